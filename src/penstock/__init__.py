@@ -1,0 +1,8 @@
+"""Penstock takes telemetry in, holds it under pressure without losing any, and turns it into tables on Spark."""
+
+from importlib.metadata import version as _version
+
+from penstock.errors import PenstockError
+
+__version__ = _version("penstock")
+__all__ = ["PenstockError", "__version__"]

@@ -1,0 +1,1 @@
+"""MOVER: L1, merges points of one series before they travel."""

@@ -1,0 +1,68 @@
+"""Every error that Penstock raises on purpose.
+
+    PenstockError
+    ├── ConfigError            a setting that makes no sense (also a ValueError)
+    ├── MissingRequirement     Java, an extra or a server that is not there, and what to do about it
+    ├── UndeclaredMetric       telemetry under a name that `penstock.telemetry` does not declare
+    └── QueueError             what both holders can say
+        ├── QueueExists        the name is taken
+        ├── QueueConflict      the queue of that name works in another mode
+        ├── QueueClosed        it takes nothing any more
+        ├── QueueFull          no room, and the policy is not to wait longer
+        ├── QueueLocked        another process has the directory
+        ├── BlockTooLarge      one block that could never fit
+        └── DiskFull           the disk has no room for a new block; what was accepted is safe
+
+Decide by type, never by text.
+"""
+
+
+class PenstockError(Exception):
+    """The root of the tree."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """A setting that makes no sense; the message names the field, the value and the bound."""
+
+
+class MissingRequirement(PenstockError):
+    """Something outside the program that it needs; the message says how to get it."""
+
+
+class UndeclaredMetric(PenstockError, KeyError):
+    """A metric name that `penstock.telemetry` does not declare."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # KeyError would show the message in quotes
+
+
+class QueueError(PenstockError):
+    """What went wrong with a queue."""
+
+
+class QueueExists(QueueError):
+    """A queue of that name exists already."""
+
+
+class QueueConflict(QueueError):
+    """The queue of that name works in another mode than the one asked for."""
+
+
+class QueueClosed(QueueError):
+    """The queue takes nothing any more."""
+
+
+class QueueFull(QueueError):
+    """There is no room and the policy is not to wait any longer."""
+
+
+class QueueLocked(QueueError):
+    """Another process holds the queue's directory."""
+
+
+class BlockTooLarge(QueueError):
+    """One block larger than the queue could ever hold."""
+
+
+class DiskFull(QueueError):
+    """The disk has no room for a new block. Everything accepted before is safe."""

@@ -1,0 +1,1 @@
+"""MOVER: from the durable queue to a destination."""

@@ -1,0 +1,1 @@
+"""What flows: points, partial aggregates, metric definitions."""

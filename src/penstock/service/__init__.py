@@ -1,0 +1,1 @@
+"""WIRING: assembles, starts and stops the stages."""

@@ -1,0 +1,1 @@
+"""HOLDER: a durable queue, memory first, disk behind it."""

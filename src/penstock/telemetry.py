@@ -1,0 +1,128 @@
+"""Our own metrics: every name, type, label and help text is declared here, and nowhere else.
+
+Hot paths keep plain integers. A component hands over a function that reads them (`Telemetry.watch`), and it is
+called when somebody scrapes, so that counting costs nothing while nobody looks.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import Metric
+
+from penstock.errors import UndeclaredMetric
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One metric as `/metrics` shows it."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()  # histograms only
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value, read when somebody scrapes. `labels` are in the order of the declaration."""
+
+    name: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+DECLARATIONS: dict[str, Declaration] = {
+    declaration.name: declaration
+    for declaration in (
+        # the pipeline at the edge
+        Declaration("penstock_points_received_total", "counter", "Points handed to L1", ("metric",)),
+        Declaration("penstock_l1_partials_total", "counter", "Merged rows that left L1", ("metric",)),
+        # segments for Spark
+        Declaration("penstock_segments_sealed_total", "counter", "Segments sealed for Spark"),
+        Declaration("penstock_segment_rows_total", "counter", "Rows in sealed segments"),
+    )
+}
+
+
+def declared(name: str, kind: Kind | None = None) -> Declaration:
+    """The declaration of `name`; UndeclaredMetric if there is none (of that kind)."""
+    declaration = DECLARATIONS.get(name)
+    if declaration is None or (kind is not None and declaration.kind != kind):
+        raise UndeclaredMetric(f"{name!r} is not declared in penstock.telemetry as {kind or 'a metric'}")
+    return declaration
+
+
+class Telemetry:
+    """The metrics of one process (or one test), rendered for Prometheus.
+
+    Threads: every method may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        # _lock guards everything below.
+        self._lock = threading.Lock()
+        self._sources: list[Callable[[], Iterable[Sample]]] = []
+        self._histograms: dict[str, Histogram] = {}
+        self.registry.register(_Watched(self))
+
+    def watch(self, source: Callable[[], Iterable[Sample]]) -> Callable[[], None]:
+        """Ask `source` for its samples at every scrape; call what is returned to stop asking."""
+        with self._lock:
+            self._sources.append(source)
+
+        def unwatch() -> None:
+            with self._lock:
+                if source in self._sources:
+                    self._sources.remove(source)
+
+        return unwatch
+
+    def histogram(self, name: str) -> Histogram:
+        """The one histogram of that name."""
+        declaration = declared(name, "histogram")
+        with self._lock:
+            if name not in self._histograms:
+                self._histograms[name] = Histogram(
+                    name,
+                    declaration.help,
+                    declaration.labels,
+                    registry=self.registry,
+                    buckets=declaration.buckets or Histogram.DEFAULT_BUCKETS,
+                )
+            return self._histograms[name]
+
+    def samples(self) -> list[Sample]:
+        """What every watched source says now."""
+        with self._lock:
+            sources = list(self._sources)
+        return [sample for source in sources for sample in source()]
+
+    def render(self) -> bytes:
+        """The text that `/metrics` serves."""
+        return generate_latest(self.registry)
+
+
+class _Watched:
+    """Turns samples into Prometheus families; samples of one name and labels from several sources add up."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, dict[tuple[str, ...], float]] = {}
+        for sample in self._telemetry.samples():
+            values = families.setdefault(sample.name, {})
+            values[sample.labels] = values.get(sample.labels, 0.0) + sample.value
+        for name, values in families.items():
+            declaration = declared(name)
+            family = Metric(name.removesuffix("_total"), declaration.help, declaration.kind)
+            for labels, value in values.items():
+                family.add_sample(name, dict(zip(declaration.labels, labels, strict=True)), value)
+            yield family

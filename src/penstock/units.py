@@ -1,0 +1,54 @@
+"""`512Mi` and `30s`: how people write sizes and durations, parsed at the edge and nowhere else."""
+
+import math
+import re
+
+from penstock.errors import ConfigError
+
+_SIZES = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "ki": 2**10, "kib": 2**10, "mi": 2**20, "mib": 2**20, "gi": 2**30, "gib": 2**30, "ti": 2**40, "tib": 2**40,
+}  # fmt: skip
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Zµ]*)\s*")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|µs|ms|s|m|h|d)")
+
+
+def parse_bytes(value: int | str, field: str) -> int:
+    """Bytes from an int or a string like `512Mi`, `256Ki`, `1Gi`, `10MB`. `field` names it in the error."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ConfigError(f"{field} must be a size like 1048576 or '512Mi', got {value!r}")
+    if isinstance(value, int):
+        if value < 0:
+            raise ConfigError(f"{field} must be >= 0 bytes, got {value}")
+        return value
+    match = _NUMBER.fullmatch(value)
+    factor = _SIZES.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(f"{field} must be a size like 1048576 or '512Mi' (Ki, Mi, Gi, Ti), got {value!r}")
+    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def parse_duration(value: float | str, field: str) -> float:
+    """Seconds from a number or a string like `30s`, `5m`, `1m30s`, `250ms`. `field` names it in the error."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ConfigError(f"{field} must be a duration like 30 or '30s', got {value!r}")
+    if isinstance(value, str):
+        text = value.strip()
+        parts = _DURATION.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            raise ConfigError(f"{field} must be a duration like '30s', '5m' or '1m30s', got {value!r}")
+        return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{field} must be a finite number of seconds >= 0, got {value}")
+    return float(value)
+
+
+def format_bytes(count: float) -> str:
+    """`1.5 GiB` for people to read."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

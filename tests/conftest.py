@@ -1,0 +1,49 @@
+"""What every test may ask for: real servers, and a skip (in CI a failure) where one cannot be had."""
+
+import os
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from penstock.errors import MissingRequirement
+from tests.servers import PostgreSQL, RabbitMQ
+
+
+def _missing(error: MissingRequirement) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI must have every server: {error}")
+    pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def shared_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    """One broker for all tests that do not kill it."""
+    try:
+        broker = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
+    except MissingRequirement as error:
+        _missing(error)
+    with broker:
+        yield broker
+
+
+@pytest.fixture
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    """A broker of the test's own, to be killed and restarted."""
+    try:
+        broker = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
+    except MissingRequirement as error:
+        _missing(error)
+    with broker:
+        yield broker
+
+
+@pytest.fixture
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
+    """A database of the test's own, to be killed and restarted."""
+    try:
+        database = PostgreSQL(tmp_path_factory.mktemp("postgres"))
+    except MissingRequirement as error:
+        _missing(error)
+    with database:
+        yield database
