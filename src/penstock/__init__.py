@@ -2,7 +2,34 @@
 
 from importlib.metadata import version as _version
 
+from penstock.batch import (
+    BatchQueue,
+    BatchQueueConfig,
+    BatchQueueManager,
+    BatchQueueStats,
+    BufferStrategy,
+    DrainBalancer,
+    HandlerConsumer,
+    PartitionPolicy,
+    PartitionSelector,
+    ThreadPolicy,
+    queues,
+)
 from penstock.errors import PenstockError
 
 __version__ = _version("penstock")
-__all__ = ["PenstockError", "__version__"]
+__all__ = [
+    "BatchQueue",
+    "BatchQueueConfig",
+    "BatchQueueManager",
+    "BatchQueueStats",
+    "BufferStrategy",
+    "DrainBalancer",
+    "HandlerConsumer",
+    "PartitionPolicy",
+    "PartitionSelector",
+    "PenstockError",
+    "ThreadPolicy",
+    "__version__",
+    "queues",
+]

@@ -8,6 +8,7 @@
         ├── QueueExists        the name is taken
         ├── QueueConflict      the queue of that name works in another mode
         ├── QueueClosed        it takes nothing any more
+        ├── NoHandler          nobody is registered for items of this type
         ├── QueueFull          no room, and the policy is not to wait longer
         ├── QueueLocked        another process has the directory
         ├── BlockTooLarge      one block that could never fit
@@ -50,6 +51,10 @@ class QueueConflict(QueueError):
 
 class QueueClosed(QueueError):
     """The queue takes nothing any more."""
+
+
+class NoHandler(QueueError):
+    """Nobody is registered for items of this type."""
 
 
 class QueueFull(QueueError):

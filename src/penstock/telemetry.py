@@ -43,6 +43,32 @@ DECLARATIONS: dict[str, Declaration] = {
         # the pipeline at the edge
         Declaration("penstock_points_received_total", "counter", "Points handed to L1", ("metric",)),
         Declaration("penstock_l1_partials_total", "counter", "Merged rows that left L1", ("metric",)),
+        # the batch queue
+        Declaration("penstock_batch_queue_used", "gauge", "Items held", ("queue",)),
+        Declaration("penstock_batch_queue_capacity", "gauge", "Items that all partitions may hold", ("queue",)),
+        Declaration("penstock_batch_queue_used_percentage", "gauge", "Items held of those allowed, 0-100", ("queue",)),
+        Declaration(
+            "penstock_batch_queue_fullest_partition_percentage", "gauge", "Its fullest partition, 0-100", ("queue",)
+        ),
+        Declaration("penstock_batch_queue_used_bytes", "gauge", "Bytes held, where they are limited", ("queue",)),
+        Declaration("penstock_batch_queue_partitions", "gauge", "Partitions", ("queue",)),
+        Declaration("penstock_batch_queue_rebalances_total", "counter", "Times partitions changed threads", ("queue",)),
+        Declaration(
+            "penstock_batch_queue_batches_total", "counter", "Batches of up to so many items", ("queue", "size")
+        ),
+        Declaration(
+            "penstock_batch_queue_thread_items_total", "counter", "Items a thread drained", ("queue", "thread")
+        ),
+        Declaration(
+            "penstock_batch_queue_thread_busy_seconds_total", "counter", "Seconds in handlers", ("queue", "thread")
+        ),
+        Declaration("penstock_batch_queue_produced_total", "counter", "Items accepted", ("queue", "type")),
+        Declaration("penstock_batch_queue_consumed_total", "counter", "Items handled", ("queue", "type")),
+        Declaration("penstock_batch_queue_dropped_total", "counter", "Items turned away", ("queue", "type")),
+        Declaration("penstock_batch_queue_errors_total", "counter", "Items in failed batches", ("queue", "type")),
+        Declaration(
+            "penstock_batch_queue_unregistered_total", "counter", "Items drained without a handler", ("queue", "type")
+        ),
         # segments for Spark
         Declaration("penstock_segments_sealed_total", "counter", "Segments sealed for Spark"),
         Declaration("penstock_segment_rows_total", "counter", "Rows in sealed segments"),
