@@ -15,7 +15,18 @@ from penstock.batch import (
     ThreadPolicy,
     queues,
 )
-from penstock.errors import PenstockError
+from penstock.errors import (
+    BlockTooLarge,
+    ConfigError,
+    DiskFailed,
+    DiskFull,
+    PenstockError,
+    QueueClosed,
+    QueueExists,
+    QueueFull,
+    QueueLocked,
+)
+from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, MemoryQueue
 
 __version__ = _version("penstock")
 __all__ = [
@@ -23,12 +34,26 @@ __all__ = [
     "BatchQueueConfig",
     "BatchQueueManager",
     "BatchQueueStats",
+    "BlockTooLarge",
     "BufferStrategy",
+    "ConfigError",
+    "DiskFailed",
+    "DiskFull",
     "DrainBalancer",
+    "Durability",
+    "FastQueue",
+    "FastQueueConfig",
+    "FullBehavior",
     "HandlerConsumer",
+    "Lease",
+    "MemoryQueue",
     "PartitionPolicy",
     "PartitionSelector",
     "PenstockError",
+    "QueueClosed",
+    "QueueExists",
+    "QueueFull",
+    "QueueLocked",
     "ThreadPolicy",
     "__version__",
     "queues",

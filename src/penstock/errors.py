@@ -12,7 +12,8 @@
         ├── QueueFull          no room, and the policy is not to wait longer
         ├── QueueLocked        another process has the directory
         ├── BlockTooLarge      one block that could never fit
-        └── DiskFull           the disk has no room for a new block; what was accepted is safe
+        ├── DiskFull           the disk has no room for a new block; what was accepted is safe
+        └── DiskFailed         the disk failed a write or a sync; what was accepted before is safe
 
 Decide by type, never by text.
 """
@@ -71,3 +72,7 @@ class BlockTooLarge(QueueError):
 
 class DiskFull(QueueError):
     """The disk has no room for a new block. Everything accepted before is safe."""
+
+
+class DiskFailed(QueueError):
+    """The disk failed a write or a sync of a new block. Everything accepted before is safe."""
