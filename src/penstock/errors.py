@@ -4,6 +4,7 @@
     ├── ConfigError            a setting that makes no sense (also a ValueError)
     ├── MissingRequirement     Java, an extra or a server that is not there, and what to do about it
     ├── UndeclaredMetric       telemetry under a name that `penstock.telemetry` does not declare
+    ├── BrokerError            the broker, or the way to it, refused what we need
     └── QueueError             what both holders can say
         ├── QueueExists        the name is taken
         ├── QueueConflict      the queue of that name works in another mode
@@ -36,6 +37,10 @@ class UndeclaredMetric(PenstockError, KeyError):
 
     def __str__(self) -> str:
         return Exception.__str__(self)  # KeyError would show the message in quotes
+
+
+class BrokerError(PenstockError):
+    """The broker, or the way to it, refused what we need; the message says what and why, and holds no secret."""
 
 
 class QueueError(PenstockError):
