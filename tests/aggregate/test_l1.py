@@ -88,7 +88,7 @@ def test_what_the_queue_refuses_stays_and_is_handed_over_merged_once_there_is_ro
 
 def test_closing_hands_over_everything_that_was_accepted_of_every_metric() -> None:
     downstream = Downstream()
-    queue = BatchQueue[Chunk]("l1-close", BatchQueueConfig(threads=ThreadPolicy.fixed(2)))
+    queue = BatchQueue("l1-close", BatchQueueConfig(threads=ThreadPolicy.fixed(2)))
     l1 = L1(queue, downstream.push, flush_interval=3600.0)
     for _ in range(100):
         assert l1.produce(points(Cpu, 7))
@@ -102,7 +102,7 @@ def test_closing_hands_over_everything_that_was_accepted_of_every_metric() -> No
 
 def test_a_scrape_shows_points_in_and_rows_out_by_metric() -> None:
     downstream = Downstream()
-    queue = BatchQueue[Chunk]("l1-scrape", BatchQueueConfig(threads=ThreadPolicy.fixed(1)))
+    queue = BatchQueue("l1-scrape", BatchQueueConfig(threads=ThreadPolicy.fixed(1)))
     l1 = L1(queue, downstream.push)
     telemetry = Telemetry()
     telemetry.watch(l1.samples)

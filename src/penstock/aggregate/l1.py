@@ -33,7 +33,7 @@ class L1:
 
     def __init__(
         self,
-        queue: BatchQueue[Chunk],
+        queue: BatchQueue,
         push: Callable[[bytes], object],
         *,
         flush_interval: float = FLUSH_INTERVAL,

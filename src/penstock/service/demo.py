@@ -19,7 +19,6 @@ from penstock.batch import BatchQueue, BatchQueueConfig, PartitionPolicy, Thread
 from penstock.errors import ConfigError
 from penstock.export.segments import SegmentWriter
 from penstock.model.level import Level
-from penstock.model.point import Chunk
 from penstock.service.generator import Day, generate
 from penstock.spark.tables import Tables
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
@@ -49,6 +48,7 @@ class Outcome:
     partials: int
     segments: int
     seconds: float
+    spark_seconds: float  # of those, until Spark's session was up
     problems: list[str]
 
 
@@ -74,7 +74,7 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
     progress = Progress()
     generated: Counter[str] = Counter()
     queue = FastQueue(folder / "queue", FastQueueConfig(durability=Durability.DISK, full_behavior=FullBehavior.BLOCK))
-    batch = BatchQueue[Chunk](
+    batch = BatchQueue(
         "l1", BatchQueueConfig(threads=ThreadPolicy.cpu_cores(1.0), partitions=PartitionPolicy.adaptive())
     )
     l1 = L1(batch, queue.push)
@@ -92,6 +92,9 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
         queue.close()
         progress.fed = True
 
+    def start_spark() -> tuple[Any, float]:
+        return start_session(), time.monotonic() - began
+
     def draw() -> None:
         progress.partials, progress.segments = writer.rows, writer.segments
         show(progress)
@@ -105,9 +108,9 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
                 task.result()  # raises what went wrong in it
 
         with _stderr_to(folder / "spark.log"):  # Java inherits it, and keeps it
-            feeding, starting = pool.submit(feed), pool.submit(start_session)
+            feeding, starting = pool.submit(feed), pool.submit(start_spark)
             watch(feeding, starting)
-        spark = starting.result()
+        spark, spark_seconds = starting.result()
         try:
             progress.spark = "working"
             query = start_job(spark, folder / "segments", tables, folder / "checkpoint")
@@ -118,9 +121,8 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
     progress.spark = "done"
     draw()
     seconds = time.monotonic() - began
-    return Outcome(
-        folder, tables, dict(generated), writer.rows, writer.segments, seconds, differences(tables, generated)
-    )
+    problems = differences(tables, generated)
+    return Outcome(folder, tables, dict(generated), writer.rows, writer.segments, seconds, spark_seconds, problems)
 
 
 @contextmanager

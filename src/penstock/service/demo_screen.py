@@ -1,5 +1,8 @@
 """What `penstock demo` shows: live progress while it runs, a summary at the end."""
 
+import json
+import os
+import sys
 from datetime import datetime
 from typing import Any
 
@@ -58,16 +61,16 @@ def summary(console: Console, outcome: demo.Outcome) -> None:
     console.print()
     console.print(_tables(outcome))
     console.print(_top_n(outcome))
-    console.print("[bold]checkout, POST /orders: mean duration by hour, ms[/bold] (the peak is a bad deployment)")
+    console.print(f"[bold]{_label(SICK)}: mean duration by hour, ms[/bold] (the peak is a bad deployment)")
     console.print(Text.from_ansi(_plot(outcome, min(console.width, 100))))
     console.print(_account(outcome))
 
 
 def _tables(outcome: demo.Outcome) -> Table:
-    table = Table(title="Tables", title_justify="left")
+    table = Table(title="Tables", title_justify="left", padding=(0, 0, 0, 1))
     table.add_column("table")
-    for column in ("rows", "points", "on disk", "newest bucket", "mean", "max", "per minute"):
-        table.add_column(column, justify="right")
+    for column in ("rows", "points", "on disk", "newest bucket", "mean ms", "max ms", "per min"):
+        table.add_column(column, justify="right", no_wrap=True)
     for level in Level:
         rows = outcome.tables.read(level)
         newest = _of_sick(rows)[-1]
@@ -77,11 +80,11 @@ def _tables(outcome: demo.Outcome) -> Table:
             f"{pc.sum(rows['count']).as_py():,}",
             format_bytes(outcome.tables.size_bytes(level.value)),
             f"{newest['bucket']:%d %b %H:%M}",
-            f"{newest['avg']:.1f} ms",
-            f"{newest['max']:.1f} ms",
+            f"{newest['avg']:.1f}",
+            f"{newest['max']:.1f}",
             f"{newest['cpm']:.2f}",
         )
-    table.caption = f"values: {DURATION} of checkout, POST /orders"
+    table.caption = f"values: {DURATION} of {_label(SICK)}"
     return table
 
 
@@ -94,8 +97,14 @@ def _top_n(outcome: demo.Outcome) -> Table:
     table.add_column("max", justify="right")
     for row in rows:
         if row["bucket"] == worst:
-            table.add_row(row["metric"], row["entity"], f"{row['max']:.2f}")
+            table.add_row(row["metric"], _label(row["entity"]), f"{row['max']:.2f}")
     return table
+
+
+def _label(entity: str) -> str:
+    """An entity for people: its labels' values, the service first."""
+    labels = json.loads(entity)
+    return ", ".join([labels.pop("service"), *labels.values()])
 
 
 def _of_sick(rows: Any) -> list[dict[str, Any]]:
@@ -118,19 +127,23 @@ def _account(outcome: demo.Outcome) -> Panel:
     generated = sum(outcome.generated.values())
     if outcome.problems:
         return Panel("\n".join(outcome.problems), title="NOT every point is accounted for", border_style="red")
-    here = outcome.folder
+    here, command = outcome.folder, os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "penstock"
     lines = [
-        f"[bold]{generated:,} points generated = {generated:,} points in the minute, the hour and the day table[/bold]",
-        f"merged to {outcome.partials:,} rows at the edge ({generated / outcome.partials:.1f} points a row), "
-        f"sealed in {outcome.segments} segments; top-n checked against the minute table",
-        f"{outcome.seconds:.1f} s in all, most of it Java starting",
+        f"[bold]{generated:,} points generated = {generated:,} points in each table[/bold]",
+        f"(minute, hour and day), merged to {outcome.partials:,} rows at the edge",
+        f"({generated / outcome.partials:.1f} points a row) and sealed in {outcome.segments} segments.",
+        "The top-n table is that of the minute table.",
+        f"{outcome.seconds:.0f} s in all; Spark was up after {outcome.spark_seconds:.0f} s.",
         "",
-        f"tables    {here}/tables/{{minute,hour,day,top_n}}  (Delta: Spark, DuckDB, Polars and pandas read them)",
-        f"segments  {here}/segments      queue  {here}/queue      Spark's log  {here}/spark.log",
+        f"tables       {here}/tables/{{minute,hour,day,top_n}}",
+        "             (Delta: Spark, DuckDB, Polars and pandas read them)",
+        f"segments     {here}/segments",
+        f"queue        {here}/queue",
+        f"Spark's log  {here}/spark.log",
         "",
         "[bold]Try next[/bold]",
-        "  penstock demo --points 5000000",
-        f"  python -c \"from deltalake import DeltaTable as T; print(T('{here}/tables/hour').to_pyarrow_table())\"",
-        "  penstock doctor",
+        f"  {command} demo --points 5000000",
+        f"  {command} queue inspect {here}/queue",
+        f"  {command} doctor",
     ]
     return Panel("\n".join(lines), title="Every point is accounted for", border_style="green", expand=False)
