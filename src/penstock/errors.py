@@ -5,6 +5,7 @@
     ├── MissingRequirement     Java, an extra or a server that is not there, and what to do about it
     ├── UndeclaredMetric       telemetry under a name that `penstock.telemetry` does not declare
     ├── BrokerError            the broker, or the way to it, refused what we need
+    ├── TableConflict          a batch that does not follow what a table holds: adding it would lose or repeat points
     └── QueueError             what both holders can say
         ├── QueueExists        the name is taken
         ├── QueueConflict      the queue of that name works in another mode
@@ -41,6 +42,10 @@ class UndeclaredMetric(PenstockError, KeyError):
 
 class BrokerError(PenstockError):
     """The broker, or the way to it, refused what we need; the message says what and why, and holds no secret."""
+
+
+class TableConflict(PenstockError):
+    """A batch that does not follow what a table holds; the message says how the two can be reconciled."""
 
 
 class QueueError(PenstockError):

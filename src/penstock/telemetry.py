@@ -72,6 +72,7 @@ DECLARATIONS: dict[str, Declaration] = {
         # the pipeline at the edge
         Declaration("penstock_points_received_total", "counter", "Points handed to L1", ("metric",)),
         Declaration("penstock_l1_partials_total", "counter", "Merged rows that left L1", ("metric",)),
+        Declaration("penstock_points_not_numbers_total", "counter", "NaN and infinite points left out", ("metric",)),
         # the batch queue
         Declaration("penstock_batch_queue_used", "gauge", "Items held", ("queue",)),
         Declaration("penstock_batch_queue_capacity", "gauge", "Items that all partitions may hold", ("queue",)),
