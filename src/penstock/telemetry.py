@@ -242,7 +242,9 @@ class _Watched:
             values[sample.labels] = values.get(sample.labels, 0.0) + sample.value
         for name, values in families.items():
             declaration = declared(name)
-            family = Metric(name.removesuffix("_total"), declaration.help, declaration.kind)
+            # A counter without "_total" is named as its users know it; the format calls such a family untyped.
+            untyped = declaration.kind == "counter" and not name.endswith("_total")
+            family = Metric(name.removesuffix("_total"), declaration.help, "unknown" if untyped else declaration.kind)
             for names, value in values.items():
                 family.add_sample(name, dict(zip(declaration.labels, names, strict=True)), value)
             yield family

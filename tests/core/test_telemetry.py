@@ -31,6 +31,15 @@ def test_samples_of_one_name_and_labels_from_several_sources_add_up() -> None:
     assert values(watched.render()) == {("penstock_segments_sealed_total", ()): 6}
 
 
+def test_type_lines_name_the_very_metric_that_follows() -> None:
+    watched = Telemetry()
+    watched.watch(lambda: [Sample("penstock_fastqueue_chunk_rotations", 3), Sample("penstock_queue_push_total", 1)])
+
+    lines = watched.render().decode().splitlines()
+    assert "# TYPE penstock_fastqueue_chunk_rotations untyped" in lines
+    assert "# TYPE penstock_queue_push_total counter" in lines
+
+
 def test_a_source_that_is_no_longer_watched_is_silent() -> None:
     watched = Telemetry()
     unwatch = watched.watch(lambda: [Sample("penstock_segments_sealed_total", 3)])
