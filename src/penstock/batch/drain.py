@@ -6,7 +6,8 @@ the partition on when it comes to it, at the latest after the cycle it is in.
 """
 
 import logging
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -40,7 +41,7 @@ class DrainTask:
     ) -> None:
         self.index = index
         self.partitions: tuple[Partition, ...] = ()  # replaced under the queue's lock
-        self.calls_idle = False
+        self.idle_partitions: tuple[Partition, ...] = ()  # those of them with handlers to call; replaced likewise
         self.drained = 0
         self.seconds = 0.0
         self.batches = [0] * (len(SIZE_CLASSES) + 1)
@@ -54,6 +55,10 @@ class DrainTask:
         self._on_quiet = on_quiet
         self._on_cycle = on_cycle
         self._epoch = 0
+
+    @property
+    def calls_idle(self) -> bool:
+        return bool(self.idle_partitions)
 
     def submit(self, partition: Partition) -> None:
         """Have `partition`, whose token the caller took, drained."""
@@ -81,19 +86,23 @@ class DrainTask:
         else:
             first.owner.submit(first)
             return
-        had_data = False
+        if not mine:
+            return
+        started = self._clock.monotonic()
         try:
             had_data = self._drain_together(mine) if len(mine) > 1 else self._drain_alone(mine[0])
         finally:
-            for partition in mine:
-                self._release(partition)
             now = self._clock.monotonic()
-            if had_data:
-                self.pace.had_data(now)
-            if self.calls_idle and self.pace.is_late(now):
-                self.idle(now, absent_only=True)
-            if self._on_cycle is not None:
-                self._on_cycle(now)
+            self.seconds += now - started
+            for partition in mine:
+                partition.seconds += (now - started) / len(mine)
+                self._release(partition)
+        if had_data:
+            self.pace.had_data(now)
+        if self.idle_partitions and self.pace.is_late(now):
+            self.idle(now, absent_only=True)
+        if self._on_cycle is not None:
+            self._on_cycle(now)
 
     def _all_ready(self, first: Partition) -> list[Partition]:
         mine = []
@@ -112,13 +121,16 @@ class DrainTask:
 
     def _drain_alone(self, partition: Partition) -> bool:
         had_data = False
-        behind = self.calls_idle and partition.idle_epoch != self._epoch
         for lane in partition.lanes:
             if lane.items:
                 had_data = True
                 batch = self._take(lane, self._max_batch)
-                self._dispatch(lane.registration, batch, [(lane, len(batch))])
-        if behind and had_data:
+                error = self._dispatch(lane.registration, batch)
+                if error is None:
+                    lane.consumed += len(batch)
+                else:
+                    self._failed(lane.registration, batch, ((lane, len(batch)),), error)
+        if had_data and self.idle_partitions and partition.idle_epoch != self._epoch:
             self._call_idle_of(partition, absent_only=True)
         return had_data
 
@@ -135,7 +147,12 @@ class DrainTask:
                         batch += taken
                         parts.append((lane, len(taken)))
         for registration, (batch, parts) in gathered.items():
-            self._dispatch(registration, batch, parts)
+            error = self._dispatch(registration, batch)
+            if error is not None:
+                self._failed(registration, batch, parts, error)
+                continue
+            for lane, count in parts:
+                lane.consumed += count
         return bool(gathered)
 
     def _take(self, lane: Lane, limit: int | None) -> list[Any]:
@@ -160,43 +177,39 @@ class DrainTask:
         if partition.has_items() or partition.closed != was_closed:
             rouse(partition.asleep)
 
-    def _dispatch(self, registration: Registration, batch: list[Any], parts: list[tuple[Lane, int]]) -> None:
+    def _dispatch(self, registration: Registration, batch: list[Any]) -> BaseException | None:
+        """Have the batch consumed; what went wrong, if anything did."""
         count = len(batch)
         self.drained += count
-        self.batches[_size_class(count)] += 1
-        consume = registration.consume
-        gate = registration.gate
-        started = self._clock.monotonic()
+        self.batches[bisect_left(SIZE_CLASSES, count)] += 1
+        consume, gate = registration.consume, registration.gate
+        if consume is None:
+            return NoHandler(f"no handler for {registration.type.__qualname__} in queue {self._queue_name!r}")
         if gate is not None:
             gate.enter()
         try:
-            if consume is None:
-                raise NoHandler(f"no handler for {registration.type.__qualname__} in queue {self._queue_name!r}")
             consume(batch)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
-            for lane, part in parts:
-                if consume is None:
-                    lane.unregistered += part
-                else:
-                    lane.errors += part
-            self._report(registration, batch, error)
-        else:
-            for lane, part in parts:
-                lane.consumed += part
+            return error
         finally:
             if gate is not None:
                 gate.leave()
-            spent = self._clock.monotonic() - started
-            self.seconds += spent
-            for lane, part in parts:
-                lane.partition.seconds += spent * part / count
+        return None
 
-    def _report(self, registration: Registration, batch: list[Any], error: BaseException) -> None:
-        if isinstance(error, NoHandler):
-            if not registration.unregistered_logged:
-                registration.unregistered_logged = True
-                log.warning("Dropping items without a handler. queue=%s type=%s", self._queue_name, registration.type)
-        elif self._error_handler is None:
+    def _failed(
+        self, registration: Registration, batch: list[Any], parts: Sequence[tuple[Lane, int]], error: BaseException
+    ) -> None:
+        """Count the batch, and hand it to the error handler."""
+        unregistered = isinstance(error, NoHandler) and registration.consume is None
+        for lane, count in parts:
+            if unregistered:
+                lane.unregistered += count
+            else:
+                lane.errors += count
+        if unregistered and not registration.unregistered_logged:
+            registration.unregistered_logged = True
+            log.warning("Dropping items without a handler. queue=%s type=%s", self._queue_name, registration.type)
+        elif not unregistered and self._error_handler is None:
             log.error(
                 "Handler failed. queue=%s type=%s items=%d",
                 self._queue_name, registration.type, len(batch), exc_info=error,
@@ -208,17 +221,15 @@ class DrainTask:
     def idle(self, now: float, *, absent_only: bool = False) -> None:
         """Call `on_idle` of the handlers whose partitions nobody drains just now."""
         self._epoch += 1
-        for partition in self.partitions:
-            if partition.owner is not self or not partition.calls_idle:
+        for partition in self.idle_partitions:
+            if partition.owner is not self:
                 continue
             try:
                 partition.asleep.pop()
             except IndexError:
                 continue  # it has data: its next cycle sees to those of its handlers that got none
-            try:
-                self._call_idle_of(partition, absent_only=absent_only)
-            finally:
-                self._release(partition)
+            self._call_idle_of(partition, absent_only=absent_only)
+            self._release(partition)
         self.pace.was_called(now)
 
     def _call_idle_of(self, partition: Partition, *, absent_only: bool) -> None:
@@ -263,10 +274,3 @@ def report_batch(handler: ErrorHandler | None, queue_name: str, batch: list[Any]
         handler(batch, error)
     except BaseException:  # whatever it raises, the drain thread must go on
         log.exception("Error handler failed. queue=%s items=%d", queue_name, len(batch))
-
-
-def _size_class(count: int) -> int:
-    for index, bound in enumerate(SIZE_CLASSES):
-        if count <= bound:
-            return index
-    return len(SIZE_CLASSES)

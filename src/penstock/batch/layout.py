@@ -148,9 +148,9 @@ class Layout:
             self._refresh_task_locked(partition.owner)
 
     def _refresh_task_locked(self, task: DrainTask) -> None:
-        calls = any(partition.calls_idle for partition in task.partitions)
-        if calls != task.calls_idle:
-            task.calls_idle = calls
+        before = task.idle_partitions
+        task.idle_partitions = tuple(partition for partition in task.partitions if partition.calls_idle)
+        if bool(before) != bool(task.idle_partitions):
             task.nudge()
 
     def loads(self, measure: Callable[[Partition], float]) -> tuple[list[float], list[int]]:

@@ -30,7 +30,7 @@ from penstock.batch.waiting import Waiter
 if TYPE_CHECKING:
     from penstock.batch.drain import DrainTask
 
-CREDITS = 256  # slots handed out at a time: the lock is then taken once for so many single items
+CREDITS = 1024  # slots handed out at a time: the lock is then taken once for so many single items
 _TOKENS = (None,) * CREDITS
 
 Route = tuple["deque[None]", list[Any], "list[Partition]"]  # what `produce` needs of a lane: credits, items, asleep
@@ -137,28 +137,31 @@ class Partition:
 
     def _grant_locked(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, start: int) -> int:
         """Append from `items[start:]` what fits; how many that were."""
-        wanted = len(items) - start
-        count = min(wanted, self._spare)
-        if sizes is not None and self.byte_capacity is not None:
-            fits = 0
-            for size in sizes[start : start + count]:
-                if self._bytes + size > self.byte_capacity:
-                    break
-                self._bytes += size
-                fits += 1
-            count = fits
+        count = wanted = len(items) - start
+        if sizes is not None:
+            count = self._fitting_locked(sizes, start, min(wanted, self._spare))
             lane.sizes.extend(sizes[start : start + count])
             self._spare -= count
-        else:
-            self._spare -= count
-            while count < wanted and self._uncredit_locked():
-                count += 1
-            credit = min(self._spare, CREDITS - len(self.credits))
-            if credit > 0:
+        elif wanted <= self._spare:
+            self._spare -= wanted
+            if wanted == 1 and (credit := min(self._spare, CREDITS - len(self.credits))) > 0:
                 self._spare -= credit
                 self.credits.extend(_TOKENS[:credit])
+        else:
+            count, self._spare = self._spare, 0
+            while count < wanted and self._uncredit_locked():
+                count += 1
         if count:
             lane.items.extend(items if count == len(items) else items[start : start + count])
+        return count
+
+    def _fitting_locked(self, sizes: Sequence[int], start: int, most: int) -> int:
+        """How many from `start` on fit in bytes; they count as held from now on."""
+        limit = self.byte_capacity or 0
+        count = 0
+        while count < most and self._bytes + sizes[start + count] <= limit:
+            self._bytes += sizes[start + count]
+            count += 1
         return count
 
     def _uncredit_locked(self) -> bool:
