@@ -25,7 +25,7 @@ SIZE_CLASSES = (1, 10, 100, 1_000, 10_000)  # batches are counted by size: up to
 class DrainTask:
     """Drains the partitions it owns and hands their items to the handlers.
 
-    Threads: `submit` and `nudge` from any thread, the rest from the one thread that runs the task at the time.
+    Threads: `inbox`, `submit` and `nudge` from any thread, the rest from the one that runs the task at the time.
     """
 
     def __init__(
@@ -60,9 +60,17 @@ class DrainTask:
     def calls_idle(self) -> bool:
         return bool(self.idle_partitions)
 
+    def inbox(self) -> "SimpleQueue[Partition | None]":
+        """Where partitions are put, with their token, to be drained."""
+        return self.ready
+
     def submit(self, partition: Partition) -> None:
-        """Have `partition`, whose token the caller took, drained."""
-        self.ready.put(partition)
+        """Have `partition`, whose token the caller has, drained."""
+        self.inbox().put(partition)
+
+    def run(self, partition: Partition) -> None:
+        """Drain what came through the inbox."""
+        self.cycle(partition)
 
     def nudge(self) -> None:
         """Have the thread look at its settings again."""
@@ -244,12 +252,16 @@ class DrainTask:
 
 
 def rouse(asleep: list[Partition]) -> None:
-    """Have the partition drained whose token this is, unless somebody else got there first."""
+    """Have the partition drained whose token this is, unless somebody else gets there first.
+
+    The token goes from one place to the other within one call into C: a signal handler that raises (Ctrl-C) between
+    two calls would otherwise leave it nowhere, and the partition without anybody who drains it.
+    """
     try:
-        partition = asleep.pop()
+        inbox = asleep[0].owner.inbox()
+        any(map(inbox.put, iter(asleep.pop, None)))
     except IndexError:
-        return
-    partition.owner.submit(partition)
+        pass  # the token is gone, by us or by somebody else
 
 
 def call_on_idle(registration: Registration, queue_name: str) -> None:

@@ -9,6 +9,7 @@ from penstock.batch.drain import DrainTask
 from penstock.batch.gate import Gate
 from penstock.batch.partition import Lane, Partition, Registration, Route
 from penstock.batch.selector import stable_hash
+from penstock.errors import QueueClosed
 
 
 class Layout:
@@ -31,6 +32,7 @@ class Layout:
         self.lock = threading.Lock()
         self.registrations: dict[type, Registration] = {}
         self.partitions: tuple[Partition, ...] = ()
+        self._frozen = False
         self._lanes: dict[type, Lane] = {}
         self._grow_locked(partitions)
         if config.consumer is not None:
@@ -102,6 +104,8 @@ class Layout:
     def register(self, kind: type, handler: Handler, weight: float) -> None:
         """Put `handler` in charge of `kind`, growing the partitions if they are adaptive."""
         with self.lock:
+            if self._frozen:
+                raise QueueClosed("a closed queue takes no handlers")
             registration = self._registration_locked(kind)
             registration.weight = weight
             registration.consume, registration.on_idle = callbacks(handler)
@@ -129,6 +133,12 @@ class Layout:
             for lane in registration.lanes:
                 self._refresh_idle_locked(lane.partition)
             return True
+
+    def freeze(self) -> int:
+        """Let nothing grow any more; how many partitions there are for good."""
+        with self.lock:
+            self._frozen = True
+            return len(self.partitions)
 
     # Owners
 

@@ -192,8 +192,9 @@ class Partition:
             batch = items[:count]
             del items[:count]
             if self.byte_capacity is not None:
-                self._bytes -= sum(lane.sizes[:count])
                 del lane.sizes[:count]
+                # Summed anew, so that a producer interrupted between counting and appending leaves no trace.
+                self._bytes = sum(sum(other.sizes) for other in self.lanes if other.items)
             lane.taken += count
             self._spare += count
             woken = self._serve_locked() if self._waiters else []
@@ -214,15 +215,15 @@ class Partition:
 
     # The closing queue
 
-    def close_gate(self) -> list[Waiter]:
-        """Let nothing in any more; those who waited are to be woken, and will find that they got nothing more."""
+    def close_gate(self) -> None:
+        """Let nothing in any more, and wake those who wait: they will find that they got nothing more."""
         with self._lock:
             self.closed = True
             while self._uncredit_locked():
                 self._spare += 1
-            waiters = list(self._waiters)
-            self._waiters.clear()
-        return waiters
+            while self._waiters:
+                self._waiters[0].wake()
+                self._waiters.popleft()
 
     def is_quiet(self) -> bool:
         """Closed, nothing held, nobody about to append."""

@@ -131,8 +131,6 @@ class BatchQueue:
         """
         if not weight > 0:
             raise ConfigError(f"weight must be > 0, got {weight}")
-        if self._closing:
-            raise QueueClosed(f"queue {self.name!r} is closed")
         if self.config.consumer is not None:
             log.warning("The consumer takes every type: handler ignored. queue=%s type=%s", self.name, type)
             return
@@ -292,15 +290,13 @@ class BatchQueue:
     def stop_accepting(self) -> None:
         """Answer every `produce` False from now on, also those that wait; what is held is still consumed."""
         with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-            partitions = self._layout.partitions
-            self._loud = len(partitions)
-        for partition in partitions:
-            for waiter in partition.close_gate():
-                waiter.wake()
-        for partition in partitions:
+            if not self._closing:
+                self._loud = self._layout.freeze()
+                self._closing = True
+        # Also when it is closing already: the first call may have been interrupted.
+        for partition in self._layout.partitions:
+            partition.close_gate()
+        for partition in self._layout.partitions:
             rouse(partition.asleep)  # its owner will see that it is closed
 
     def close(self, timeout: float | None = None) -> bool:
