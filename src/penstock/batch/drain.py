@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, ErrorHandler
+from penstock.batch.gate import Gate
 from penstock.batch.pace import IdlePace
 from penstock.batch.partition import Lane, Partition, Registration
 from penstock.clock import Clock
@@ -133,11 +134,7 @@ class DrainTask:
             if lane.items:
                 had_data = True
                 batch = self._take(lane, self._max_batch)
-                error = self._dispatch(lane.registration, batch)
-                if error is None:
-                    lane.consumed += len(batch)
-                else:
-                    self._failed(lane.registration, batch, ((lane, len(batch)),), error)
+                self._dispatch(lane.registration, batch, ((lane, len(batch)),))
         if had_data and self.idle_partitions and partition.idle_epoch != self._epoch:
             self._call_idle_of(partition, absent_only=True)
         return had_data
@@ -155,12 +152,7 @@ class DrainTask:
                         batch += taken
                         parts.append((lane, len(taken)))
         for registration, (batch, parts) in gathered.items():
-            error = self._dispatch(registration, batch)
-            if error is not None:
-                self._failed(registration, batch, parts, error)
-                continue
-            for lane, count in parts:
-                lane.consumed += count
+            self._dispatch(registration, batch, parts)
         return bool(gathered)
 
     def _take(self, lane: Lane, limit: int | None) -> list[Any]:
@@ -185,39 +177,32 @@ class DrainTask:
         if partition.has_items() or partition.closed != was_closed:
             rouse(partition.asleep)
 
-    def _dispatch(self, registration: Registration, batch: list[Any]) -> BaseException | None:
-        """Have the batch consumed; what went wrong, if anything did."""
-        count = len(batch)
-        self.drained += count
-        self.batches[bisect_left(SIZE_CLASSES, count)] += 1
-        consume, gate = registration.consume, registration.gate
+    def _dispatch(self, registration: Registration, batch: list[Any], parts: Sequence[tuple[Lane, int]]) -> None:
+        """Have the batch consumed, of which each lane brought its part; or have the error handler get it."""
+        self.drained += len(batch)
+        self.batches[bisect_left(SIZE_CLASSES, len(batch))] += 1
+        consume = registration.consume
         if consume is None:
-            return NoHandler(f"no handler for {registration.type.__qualname__} in queue {self._queue_name!r}")
-        if gate is not None:
-            gate.enter()
-        try:
-            consume(batch)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
-            return error
-        finally:
-            if gate is not None:
-                gate.leave()
-        return None
-
-    def _failed(
-        self, registration: Registration, batch: list[Any], parts: Sequence[tuple[Lane, int]], error: BaseException
-    ) -> None:
-        """Count the batch, and hand it to the error handler."""
-        unregistered = isinstance(error, NoHandler) and registration.consume is None
-        for lane, count in parts:
-            if unregistered:
+            for lane, count in parts:
                 lane.unregistered += count
-            else:
+            self._nobody_for(registration, batch)
+        elif (error := _error_of(consume, batch, registration.gate)) is None:
+            for lane, count in parts:
+                lane.consumed += count
+        else:
+            for lane, count in parts:
                 lane.errors += count
-        if unregistered and not registration.unregistered_logged:
+            self._failed(registration, batch, error)
+
+    def _nobody_for(self, registration: Registration, batch: list[Any]) -> None:
+        if not registration.unregistered_logged:
             registration.unregistered_logged = True
             log.warning("Dropping items without a handler. queue=%s type=%s", self._queue_name, registration.type)
-        elif not unregistered and self._error_handler is None:
+        error = NoHandler(f"no handler for {registration.type.__qualname__} in queue {self._queue_name!r}")
+        report_batch(self._error_handler, self._queue_name, batch, error)
+
+    def _failed(self, registration: Registration, batch: list[Any], error: BaseException) -> None:
+        if self._error_handler is None:
             log.error(
                 "Handler failed. queue=%s type=%s items=%d",
                 self._queue_name, registration.type, len(batch), exc_info=error,
@@ -230,25 +215,32 @@ class DrainTask:
         """Call `on_idle` of the handlers whose partitions nobody drains just now."""
         self._epoch += 1
         for partition in self.idle_partitions:
+            asleep = partition.asleep
             if partition.owner is not self:
                 continue
             try:
-                partition.asleep.pop()
+                asleep.pop()
             except IndexError:
                 continue  # it has data: its next cycle sees to those of its handlers that got none
             self._call_idle_of(partition, absent_only=absent_only)
-            self._release(partition)
+            asleep.append(partition)
+            if partition.has_items() or partition.closed:
+                rouse(asleep)
         self.pace.was_called(now)
 
     def _call_idle_of(self, partition: Partition, *, absent_only: bool) -> None:
         """The caller holds the token, so `consume` of these handlers is not running (or a gate sees to it)."""
         partition.idle_epoch = self._epoch
         for lane in partition.lanes:
-            was_absent = lane.idle_mark == lane.taken
-            lane.idle_mark = lane.taken
+            registration = lane.registration
+            if absent_only:
+                was_absent, lane.idle_mark = lane.idle_mark == lane.taken, lane.taken
+                if not was_absent:
+                    continue
             # A handler that several partitions feed is called by the owner of the first of them.
-            if (was_absent or not absent_only) and lane.registration.lanes[0] is lane:
-                call_on_idle(lane.registration, self._queue_name)
+            if registration.gate is not None and registration.lanes[0] is not lane:
+                continue
+            call_on_idle(registration, self._queue_name)
 
 
 def rouse(asleep: list[Partition]) -> None:
@@ -262,6 +254,20 @@ def rouse(asleep: list[Partition]) -> None:
         any(map(inbox.put, iter(asleep.pop, None)))
     except IndexError:
         pass  # the token is gone, by us or by somebody else
+
+
+def _error_of(consume: Callable[[list[Any]], object], batch: list[Any], gate: Gate | None) -> BaseException | None:
+    """What `consume` raised, if anything."""
+    if gate is not None:
+        gate.enter()
+    try:
+        consume(batch)
+    except BaseException as error:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
+        return error
+    finally:
+        if gate is not None:
+            gate.leave()
+    return None
 
 
 def call_on_idle(registration: Registration, queue_name: str) -> None:

@@ -105,6 +105,16 @@ class Partition:
 
     # Producers
 
+    def put_all(self, lane: Lane, items: Sequence[Any]) -> bool:
+        """Append all of `items` if that is simple: there is room, nobody waits, nobody counts bytes."""
+        count = len(items)
+        with self._lock:
+            if count > self._spare or self._waiters or self.closed or self.byte_capacity is not None:
+                return False
+            self._spare -= count
+            lane.items.extend(items)
+        return True
+
     def offer(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, waiter: Waiter | None) -> int:
         """Append as many of `items` as there is room for, in order; with the rest, `waiter` stands in line.
 

@@ -196,9 +196,14 @@ class BatchQueue:
             return 0
         kind = type(batch[0])
         lane = self._layout.lane_of_type(kind) if countOf(map(type, batch), kind) == len(batch) else None
-        if lane is not None:
+        if lane is None:
+            return self._produce_mixed(batch, timeout)
+        partition = lane.partition
+        if not partition.put_all(lane, batch):
             return self._admission.admit(lane, batch, timeout)
-        return self._produce_mixed(batch, timeout)
+        if partition.asleep:
+            rouse(partition.asleep)
+        return len(batch)
 
     def _produce_mixed(self, batch: Sequence[object], timeout: float | None) -> int:
         admission, routes, lane_for = self._admission, self._routes, self._layout.lane_for

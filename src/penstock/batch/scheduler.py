@@ -61,7 +61,7 @@ class OwnTask(DrainTask):
     def _run(self) -> None:
         while not self._stopping:
             try:
-                timeout = max(0.0, self.pace.due - self._clock.monotonic()) if self.calls_idle else None
+                timeout = max(0.0, self.pace.due - self._clock.monotonic()) if self.idle_partitions else None
                 partition = self.ready.get(timeout=timeout)
             except Empty:
                 self.idle(self._clock.monotonic())
