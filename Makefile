@@ -7,7 +7,7 @@ BIN    := .venv/bin
 INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/python" || echo "$(BIN)/python -m pip install -q")
 COMPILE = $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
-.PHONY: help setup demo test test-fast lint types contract doctor lock clean
+.PHONY: bench-batch soak-batch help setup demo test test-fast lint types contract doctor lock clean
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -32,6 +32,12 @@ types: setup
 
 contract: setup
 	@$(BIN)/lint-imports
+
+bench-batch: setup  ## The batch queue against SimpleQueue and queue.Queue, in ratios
+	@$(BIN)/python -m bench.batch_queue
+
+soak-batch: setup  ## A long campaign against the batch queue's invariants
+	@$(BIN)/python -m pytest -m soak tests/batch
 
 doctor: setup  ## What this machine has, what is missing, what to do
 	@$(BIN)/penstock doctor
