@@ -31,6 +31,9 @@ class Acked:
 
     def add(self, first: int, end: int) -> int:
         """Put [first, end) into the set; how many were not in it."""
+        if first == self.low and not self._starts:  # nearly always
+            self.low = end
+            return end - first
         if first <= self.low and not self._starts:
             new = max(0, end - self.low)
             self.low += new
