@@ -159,6 +159,15 @@ class ChunkLog:
                 chunk.handle = self._files.open(self.path(chunk))
             self._writer = chunk
 
+    def doubt(self, offset: int) -> None:
+        """Sync what lies behind `offset` the next time: the process that wrote it may not have come to it."""
+        for chunk in self.chunks:
+            if chunk.end > offset:
+                if chunk.handle < 0:
+                    chunk.handle = self._files.open(self.path(chunk))
+                self._dirty.append(chunk)
+                self._names_changed = True
+
     def take_dirty(self) -> tuple[list[Chunk], bool]:
         """The chunks with writes that no sync has covered, pinned until `synced`, and whether names have changed."""
         dirty, names = self._dirty, self._names_changed

@@ -25,6 +25,11 @@ class BackwardReader:
         self._indexed_from = store.chunks.end  # all frames from here on have been put on the stack
         self._above = store.log_end  # the frame at `_indexed_from` follows this sequence
 
+    @property
+    def newest_offset(self) -> int:
+        """Where the next frame lies, as far as that is known; -1 if an older chunk would have to be looked through."""
+        return self._offsets[-1] if self._offsets else -1
+
     def appended(self, refs: list[FrameRef]) -> None:
         self._offsets.extend(ref.offset for ref in refs)
 
@@ -98,17 +103,21 @@ class FreshestBacklog(Backlog):
 
     def _appended(self, refs: list[FrameRef]) -> None:
         self._backward.appended(refs)
-        self._log_has_newer = True
 
-    _log_has_newer = True  # the log may hold blocks that are newer than those in `_ready`
+    def _read_if_newer(self) -> None:
+        """Fill `_ready` if the newest block that is not in memory may still be in the log."""
+        while not self.memory and (
+            not self._ready or self._backward.newest_offset > self._refs[self._ready[-1].sequence].offset
+        ):
+            if not self._read_log():
+                return
 
     def take(self, most: int, now: float) -> list[Lease]:
         """Lease up to `most` blocks, newest first."""
         self._wake_delayed(now)
         taken: list[Lease] = []
         while len(taken) < most:
-            if not self.memory and (self._log_has_newer or not self._ready):
-                self._read_log()
+            self._read_if_newer()
             due = max(self._due, default=-1)
             if self.memory and self.memory[-1].sequence > due:
                 lease = self.memory.pop()
@@ -130,8 +139,7 @@ class FreshestBacklog(Backlog):
 
     def peek(self, now: float) -> Lease | None:
         self._wake_delayed(now)
-        if not self.memory and (self._log_has_newer or not self._ready):
-            self._read_log()
+        self._read_if_newer()
         candidates = [source[-1] for source in (self.memory, self._ready) if source]
         if self._due and (again := self._again(max(self._due))) is not None:
             candidates.append(again)
@@ -172,11 +180,13 @@ class FreshestBacklog(Backlog):
             self._oldest.extend(found[1])
 
     def _read_log(self) -> bool:
-        self._log_has_newer = False
         found = self._correct_counts(self._backward.read())
         if found is None:
             return False
         ref, leases = found
+        is_older = bool(self._ready) and leases[0] < self._ready[-1]  # the newer frames turned out to be done with
         self._ready.extend(leases)
         self._refs.update(dict.fromkeys((lease.sequence for lease in leases), ref))
+        if is_older:
+            self._ready = deque(sorted(self._ready))
         return True

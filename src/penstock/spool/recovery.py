@@ -51,6 +51,8 @@ def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) 
     _count_tail(state, known, repair)
     state.next_sequence = max(state.next_sequence, state.log_end, state.acked.top, *(s + 1 for s in state.attempts), 0)
     state.unclean = bool(chunks.chunks) if known is None else not known.clean
+    if state.unclean and repair:
+        chunks.doubt(known.writer_offset if known is not None else 0)
     return state
 
 
