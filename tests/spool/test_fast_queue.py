@@ -19,6 +19,7 @@ from penstock import (
     QueueLocked,
 )
 from penstock.testing import FakeClock, wait_until
+from tests.spool.damage import drain
 
 Open = Callable[..., FastQueue]
 
@@ -42,13 +43,6 @@ def open_queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]
 
 def numbered(count: int, start: int = 0) -> list[bytes]:
     return [b"block %d " % i * 7 for i in range(start, start + count)]
-
-
-def drain(queue: FastQueue) -> list[bytes]:
-    blocks = []
-    while (block := queue.pop()) is not None:
-        blocks.append(block)
-    return blocks
 
 
 def test_blocks_come_out_as_they_went_in(open_queue: Open) -> None:
