@@ -13,6 +13,8 @@ from penstock.spool import frames
 from penstock.spool.files import Buffers, Files, write_all
 
 _NAME = re.compile(r"[0-9a-f]{16}")
+_LOOK = 1 << 20
+_LOOK_FRAMES = 8  # so many plausible lengths in a row are no accident
 _OPEN_CHUNKS = 16  # handles kept open; a backlog of a terabyte has two thousand chunks
 
 
@@ -38,7 +40,8 @@ class Chunk:
 class ChunkLog:
     """The chunk files of one folder. Not thread-safe: the queue's lock guards it."""
 
-    def __init__(self, files: Files, folder: str, chunk_size: int) -> None:
+    def __init__(self, files: Files, folder: str, chunk_size: int, seed_end: int | None) -> None:
+        """`seed_end`: only chunks below this offset are in the seed's format; None where nobody wrote that down."""
         self._files = files
         self._folder = folder
         self._chunk_size = chunk_size
@@ -51,7 +54,9 @@ class ChunkLog:
         self._names_changed = False
         self.rotations = 0
         for chunk in self.chunks:
-            chunk.checked, chunk.first = self._first_frame(chunk)
+            chunk.checked = chunk.start >= seed_end if seed_end is not None else not self._looks_like_seed(chunk)
+            chunk.first = self._first_sequence(chunk)
+        self.seed_end = max([0, *(chunk.end for chunk in self.chunks if not chunk.checked)])
 
     @property
     def end(self) -> int:
@@ -202,16 +207,25 @@ class ChunkLog:
                 self._files.close(chunk.handle)
                 chunk.handle = -1
 
-    def _first_frame(self, chunk: Chunk) -> tuple[bool, int | None]:
-        """Whether the chunk is one of ours, and its first sequence if the first frame is whole."""
+    def _first_sequence(self, chunk: Chunk) -> int | None:
         data = self.read(chunk, chunk.start, frames.HEADER_SIZE)
         try:
-            return True, frames.parse_header(data, 0, chunk.start, checked=True).first
+            return frames.parse_header(data, 0, chunk.start, checked=chunk.checked).first
         except frames.DamagedFrame:
-            pass
-        try:
-            header = frames.parse_header(data, 0, chunk.start, checked=False)
-        except frames.DamagedFrame:
-            return True, None
-        is_seed = header.size <= chunk.size and data[frames.MAGIC_AT :][:4] != frames.MAGIC
-        return (False, chunk.start) if is_seed else (True, None)
+            return None
+
+    def _looks_like_seed(self, chunk: Chunk) -> bool:
+        """Whether frames of the seed follow one another here, and none of ours is to be seen."""
+        data = self.read(chunk, chunk.start, _LOOK)
+        if frames.MAGIC in data:
+            return False
+        at = seen = 0
+        while at < len(data) and seen < _LOOK_FRAMES:
+            try:
+                header = frames.parse_header(data, at, chunk.start + at, checked=False)
+            except frames.DamagedFrame:
+                break
+            if at + header.size > chunk.size:
+                break
+            at, seen = at + header.size, seen + 1
+        return seen == _LOOK_FRAMES or (seen > 0 and at >= len(data))

@@ -332,6 +332,7 @@ class FastQueue:
                 damaged_regions=store.quarantine.regions,
                 damaged_bytes=store.quarantine.bytes,
                 lost_blocks=store.quarantine.lost_blocks,
+                foreign_files=store.quarantine.foreign_files,
                 unclean_start=store.unclean,
                 oldest_age=max(0.0, self._clock.time() - oldest.enqueued_at) if oldest is not None else 0.0,
             )

@@ -23,7 +23,7 @@ class BackwardReader:
         self._store = store
         self._offsets = array("Q")  # of frames to be read, the newest last
         self._indexed_from = store.chunks.end  # all frames from here on have been put on the stack
-        self._above = store.log_end  # the frame at `_indexed_from` follows this sequence
+        self._above = (store.log_end, store.log_end)  # what the frame there follows, and its first sequence
 
     @property
     def newest_offset(self) -> int:
@@ -54,7 +54,7 @@ class BackwardReader:
             store.count_read(leases)
             if leases:
                 return FrameRef(offset, header.first, header.end), leases
-        store.acked.add(store.acked.low, self._above)
+        self._between(store.acked.low, *self._above)
         store.drift_count += store.unread_count
         store.drift_bytes += store.unread_bytes
         store.unread_count = store.unread_bytes = 0
@@ -66,21 +66,20 @@ class BackwardReader:
         chunk = next((c for c in reversed(store.chunks.chunks) if c.start < self._indexed_from), None)
         if chunk is None:
             return False
-        above = self._above
+        above, limit = self._above, min(chunk.end, self._indexed_from)
         reader = FrameReader(store.chunks, chunk.start, store.quarantine)
         end = None
-        while (found := reader.next_header()) is not None and found[0] < self._indexed_from:
+        while reader.offset < limit and (found := reader.next_header()) is not None and found[0] < limit:
             offset, header = found
             if end is None:
-                self._above = header.follows if header.checked else header.first
-                store.acked.add(self._above, header.first)
+                self._above = (header.follows, header.first)
             else:
                 self._between(end, header.follows, header.first)
             end = header.end
             self._offsets.append(offset)
             reader.skip(header)
         if end is not None:
-            self._between(end, above, above)
+            self._between(end, *above)
         self._indexed_from = chunk.start
         return True
 

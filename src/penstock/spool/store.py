@@ -264,6 +264,7 @@ class Store:
             low=self.acked.low,
             acked=self.acked.ranges,
             attempts=meta.attempt_ranges(attempts),
+            seed_end=self.chunks.seed_end,
             journal=self._journal.generation if self._journal else self._journal_generation,
             journal_offset=self._journal.offset if self._journal else 0,
         )
