@@ -208,12 +208,19 @@ class Backlog:
 
     def evict(self, now: float) -> bool:
         """Drop the oldest block that nobody has on lease, else the oldest of all; False if there is none."""
+        if self.returned:  # what came back is older than all that was never out
+            return self._evict_returned()
         taken = self.take(1, now)
-        if not taken and self._delayed:
-            self._delayed = [(0.0 if s == min(self.returned) else at, s) for at, s in self._delayed]
-            heapq.heapify(self._delayed)
-            taken = self.take(1, now)
         return bool(self.finish(taken)) if taken else self._evict_leased()
+
+    def _evict_returned(self) -> bool:
+        oldest = min(self.returned)
+        self._due = [sequence for sequence in self._due if sequence != oldest]
+        self._delayed = [entry for entry in self._delayed if entry[1] != oldest]
+        heapq.heapify(self._due)
+        heapq.heapify(self._delayed)
+        lease = self._take_again(oldest)
+        return lease is None or bool(self.finish([lease]))
 
     def _evict_leased(self) -> bool:
         """Everything is on lease: let go of the oldest. Its holder may still succeed with it, only not fail."""

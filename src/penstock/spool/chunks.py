@@ -51,6 +51,7 @@ class ChunkLog:
         self._starts = [chunk.start for chunk in self.chunks]
         self._writer: Chunk | None = None
         self._dirty: list[Chunk] = []
+        self._opened: list[Chunk] = []
         self._names_changed = False
         self.rotations = 0
         for chunk in self.chunks:
@@ -111,24 +112,32 @@ class ChunkLog:
         chunk = Chunk(self.end, 0)
         if self.chunks and self.chunks[-1].start == chunk.start:  # an empty file: nothing to keep
             chunk = self.chunks[-1]
-            chunk.handle = chunk.handle if chunk.handle >= 0 else self._files.open(self.path(chunk))
+            self._open(chunk)
         else:
-            chunk.handle = self._files.open(self.path(chunk), create=True)
+            self._open(chunk, create=True)
             self.rotations += bool(self.chunks)
             self.chunks.append(chunk)
             self._starts.append(chunk.start)
         chunk.first, chunk.checked = first, True
         self._writer = chunk
         self._names_changed = True
-        self._close_some()
         return chunk
 
-    def _close_some(self) -> None:
-        opened = [chunk for chunk in self.chunks if chunk.handle >= 0]
-        for chunk in opened[:-_OPEN_CHUNKS]:
-            if chunk is not self._writer and not chunk.syncing and chunk not in self._dirty:
-                self._files.close(chunk.handle)
-                chunk.handle = -1
+    def _open(self, chunk: Chunk, *, create: bool = False) -> None:
+        """Have a handle of the chunk; the one that was opened longest ago may lose its own."""
+        if chunk.handle >= 0:
+            return
+        chunk.handle = self._files.open(self.path(chunk), create=create)
+        self._opened.append(chunk)
+        for other in self._opened[:-_OPEN_CHUNKS]:
+            if other is not self._writer and not other.syncing and other not in self._dirty:
+                self._close(other)
+
+    def _close(self, chunk: Chunk) -> None:
+        if chunk.handle >= 0:
+            self._files.close(chunk.handle)
+            chunk.handle = -1
+            self._opened.remove(chunk)
 
     def at(self, offset: int) -> Chunk | None:
         """The chunk in which a reader at `offset` goes on, None at the end of the log."""
@@ -143,16 +152,14 @@ class ChunkLog:
     def read(self, chunk: Chunk, offset: int, length: int) -> bytes:
         """At most `length` bytes of the chunk from the log's `offset` on."""
         if chunk.handle < 0:
-            chunk.handle = self._files.open(self.path(chunk))
-            self._close_some()
+            self._open(chunk)
         at = offset - chunk.start
         return self._files.pread(chunk.handle, min(length, chunk.size - at), at)
 
     def cut(self, offset: int) -> None:
         """End the last chunk at `offset`: what lay behind was never a whole frame."""
         chunk = self.chunks[-1]
-        if chunk.handle < 0:
-            chunk.handle = self._files.open(self.path(chunk))
+        self._open(chunk)
         self._files.truncate(chunk.handle, offset - chunk.start)
         chunk.size = offset - chunk.start
 
@@ -160,16 +167,14 @@ class ChunkLog:
         """Go on in the last chunk, if it is ours and has room."""
         if self.chunks and self.chunks[-1].checked and self.chunks[-1].size < self._chunk_size:
             chunk = self.chunks[-1]
-            if chunk.handle < 0:
-                chunk.handle = self._files.open(self.path(chunk))
+            self._open(chunk)
             self._writer = chunk
 
     def doubt(self, offset: int) -> None:
         """Sync what lies behind `offset` the next time: the process that wrote it may not have come to it."""
         for chunk in self.chunks:
             if chunk.end > offset:
-                if chunk.handle < 0:
-                    chunk.handle = self._files.open(self.path(chunk))
+                self._open(chunk)
                 self._dirty.append(chunk)
                 self._names_changed = True
 
@@ -185,7 +190,7 @@ class ChunkLog:
         for chunk in chunks:
             chunk.syncing -= 1
             if chunk.deleted and not chunk.syncing:
-                self._files.close(chunk.handle)
+                self._close(chunk)
 
     def delete(self, chunk: Chunk) -> None:
         self._files.unlink(self.path(chunk))
@@ -196,16 +201,14 @@ class ChunkLog:
             self._writer = None
         if chunk in self._dirty:
             self._dirty.remove(chunk)
-        if chunk.handle >= 0 and not chunk.syncing:
-            self._files.close(chunk.handle)
-            chunk.handle = -1
+        if not chunk.syncing:
+            self._close(chunk)
 
     def close(self) -> None:
         for chunk in self.chunks:
             chunk.deleted = True  # one that is being synced is closed when that is over
-            if chunk.handle >= 0 and not chunk.syncing:
-                self._files.close(chunk.handle)
-                chunk.handle = -1
+            if not chunk.syncing:
+                self._close(chunk)
 
     def _first_sequence(self, chunk: Chunk) -> int | None:
         data = self.read(chunk, chunk.start, frames.HEADER_SIZE)

@@ -147,13 +147,8 @@ class FreshestBacklog(Backlog):
     def evict(self, now: float) -> bool:
         oldest = self._oldest_in_log()
         if self.returned and (oldest is None or min(self.returned) < oldest.sequence):
-            sequence = min(self.returned)
-            self._due = [s for s in self._due if s != sequence]
-            self._delayed = [entry for entry in self._delayed if entry[1] != sequence]
-            heapq.heapify(self._due)
-            heapq.heapify(self._delayed)
-            lease = self._take_again(sequence)
-            return lease is None or bool(self.finish([lease]))
+            self._oldest.extendleft([oldest] if oldest is not None else [])
+            return self._evict_returned()
         if oldest is not None:
             self.leased[oldest.sequence] = self._refs.pop(oldest.sequence, self._ready_ref)
             if self._ready and self._ready[0].sequence == oldest.sequence:
