@@ -2,10 +2,59 @@
 
 from importlib.metadata import version as _version
 
-from penstock.errors import BlockTooLarge, DiskFailed, DiskFull, PenstockError, QueueClosed, QueueFull, QueueLocked
+from penstock.batch import (
+    BatchQueue,
+    BatchQueueConfig,
+    BatchQueueManager,
+    BatchQueueStats,
+    BufferStrategy,
+    DrainBalancer,
+    HandlerConsumer,
+    PartitionPolicy,
+    PartitionSelector,
+    ThreadPolicy,
+    queues,
+)
+from penstock.errors import (
+    BlockTooLarge,
+    ConfigError,
+    DiskFailed,
+    DiskFull,
+    PenstockError,
+    QueueClosed,
+    QueueExists,
+    QueueFull,
+    QueueLocked,
+)
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, MemoryQueue
 
 __version__ = _version("penstock")
-__all__ = ["PenstockError", "__version__"]
-__all__ += ["Durability", "FastQueue", "FastQueueConfig", "FullBehavior", "Lease", "MemoryQueue"]
-__all__ += ["BlockTooLarge", "DiskFailed", "DiskFull", "QueueClosed", "QueueFull", "QueueLocked"]
+__all__ = [
+    "BatchQueue",
+    "BatchQueueConfig",
+    "BatchQueueManager",
+    "BatchQueueStats",
+    "BlockTooLarge",
+    "BufferStrategy",
+    "ConfigError",
+    "DiskFailed",
+    "DiskFull",
+    "DrainBalancer",
+    "Durability",
+    "FastQueue",
+    "FastQueueConfig",
+    "FullBehavior",
+    "HandlerConsumer",
+    "Lease",
+    "MemoryQueue",
+    "PartitionPolicy",
+    "PartitionSelector",
+    "PenstockError",
+    "QueueClosed",
+    "QueueExists",
+    "QueueFull",
+    "QueueLocked",
+    "ThreadPolicy",
+    "__version__",
+    "queues",
+]

@@ -4,10 +4,12 @@
     ├── ConfigError            a setting that makes no sense (also a ValueError)
     ├── MissingRequirement     Java, an extra or a server that is not there, and what to do about it
     ├── UndeclaredMetric       telemetry under a name that `penstock.telemetry` does not declare
+    ├── BrokerError            the broker, or the way to it, refused what we need
     └── QueueError             what both holders can say
         ├── QueueExists        the name is taken
         ├── QueueConflict      the queue of that name works in another mode
         ├── QueueClosed        it takes nothing any more
+        ├── NoHandler          nobody is registered for items of this type
         ├── QueueFull          no room, and the policy is not to wait longer
         ├── QueueLocked        another process has the directory
         ├── BlockTooLarge      one block that could never fit
@@ -37,6 +39,10 @@ class UndeclaredMetric(PenstockError, KeyError):
         return Exception.__str__(self)  # KeyError would show the message in quotes
 
 
+class BrokerError(PenstockError):
+    """The broker, or the way to it, refused what we need; the message says what and why, and holds no secret."""
+
+
 class QueueError(PenstockError):
     """What went wrong with a queue."""
 
@@ -51,6 +57,10 @@ class QueueConflict(QueueError):
 
 class QueueClosed(QueueError):
     """The queue takes nothing any more."""
+
+
+class NoHandler(QueueError):
+    """Nobody is registered for items of this type."""
 
 
 class QueueFull(QueueError):

@@ -5,6 +5,7 @@ called when somebody scrapes, so that counting costs nothing while nobody looks.
 """
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -37,12 +38,66 @@ class Sample:
     labels: tuple[str, ...] = ()
 
 
+class Buckets:
+    """A histogram for hot paths: plain integers that one thread writes, read when somebody scrapes."""
+
+    __slots__ = ("bounds", "counts", "labels", "name", "sum")
+
+    def __init__(self, name: str, labels: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.labels = labels
+        self.bounds = declared(name, "histogram").buckets
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def samples(self) -> Iterator[tuple[str, tuple[tuple[str, str], ...], float]]:
+        """Suffix, further labels and value, as Prometheus wants them: each bucket holds what is below it, too."""
+        running = 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts):
+            running += count
+            yield "_bucket", (("le", "+Inf" if bound == float("inf") else str(bound)),), running
+        yield "_count", (), running
+        yield "_sum", (), self.sum
+
+
+LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
 DECLARATIONS: dict[str, Declaration] = {
     declaration.name: declaration
     for declaration in (
         # the pipeline at the edge
         Declaration("penstock_points_received_total", "counter", "Points handed to L1", ("metric",)),
         Declaration("penstock_l1_partials_total", "counter", "Merged rows that left L1", ("metric",)),
+        # the batch queue
+        Declaration("penstock_batch_queue_used", "gauge", "Items held", ("queue",)),
+        Declaration("penstock_batch_queue_capacity", "gauge", "Items that all partitions may hold", ("queue",)),
+        Declaration("penstock_batch_queue_used_percentage", "gauge", "Items held of those allowed, 0-100", ("queue",)),
+        Declaration(
+            "penstock_batch_queue_fullest_partition_percentage", "gauge", "Its fullest partition, 0-100", ("queue",)
+        ),
+        Declaration("penstock_batch_queue_used_bytes", "gauge", "Bytes held, where they are limited", ("queue",)),
+        Declaration("penstock_batch_queue_partitions", "gauge", "Partitions", ("queue",)),
+        Declaration("penstock_batch_queue_rebalances_total", "counter", "Times partitions changed threads", ("queue",)),
+        Declaration(
+            "penstock_batch_queue_batches_total", "counter", "Batches of up to so many items", ("queue", "size")
+        ),
+        Declaration(
+            "penstock_batch_queue_thread_items_total", "counter", "Items a thread drained", ("queue", "thread")
+        ),
+        Declaration(
+            "penstock_batch_queue_thread_busy_seconds_total", "counter", "Seconds in handlers", ("queue", "thread")
+        ),
+        Declaration("penstock_batch_queue_produced_total", "counter", "Items accepted", ("queue", "type")),
+        Declaration("penstock_batch_queue_consumed_total", "counter", "Items handled", ("queue", "type")),
+        Declaration("penstock_batch_queue_dropped_total", "counter", "Items turned away", ("queue", "type")),
+        Declaration("penstock_batch_queue_errors_total", "counter", "Items in failed batches", ("queue", "type")),
+        Declaration(
+            "penstock_batch_queue_unregistered_total", "counter", "Items drained without a handler", ("queue", "type")
+        ),
         # the durable queue: its state, what happened to it, its disk
         Declaration("penstock_queue_size", "gauge", "Blocks in the queue that are not acked"),
         Declaration("penstock_queue_bytes", "gauge", "Bytes of those blocks"),
@@ -69,6 +124,40 @@ DECLARATIONS: dict[str, Declaration] = {
         # segments for Spark
         Declaration("penstock_segments_sealed_total", "counter", "Segments sealed for Spark"),
         Declaration("penstock_segment_rows_total", "counter", "Rows in sealed segments"),
+        # AMQP consumers
+        Declaration("penstock_amqp_connected", "gauge", "1 while the connection and every consumer is up"),
+        Declaration("penstock_amqp_reconnects_total", "counter", "Connections opened after the first"),
+        Declaration("penstock_amqp_workers", "gauge", "Workers of a consumer", ("queue",)),
+        Declaration("penstock_amqp_prefetch", "gauge", "How much the broker may send ahead", ("queue",)),
+        Declaration("penstock_amqp_in_flight", "gauge", "Messages delivered and not settled", ("queue",)),
+        Declaration("penstock_amqp_utilisation", "gauge", "Share of the workers that are busy", ("queue",)),
+        Declaration(
+            "penstock_amqp_ack_frames_total", "counter", "Acknowledgements sent, multiple ones as 1", ("queue",)
+        ),
+        Declaration("penstock_amqp_restores_total", "counter", "Consumers restored after a loss", ("queue",)),
+        Declaration("penstock_amqp_deliveries_total", "counter", "Messages delivered", ("queue", "event_type")),
+        Declaration("penstock_amqp_redeliveries_total", "counter", "Of these, sent before", ("queue", "event_type")),
+        Declaration("penstock_amqp_acks_total", "counter", "Messages handled and acked", ("queue", "event_type")),
+        Declaration("penstock_amqp_nacks_total", "counter", "Messages returned or refused", ("queue", "event_type")),
+        Declaration(
+            "penstock_amqp_retries_total", "counter", "Failed attempts to be repeated", ("queue", "event_type")
+        ),
+        Declaration("penstock_amqp_dead_letters_total", "counter", "Messages given up", ("queue", "event_type")),
+        Declaration("penstock_amqp_stale_total", "counter", "Finished after a channel loss", ("queue", "event_type")),
+        Declaration(
+            "penstock_amqp_handler_seconds",
+            "histogram",
+            "Time in the handler",
+            ("queue", "event_type"),
+            LATENCY_BUCKETS,
+        ),
+        Declaration(
+            "penstock_amqp_settle_seconds",
+            "histogram",
+            "Time from delivery to ack",
+            ("queue", "event_type"),
+            LATENCY_BUCKETS,
+        ),
     )
 }
 
@@ -91,11 +180,11 @@ class Telemetry:
         self.registry = CollectorRegistry(auto_describe=False)
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._sources: list[Callable[[], Iterable[Sample]]] = []
+        self._sources: list[Callable[[], Iterable[Sample | Buckets]]] = []
         self._histograms: dict[str, Histogram] = {}
         self.registry.register(_Watched(self))
 
-    def watch(self, source: Callable[[], Iterable[Sample]]) -> Callable[[], None]:
+    def watch(self, source: Callable[[], Iterable[Sample | Buckets]]) -> Callable[[], None]:
         """Ask `source` for its samples at every scrape; call what is returned to stop asking."""
         with self._lock:
             self._sources.append(source)
@@ -121,7 +210,7 @@ class Telemetry:
                 )
             return self._histograms[name]
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[Sample | Buckets]:
         """What every watched source says now."""
         with self._lock:
             sources = list(self._sources)
@@ -140,12 +229,23 @@ class _Watched:
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, dict[tuple[str, ...], float]] = {}
+        histograms: dict[str, Metric] = {}
         for sample in self._telemetry.samples():
+            if isinstance(sample, Buckets):
+                declaration = declared(sample.name)
+                family = histograms.setdefault(sample.name, Metric(sample.name, declaration.help, "histogram"))
+                labels = dict(zip(declaration.labels, sample.labels, strict=True))
+                for suffix, further, value in sample.samples():
+                    family.add_sample(sample.name + suffix, {**labels, **dict(further)}, value)
+                continue
             values = families.setdefault(sample.name, {})
             values[sample.labels] = values.get(sample.labels, 0.0) + sample.value
         for name, values in families.items():
             declaration = declared(name)
-            family = Metric(name.removesuffix("_total"), declaration.help, declaration.kind)
-            for labels, value in values.items():
-                family.add_sample(name, dict(zip(declaration.labels, labels, strict=True)), value)
+            # A counter without "_total" is named as its users know it; the format calls such a family untyped.
+            untyped = declaration.kind == "counter" and not name.endswith("_total")
+            family = Metric(name.removesuffix("_total"), declaration.help, "unknown" if untyped else declaration.kind)
+            for names, value in values.items():
+                family.add_sample(name, dict(zip(declaration.labels, names, strict=True)), value)
             yield family
+        yield from histograms.values()

@@ -1,0 +1,11 @@
+"""The AMQP consumer worker pool.
+
+      broker ──► I/O thread (pika): one connection, a channel per consumer
+                   │  deliveries: dispatch by event type, batches       ▲
+                   ▼                                                    │ outcomes: acks by contiguous prefix,
+                 jobs buffer (workers × 2) ──► workers ─────────────────┘ retries, dead letters
+                                               threads, coroutines or processes
+
+Only the I/O thread touches pika, and it never waits for a handler. What the broker may send ahead is bounded by the
+prefetch; what the buffer does not take waits on the I/O thread.
+"""

@@ -1,0 +1,67 @@
+"""How often a message was tried, and when it is given up.
+
+Two counts, because they mean different things:
+- failures: our own header, raised each time a handler fails and the message is tried again. Bounded by `max_attempts`.
+- deliveries: `x-delivery-count` of quorum queues, raised by the broker each time a delivery comes back unacknowledged,
+  be it a crash, a lost connection or a shutdown. Bounded by the looser `max_deliveries`, and asked before the handler
+  runs: only so does a message that kills the whole process come to an end.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+ATTEMPTS = "x-penstock-attempts"
+TRIED = "x-penstock-tried"
+REASON = "x-penstock-reason"
+QUEUE = "x-penstock-queue"
+EXCHANGE = "x-penstock-exchange"
+ROUTING_KEY = "x-penstock-routing-key"
+DELIVERY_COUNT = "x-delivery-count"
+
+
+def _count(headers: Mapping[str, Any], name: str) -> int:
+    value = headers.get(name, 0)
+    # Headers come from outside: what is no count counts as none.
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def attempt_of(headers: Mapping[str, Any] | None) -> int:
+    """Which attempt the handler is about to make, from 1."""
+    return _count(headers, ATTEMPTS) + 1 if headers else 1
+
+
+def returned_too_often(headers: Mapping[str, Any] | None, max_deliveries: int) -> bool:
+    """Say whether the message came back unacknowledged so often that it must not be tried again."""
+    return bool(headers) and _count(headers or {}, DELIVERY_COUNT) >= max_deliveries
+
+
+def may_try_again(attempt: int, max_attempts: int) -> bool:
+    """Say whether another attempt may follow the failed `attempt`."""
+    return attempt < max_attempts
+
+
+def for_another_attempt(
+    headers: Mapping[str, Any] | None, attempt: int, exchange: str, routing_key: str
+) -> dict[str, Any]:
+    """The headers of a message that goes back to its queue after `attempt` failed.
+
+    It goes there directly, so the first one to send it back notes how it had come.
+    """
+    # CC and BCC route copies: the other queues have theirs already.
+    kept = {name: value for name, value in (headers or {}).items() if name not in ("CC", "BCC")}
+    kept.setdefault(EXCHANGE, exchange)
+    kept.setdefault(ROUTING_KEY, routing_key)
+    kept[ATTEMPTS] = attempt
+    return kept
+
+
+def for_the_dead_letters(
+    headers: Mapping[str, Any] | None, *, queue: str, attempt: int, reason: str, exchange: str, routing_key: str
+) -> dict[str, Any]:
+    """The headers of a message that is given up: where it was, how often it was tried and why it failed.
+
+    Whoever sends it back to its queue means it to be tried afresh, so the count changes its name.
+    """
+    kept = for_another_attempt(headers, attempt, exchange, routing_key)
+    del kept[ATTEMPTS]
+    return {**kept, QUEUE: queue, TRIED: attempt, REASON: reason[:1000]}

@@ -1,0 +1,84 @@
+"""What travels between the I/O thread and the workers: deliveries one way, outcomes the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from penstock.receive.amqp.message import Message, Reject, Retry
+
+if TYPE_CHECKING:
+    from penstock.receive.amqp.routes import Route
+
+
+class Generation:
+    """One life of a consumer's channel. Delivery tags mean nothing beyond it."""
+
+    __slots__ = ("lost", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lost = False  # set by the I/O thread; workers read it to leave alone what the broker sends anew anyway
+
+
+class Delivery:
+    """One message as it came over one channel."""
+
+    __slots__ = ("generation", "message", "received", "retries", "route", "tag")
+
+    def __init__(self, tag: int, generation: Generation, message: Message, route: "Route", received: float) -> None:
+        self.tag = tag
+        self.generation = generation
+        self.message = message
+        self.route = route
+        self.received = received
+        self.retries = 0  # made by the worker itself, see `in_place`
+
+
+Job = Delivery | list[Delivery]  # one message, or a batch
+
+
+class Verdict(Enum):
+    """What becomes of a message that was not simply handled."""
+
+    RETURN = auto()  # back to the queue as it was: nobody has tried it, or nobody will know
+    RETRY = auto()
+    REJECT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a message ended that was not simply handled."""
+
+    verdict: Verdict
+    reason: str = ""
+    delay: float | None = None
+    counted: bool = True
+
+
+RETURNED = Outcome(Verdict.RETURN)
+# None: handled. A list: one outcome for each message of a batch.
+Outcomes = Outcome | list[Outcome | None] | None
+
+
+def judge(error: BaseException) -> Outcome:
+    """What a handler's exception means."""
+    if isinstance(error, Retry):
+        return Outcome(Verdict.RETRY, str(error), error.delay, error.counted)
+    if isinstance(error, Reject):
+        return Outcome(Verdict.REJECT, str(error))
+    return Outcome(Verdict.RETRY, f"{type(error).__name__}: {error}")
+
+
+def judge_answer(answer: object, size: int) -> Outcomes:
+    """What a batch handler's return value means: nothing, or one entry per message."""
+    if answer is None:
+        return None
+    if not isinstance(answer, Sequence) or len(answer) != size:
+        return judge(TypeError(f"a batch handler returns None or one entry for each of its {size} messages"))
+    return [None if entry is None else judge(entry) for entry in answer]
+
+
+def each(job: list[Delivery], outcomes: Outcomes) -> list[Outcome | None]:
+    """One outcome per delivery of a batch."""
+    return outcomes if isinstance(outcomes, list) else [outcomes] * len(job)

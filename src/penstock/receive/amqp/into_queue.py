@@ -1,0 +1,65 @@
+"""Handlers that hand messages to the durable queue: acknowledged only when it has accepted them."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock.errors import BlockTooLarge, DiskFull, QueueClosed, QueueFull
+from penstock.receive.amqp.message import Message, Reject, Retry
+
+
+class TakesBlocks(Protocol):
+    """What accepts blocks of bytes: when `push` returns, the block is as safe as the queue promises."""
+
+    def push(self, block: bytes) -> int: ...
+
+
+class TakesManyBlocks(Protocol):
+    """The same for many blocks at once."""
+
+    def push_many(self, blocks: Sequence[bytes]) -> object: ...
+
+
+AGAIN = 1.0  # seconds until a queue that had no room is asked again
+
+
+def body_of(message: Message) -> bytes:
+    return message.body
+
+
+def into_queue(queue: TakesBlocks, encode: Callable[[Message], bytes] = body_of) -> Callable[[Message], None]:
+    """A handler that pushes each message.
+
+    No room, no disk or a queue that closes is not the message's fault: it is tried again for as long as it takes, and
+    meanwhile the broker keeps the backlog. Only a block that could never fit is dead-lettered.
+    """
+
+    def handle(message: Message) -> None:
+        try:
+            queue.push(encode(message))
+        except BlockTooLarge as error:
+            raise Reject(str(error)) from error
+        except (QueueFull, DiskFull, QueueClosed, OSError) as error:
+            raise Retry(AGAIN, f"{type(error).__name__}: {error}", counted=False) from error
+
+    return handle
+
+
+def batches_into_queue(
+    queue: TakesManyBlocks, encode: Callable[[Message], bytes] = body_of
+) -> Callable[[Sequence[Message]], None]:
+    """A batch handler that pushes its messages at once: one fsync for all of them.
+
+    A batch is accepted as a whole or tried again as a whole, so after a failure part of it may be there twice.
+    """
+
+    def handle(messages: Sequence[Message]) -> None:
+        try:
+            queue.push_many([encode(message) for message in messages])
+        except BlockTooLarge as error:
+            if len(messages) == 1:
+                raise Reject(str(error)) from error
+            raise Retry(0.0, str(error)) from error  # one by one: a message that failed before is a batch of its own
+        except (QueueFull, DiskFull, QueueClosed, OSError) as error:
+            raise Retry(AGAIN, f"{type(error).__name__}: {error}", counted=False) from error
+
+    return handle

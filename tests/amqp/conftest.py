@@ -1,0 +1,85 @@
+"""A queue of its own for every test, filled and emptied over a plain client."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pika
+import pytest
+
+from penstock.amqp import ConsumerRegistry, Declarations
+from tests.servers import RabbitMQ
+
+_numbers = itertools.count(1)
+
+
+class Client:
+    """A plain blocking client: what a test knows about the broker, it knows through this."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = pika.BlockingConnection(pika.URLParameters(url + "?heartbeat=0"))
+        self.channel = self._connection.channel()
+        self.channel.confirm_delivery()
+
+    def publish(
+        self, queue: str, *bodies: bytes, event_type: str | None = None, exchange: str = "", **properties: Any
+    ) -> None:
+        wanted = pika.BasicProperties(type=event_type, delivery_mode=2, **properties)
+        for body in bodies:
+            self.channel.basic_publish(exchange, queue, body, wanted)
+
+    def publish_unconfirmed(self, queue: str, bodies: list[bytes]) -> None:
+        """Many messages, without waiting for each: fast, on a channel of its own."""
+        channel = self._connection.channel()
+        for body in bodies:
+            channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2))
+        channel.close()
+
+    def depth(self, queue: str) -> int:
+        """The messages that nobody holds."""
+        count: int = self.channel.queue_declare(queue, passive=True).method.message_count
+        return count
+
+    def take(self, queue: str) -> tuple[bytes, pika.BasicProperties] | None:
+        method, properties, body = self.channel.basic_get(queue, auto_ack=True)
+        return None if method is None else (body, properties)
+
+    def take_all(self, queue: str) -> list[bytes]:
+        taken = []
+        while (message := self.take(queue)) is not None:
+            taken.append(message[0])
+        return taken
+
+    def close(self) -> None:
+        if self._connection.is_open:
+            self._connection.close()
+
+
+@pytest.fixture
+def client(shared_rabbitmq: RabbitMQ) -> Iterator[Client]:
+    client = Client(shared_rabbitmq.url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue's name that no other test uses."""
+    return f"q{os.getpid()}.{next(_numbers)}"
+
+
+@pytest.fixture
+def consume(shared_rabbitmq: RabbitMQ) -> Iterator[Callable[..., ConsumerRegistry]]:
+    """Start a registry on the shared broker; it is stopped when the test ends."""
+    started: list[ConsumerRegistry] = []
+
+    def start(declarations: Declarations, **settings: Any) -> ConsumerRegistry:
+        registry = ConsumerRegistry(shared_rabbitmq.url, declarations, **settings)
+        registry.start()
+        started.append(registry)
+        return registry
+
+    yield start
+    for registry in started:
+        registry.stop(2.0)
