@@ -62,13 +62,13 @@ class FakeFiles:
         """The machine is gone: of what was not synced, some is there and some is not."""
         self.kill()
         names = dict(self.names_durable)
-        for path in {*self.names_now, *self.names_durable}:
+        for path in sorted({*self.names_now, *self.names_durable}):
             if self.names_now.get(path) is not self.names_durable.get(path) and chance.random() < 0.5:
                 if path in self.names_now:
                     names[path] = self.names_now[path]
                 else:
                     names.pop(path, None)
-        for inode in {*names.values()}:
+        for _, inode in sorted(names.items(), key=lambda item: item[0]):
             inode.written[:] = self._survived(inode, chance)
             inode.durable = bytes(inode.written)
         self.names_now, self.names_durable = names, dict(names)

@@ -197,7 +197,7 @@ def test_every_metric_moves(tmp_path: Path) -> None:
         queue.nack(queue.lease()[0])
         queue.lease()
         queue.flush()
-        values = {(sample.name, sample.labels): sample.value for sample in telemetry.samples()}
+        values = {(sample.name, sample.labels): sample.value for sample in queue.stats().samples()}
         declared = {name for name in DECLARATIONS if name.startswith(("penstock_queue_", "penstock_fastqueue_"))}
         mine = {name for name, _ in values}
         assert mine <= declared

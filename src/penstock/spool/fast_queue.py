@@ -21,7 +21,7 @@ from penstock.errors import QueueError
 from penstock.spool.backlog import Backlog
 from penstock.spool.commit import Round
 from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, seconds
-from penstock.spool.dead_letters import OVERHEAD, DeadLetters
+from penstock.spool.dead_letters import FOLDER_NAME, OVERHEAD, DeadLetters
 from penstock.spool.files import Files, OsFiles
 from penstock.spool.freshest import FreshestBacklog
 from penstock.spool.gate import Gate, disk_error
@@ -32,7 +32,6 @@ from penstock.spool.stats import QueueStats
 log = logging.getLogger(__name__)
 
 LOCK_NAME = "fastqueue.lock"
-DEAD_LETTERS_NAME = "dead-letters"
 _MOST_DEAD_LETTERS = 100_000
 _DEAD_LETTER_RETRY = 1.0
 
@@ -405,7 +404,7 @@ class FastQueue:
             max_attempts=None,
             order="fifo",
         )
-        folder = self.config.dead_letter or f"{self.path}/{DEAD_LETTERS_NAME}"
+        folder = self.config.dead_letter or f"{self.path}/{FOLDER_NAME}"
         return FastQueue(folder, config, clock=self._clock, files=self._files)
 
 
