@@ -5,9 +5,13 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
+from hypothesis import settings
 
 from penstock.errors import MissingRequirement
 from tests.servers import PostgreSQL, RabbitMQ
+
+settings.register_profile("shared machine", deadline=None)  # a slow example there is no slow code
+settings.load_profile("shared machine")
 
 
 def missing(error: MissingRequirement) -> NoReturn:
