@@ -5,6 +5,7 @@
     ├── MissingRequirement     Java, an extra or a server that is not there, and what to do about it
     ├── UndeclaredMetric       telemetry under a name that `penstock.telemetry` does not declare
     ├── BrokerError            the broker, or the way to it, refused what we need
+    ├── SegmentVanished        a segment that a batch must have is gone: the batch cannot be repeated exactly
     ├── TableConflict          a batch that does not follow what a table holds: adding it would lose or repeat points
     └── QueueError             what both holders can say
         ├── QueueExists        the name is taken
@@ -42,6 +43,10 @@ class UndeclaredMetric(PenstockError, KeyError):
 
 class BrokerError(PenstockError):
     """The broker, or the way to it, refused what we need; the message says what and why, and holds no secret."""
+
+
+class SegmentVanished(PenstockError):
+    """A segment that a batch must have is gone; the message says which."""
 
 
 class TableConflict(PenstockError):

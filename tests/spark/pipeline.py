@@ -105,7 +105,7 @@ class Job:
         self._spark = spark
         self.folder = folder
         self.tables = open_tables(location or str(folder / "tables"))
-        self.config = JobConfig(segments=folder / "segments", checkpoint=folder / "checkpoint", available_now=True)
+        self.config = JobConfig(segments=folder / "segments", checkpoint=str(folder / "checkpoint"), available_now=True)
         self.query: StreamingQuery | None = None
 
     def run(self, **changes: Any) -> StreamingQuery:

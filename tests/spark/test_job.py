@@ -96,7 +96,7 @@ def test_with_its_checkpoint_deleted_a_job_goes_on_from_what_the_tables_hold(
     with pytest.raises(Exception, match="power cut"):
         job.run()
     monkeypatch.undo()
-    shutil.rmtree(job.config.checkpoint)
+    shutil.rmtree(job.folder / "checkpoint")
     edge.seal()
     edge.seal("other")
     job.run()
@@ -108,7 +108,7 @@ def test_a_second_query_on_the_same_tables_is_refused_and_nothing_is_added_twice
     edge.seal()
     job.run()
     old = job.folder / "old"
-    shutil.copytree(job.config.checkpoint, old)
+    shutil.copytree(job.folder / "checkpoint", old)
     for _ in range(2):
         edge.seal()
     job.run(max_files=1)

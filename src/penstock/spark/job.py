@@ -1,6 +1,7 @@
 """The streaming job: one stateless query from segments to all tables."""
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ class JobConfig:
     """What a job reads, where it writes and how it paces itself."""
 
     segments: Path
-    checkpoint: Path
+    checkpoint: str | Path  # on any file system that Spark knows
     trigger: str = TRIGGER
     available_now: bool = False  # work off what is there, then end
     max_files: int | None = None
@@ -42,7 +43,35 @@ class JobConfig:
         return {name: str(value) for name, value in named.items() if value is not None}
 
 
-def start_job(spark: SparkSession, tables: Tables, config: JobConfig) -> StreamingQuery:
+class Gate:
+    """Lets batches through until it is closed; the next one then waits at it, and the query can be stopped there.
+
+    At that moment the batch before is wholly in Spark's log, and the one that waits has not begun.
+    """
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+        self._released = threading.Event()
+        self.waits = False
+        self.reached: Offset = {}  # the end of the last batch that went through
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def release(self) -> None:
+        """Let go of a batch that waits, once its query is stopped."""
+        self._released.set()
+
+    def enter(self) -> bool:
+        """Whether the batch may run; returns only after `release` if not."""
+        if not self._closed.is_set():
+            return True
+        self.waits = True
+        self._released.wait()
+        return False
+
+
+def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate | None = None) -> StreamingQuery:
     """Follow the segments and keep the tables up to date until the query is stopped.
 
     Exactly once: a segment never changes, Spark's log says which segments a batch has, and every append is guarded in
@@ -58,7 +87,7 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig) -> Streami
     partials = spark.readStream.format("penstock").options(**options).load()
     writing = (
         partials.writeStream.queryName("penstock")
-        .foreachBatch(_into(tables, folder.identity(), checkpoint, config))
+        .foreachBatch(_into(tables, folder.identity(), checkpoint, config, gate or Gate()))
         .option("checkpointLocation", str(config.checkpoint))
     )
     if config.available_now:
@@ -87,12 +116,16 @@ def resume_point(tables: Tables, folder: SegmentFolder) -> tuple[Offset, Offset]
     return behind, (behind | ahead if ahead else {})
 
 
-def _into(tables: Tables, source: str, checkpoint: Checkpoint, config: JobConfig) -> Callable[[DataFrame, int], None]:
+def _into(
+    tables: Tables, source: str, checkpoint: Checkpoint, config: JobConfig, gate: Gate
+) -> Callable[[DataFrame, int], None]:
     def write(rows: DataFrame, number: int) -> None:
+        if not gate.enter():
+            raise RuntimeError("the job is being stopped")  # never seen: the query is stopped by then
         query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert query, "Spark names the query of every batch"
-        start, end = map(lasts, checkpoint.batch_range(number))
-        batch = Batch(query, number, source, start, end)
+        start, end = checkpoint.batch_range(number)
+        batch = Batch(query, number, source, lasts(start), lasts(end))
         wanted = [name for name in SCHEMAS if batch.wanted_by(name, tables.held(name, batch.versions))]
         if not wanted:
             return
@@ -106,5 +139,6 @@ def _into(tables: Tables, source: str, checkpoint: Checkpoint, config: JobConfig
                     tables.append(name, minutes.transform(at(level, config.not_at.get(level, ()))), batch)
         finally:
             minutes.unpersist()
+        gate.reached = end
 
     return write

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import PenstockError
+from penstock.errors import SegmentVanished
 from penstock.model.partial import merged
 from penstock.model.segment import Segment, read_encoded, rows_in, sealed
 
@@ -25,10 +25,6 @@ _MARK = ".penstock-source"
 MERGE_ROWS = 4_000_000  # about 300 MB of rows: what a task holds at once before it merges them
 
 Offset = dict[str, dict[str, int]]
-
-
-class SegmentVanished(PenstockError):
-    """A segment that a batch must have is gone: the batch cannot be repeated exactly."""
 
 
 class SegmentFolder:
