@@ -28,6 +28,8 @@ CONFIG = {
 
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
 
 def archive_path(java: Java) -> Path:
     """Where the class-data archive for this Spark and this Java lies, once `make_archive` has made it."""
@@ -61,7 +63,7 @@ def make_archive(timeout: float = 300.0) -> Path:
 def _exercise() -> None:
     """What a job does, in small, so that the archive has the classes that it needs."""
     options = f"-XX:ArchiveClassesAtExit={os.environ['PENSTOCK_ARCHIVE']} {_QUIET}"
-    session = start_session("local[1]", {"spark.driver.extraJavaOptions": options})
+    session = start_session("local[1]", {_JAVA_OPTIONS: options})
     with tempfile.TemporaryDirectory() as folder:
         rows = session.range(1000).selectExpr("id % 10 as k", "id as v").groupBy("k").agg({"v": "sum"}).persist()
         rows.write.parquet(f"{folder}/table")
@@ -87,10 +89,11 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
     builder = SparkSession.builder.appName("penstock")
     if master:
         builder = builder.master(master)
-    options = f"-Dlog4j2.configurationFile={logging} {archive_options(java)}"
-    builder = builder.config("spark.driver.extraJavaOptions", options)
+    settings = {**CONFIG, **(config or {})}
+    own = [f"-Dlog4j2.configurationFile={logging}", archive_options(java)]
+    settings[_JAVA_OPTIONS] = " ".join(filter(None, [*own, settings.get(_JAVA_OPTIONS)]))
     builder = builder.config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
-    for key, value in {**CONFIG, **(config or {})}.items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.dataSource.register(SegmentSource)
