@@ -7,7 +7,7 @@ BIN    := .venv/bin
 INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/python" || echo "$(BIN)/python -m pip install -q")
 COMPILE = $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
-.PHONY: help setup demo test test-fast lint types contract doctor lock clean
+.PHONY: bench-spool soak-spool help setup demo test test-fast lint types contract doctor lock clean
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -32,6 +32,13 @@ types: setup
 
 contract: setup
 	@$(BIN)/lint-imports
+
+bench-spool: setup  ## The durable queue against its targets and its peers, some minutes
+	@$(INSTALL) diskcache litequeue persist-queue queuelib
+	@$(BIN)/python -m bench.durable_queue
+
+soak-spool: setup  ## The durable queue through 200 kills a level and long random lives, some minutes
+	@$(BIN)/python -m pytest tests/spool -m soak
 
 doctor: setup  ## What this machine has, what is missing, what to do
 	@$(BIN)/penstock doctor

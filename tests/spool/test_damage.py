@@ -197,7 +197,7 @@ def test_damaged_journal_records_bring_their_blocks_again_and_no_others(tmp_path
     records = journal.read_bytes()
     acked_second = 32 * 3  # lease, ack, lease, ack, ...
     flip(journal, acked_second + 9)
-    assert len(records) == 32 * 12
+    assert len(records.rstrip(b"\0")) <= 32 * 12 < len(records)
     with FastQueue(tmp_path / "copy", DISK) as queue:
         assert [lease.data for lease in queue.lease(10)] == [b"1", b"6", b"7", b"8", b"9"]
         assert queue.stats().damaged_regions == 1
