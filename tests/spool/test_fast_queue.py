@@ -366,3 +366,11 @@ def test_reopening_costs_no_blocks_and_no_counts(open_queue: Open) -> None:
         queue = open_queue()
         assert (len(queue), queue.size_bytes) == (120 - len(out), sum(map(len, blocks[len(out) :])))
     assert out == blocks
+
+
+def test_newest_first_with_some_on_lease_survives_a_restart(open_queue: Open) -> None:
+    queue = open_queue(order="freshest")
+    queue.push_many(numbered(4))
+    assert [lease.data for lease in queue.lease(2)] == numbered(4)[:1:-1]
+    queue.close()
+    assert [lease.data for lease in open_queue(order="freshest").lease(5)] == numbered(4)[::-1]

@@ -80,7 +80,7 @@ class Backlog:
     def spill(self) -> None:
         """Move every block of the memory layer into the log; after an OSError what is not there is still in memory."""
         out = [lease for part in (self.leased, self.returned) for lease in part.values() if isinstance(lease, Lease)]
-        waiting = sorted(out) + list(self.memory)
+        waiting = sorted([*out, *self.memory]) if out else list(self.memory)
         if not waiting:
             return
         if out:
