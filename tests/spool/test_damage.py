@@ -86,7 +86,7 @@ def test_the_last_frame_cut_at_every_byte_costs_that_frame_only(tmp_path: Path) 
         shutil.rmtree(folder)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_whatever_is_done_to_the_bytes_the_rest_comes_out(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -334,6 +334,10 @@ def test_a_drained_queue_gives_its_chunks_back(open_queue: Open, tmp_path: Path)
         queue.ack(leases)
     queue.flush()
     assert queue.stats().chunks == 1
+    assert queue.stats().disk_bytes < 2048  # not even the last one, if it is large
+    queue.push(b"and on it goes")
+    queue.close()
+    assert drain(open_queue()) == [b"and on it goes"]
 
 
 def test_a_stuck_block_does_not_hold_the_chunks_behind_it(open_queue: Open) -> None:

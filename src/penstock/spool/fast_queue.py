@@ -27,7 +27,7 @@ from penstock.spool.freshest import FreshestBacklog
 from penstock.spool.gate import Gate, disk_error
 from penstock.spool.keeper import Keeper
 from penstock.spool.lease import Lease
-from penstock.spool.stats import QueueStats
+from penstock.spool.stats import QueueStats, snapshot
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ class FastQueue:
                 elif taken:
                     backlog.note_leased(taken)
             for lease in spent:
-                self._bury(lease, "too many attempts")
+                self.reject(lease, "too many attempts")
             if taken:
                 return taken
 
@@ -253,7 +253,7 @@ class FastQueue:
     def nack(self, lease: Lease, delay: float = 0.0) -> None:
         """Deliver the block again, in its order, `delay` seconds from now; after `max_attempts` it is a dead letter."""
         if self.config.max_attempts is not None and lease.attempts >= self.config.max_attempts:
-            self._bury(lease, "too many attempts")
+            self.reject(lease, "too many attempts")
             return
         with self._lock:
             self._gate.check_open()
@@ -263,11 +263,10 @@ class FastQueue:
                 self._not_empty.notify()
 
     def reject(self, lease: Lease, reason: str) -> None:
-        """The block can never succeed: move it to the dead-letter queue."""
-        self._bury(lease, reason)
+        """The block can never succeed: move it to the dead-letter queue.
 
-    def _bury(self, lease: Lease, reason: str) -> None:
-        """First into the dead-letter queue, then out of this one; if that fails, it stays here and comes again."""
+        First it is written there, then acked here; if the first fails it stays here and comes again.
+        """
         with self._lock:
             self._gate.check_open()
             if lease.sequence not in self._backlog.leased:
@@ -310,36 +309,17 @@ class FastQueue:
     def stats(self) -> QueueStats:
         """A frozen snapshot; its `samples()` are what `Telemetry.watch` wants."""
         with self._lock:
-            backlog, store, gate = self._backlog, self._backlog.store, self._gate
-            oldest = None if gate.is_closed else backlog.peek(self._monotonic())
-            return QueueStats(
-                size=backlog.count,
-                bytes=backlog.bytes,
-                max_size=gate.max_size,
-                max_bytes=gate.max_bytes,
-                leased=len(backlog.leased),
-                delayed=len(backlog.returned),
-                inmemory_blocks=len(backlog.memory),
-                disk_bytes=store.chunks.size_bytes,
+            return snapshot(
+                self._backlog,
+                self._gate,
+                self._keeper,
+                now=(self._monotonic(), self._time()),
                 disk_available_bytes=self._files.free_bytes(self.path),
-                chunks=len(store.chunks.chunks),
                 pushed=self._pushed,
                 acked=self._acked,
                 nacked=self._nacked,
                 redelivered=self._redelivered,
                 dead_lettered=self._dead.pushed,
-                dropped=dict(gate.dropped),
-                disk_full=gate.disk_full,
-                disk_failures=gate.disk_failures + self._keeper.failures,
-                meta_syncs=store.meta_syncs,
-                chunk_rotations=store.chunks.rotations,
-                inmemory_flushes=backlog.flushes,
-                damaged_regions=store.quarantine.regions,
-                damaged_bytes=store.quarantine.bytes,
-                lost_blocks=store.quarantine.lost_blocks,
-                foreign_files=store.quarantine.foreign_files,
-                unclean_start=store.unclean,
-                oldest_age=max(0.0, self._time() - oldest.enqueued_at) if oldest is not None else 0.0,
             )
 
     # -- disk ------------------------------------------------------------------------------------------------------

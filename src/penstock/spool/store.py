@@ -20,6 +20,7 @@ from penstock.spool.recovery import recover
 log = logging.getLogger(__name__)
 
 RESERVED_SEQUENCES = 1 << 20  # a crash skips so many, so that no sequence is ever given twice
+_KEEP_DRAINED = 16 << 20  # a drained queue may keep so much of its last chunk; to begin another one is not free
 _ONE_WRITE = 4 << 20
 _MOST_BUFFERS = 512  # a frame has at most 130; IOV_MAX is 1024
 _ALONE = 32 << 10  # blocks from this size on have a frame of their own: they fit the processor's cache, a joint one not
@@ -45,6 +46,7 @@ class Store:
         self._codec = frames.CODECS[config.compression]
         self._frame_bytes = size(config.write_buffer_size)
         self._write_bytes = min(_ONE_WRITE, size(config.chunk_size))
+        self._keep_drained = min(_KEEP_DRAINED, size(config.chunk_size) // 2)
         self._held = held
         state = recover(files, folder, size(config.chunk_size))
         self.chunks = state.chunks
@@ -285,7 +287,13 @@ class Store:
                     self._files.unlink(journal.path(self.folder, generation))
 
     def reclaim(self) -> int:
-        """Delete the chunks of which every block is done; how many. The one being written stays."""
+        """Delete the chunks of which every block is done; how many.
+
+        The last one stays, unless all of it is done and it is large: then the next frame has a new chunk.
+        """
+        if self.acked.low >= self.log_end and self.chunks.last_size > self._keep_drained:
+            with suppress(OSError):
+                self.chunks.begin_empty_chunk(self.log_end)
         done = []
         first = 0
         chunks = self.chunks.chunks
