@@ -7,7 +7,8 @@ BIN    := .venv/bin
 INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/python" || echo "$(BIN)/python -m pip install -q")
 COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
-.PHONY: bench-batch soak-batch help setup demo test test-fast lint types contract doctor lock clean
+.PHONY: help setup demo test test-fast lint types contract doctor lock clean
+.PHONY: peers bench-batch bench-spool bench-amqp bench-export bench-spark soak-batch soak-spool soak-amqp
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -38,6 +39,13 @@ bench-batch: setup  ## The batch queue against SimpleQueue and queue.Queue, in r
 
 soak-batch: setup  ## A long campaign against the batch queue's invariants
 	@$(BIN)/python -m pytest -m soak tests/batch
+
+bench-spool: setup  ## The durable queue against its targets and its peers, some minutes
+	@$(INSTALL) diskcache litequeue persist-queue queuelib
+	@$(BIN)/python -m bench.durable_queue
+
+soak-spool: setup  ## The durable queue through 200 kills a level and long random lives, some minutes
+	@$(BIN)/python -m pytest tests/spool -m soak
 
 doctor: setup  ## What this machine has, what is missing, what to do
 	@$(BIN)/penstock doctor
