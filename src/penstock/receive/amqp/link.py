@@ -86,7 +86,11 @@ class Link:
         """Close the connection and end the thread; False if it did not end in time."""
         self.call(self._close)
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            self.call(self._loop.stop)  # the broker does not answer
+            self._thread.join(0.5)
+            return False
+        return True
 
     # The I/O thread ------------------------------------------------------------------------------------------------
 
@@ -172,7 +176,7 @@ class Link:
 
     def _subscribe(self, subscription: Subscription) -> Steps:
         channel: Channel = yield self._open_channel(partial(self._on_channel_closed, subscription))
-        subscription.attach(channel)
+        subscription.acks.channel = channel
         channel.add_on_cancel_callback(lambda frame: self._on_cancelled(subscription, frame))
         yield lambda done: channel.basic_qos(prefetch_count=subscription.size.prefetch, callback=done)
         yield from self._consume(subscription, channel)
@@ -247,7 +251,7 @@ class Link:
             self._advance(self._open_publisher())
 
     def _on_channel_closed(self, subscription: Subscription, channel: Channel, error: Exception) -> None:
-        if subscription.channel is not channel or not self._connection_is_open():
+        if subscription.acks.channel is not channel or not self._connection_is_open():
             return
         subscription.lose()
         if self._closing:
@@ -279,8 +283,9 @@ class Link:
 
     def _restoration(self, subscription: Subscription) -> Steps:
         yield from self._declare_topology()
-        if subscription.channel is not None and subscription.channel.is_open:
-            yield from self._consume(subscription, subscription.channel)
+        channel = subscription.acks.channel
+        if channel is not None and channel.is_open:
+            yield from self._consume(subscription, channel)
         else:
             yield from self._subscribe(subscription)
         subscription.restores += 1
@@ -293,7 +298,7 @@ class Link:
         self._closing = True
         self.connected = False
         for subscription in self.subscriptions:
-            subscription.flush_everything()
+            subscription.acks.flush(everything=True)
         if self._connection_is_open():
             assert self._connection is not None
             self._connection.close()

@@ -169,7 +169,7 @@ class ConsumerRegistry:
         kind = subscription.consumer.pool.runs_as
         name = f"penstock-amqp-{subscription.name}"
         size, reports, in_place = subscription.size.workers, subscription.reports, subscription.in_place
-        finish_all = subscription.auto_ack
+        finish_all = subscription.early_ack
         if kind is Execution.PROCESS:
             calls = [options.call for options in subscription.consumer.options]
             return ProcessWorkers(
