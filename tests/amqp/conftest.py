@@ -83,3 +83,8 @@ def consume(shared_rabbitmq: RabbitMQ) -> Iterator[Callable[..., ConsumerRegistr
     yield start
     for registry in started:
         registry.stop(2.0)
+
+
+@pytest.fixture
+def shared_rabbitmq_url(shared_rabbitmq: RabbitMQ) -> str:
+    return shared_rabbitmq.url

@@ -90,6 +90,8 @@ class ProcessWorkers(ThreadWorkers):
                 return RETURNED
             how = child.end(kill=True) if child else "could not be started"
             log.warning("Worker process died. consumer=%s worker=%d %s", self._name, number, how)
+            with contextlib.suppress(EOFError, OSError):
+                self._child(number)  # the next job need not wait for an interpreter to start
             return Outcome(Verdict.RETRY, f"the worker process died ({how})")
         except Exception as error:  # noqa: BLE001 - what cannot be pickled fails as the handler would
             return judge(error)
