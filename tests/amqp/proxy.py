@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 import threading
 from types import TracebackType
 from typing import Self
@@ -10,8 +11,9 @@ from typing import Self
 class Proxy:
     """Forwards connections to a port on loopback."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._target = port
+        self._tls = tls  # to be what a broker with TLS is
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         # _lock guards everything below.
@@ -32,6 +34,11 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
+                if self._tls:
+                    try:
+                        near = self._tls.wrap_socket(near, server_side=True)
+                    except OSError:  # the client does not trust us, or we not it
+                        continue
                 far = socket.create_connection(("127.0.0.1", self._target))
                 with self._lock:
                     self._open += [near, far]

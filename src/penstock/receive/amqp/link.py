@@ -297,6 +297,7 @@ class Link:
             return
         self._closing = True
         self.connected = False
+        self.failure = self.failure or "stopped"
         for subscription in self.subscriptions:
             subscription.acks.flush(everything=True)
         if self._connection_is_open():
