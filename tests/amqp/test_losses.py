@@ -109,9 +109,7 @@ def test_handlers_that_outlive_their_channel_are_counted_and_acknowledge_nothing
 
     declarations.consumer(queue=queue, handler=handle, workers=2)
     with Proxy(shared_rabbitmq.port) as network:
-        registry = ConsumerRegistry(
-            f"amqp://guest:guest@127.0.0.1:{network.port}/", declarations, reconnect=AT_ONCE
-        )
+        registry = ConsumerRegistry(f"amqp://guest:guest@127.0.0.1:{network.port}/", declarations, reconnect=AT_ONCE)
         registry.start()
         client.publish(queue, b"long")
         assert inside.wait(10)
