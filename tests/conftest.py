@@ -10,7 +10,8 @@ from penstock.errors import MissingRequirement
 from tests.servers import PostgreSQL, RabbitMQ
 
 
-def _missing(error: MissingRequirement) -> NoReturn:
+def missing(error: MissingRequirement) -> NoReturn:
+    """Skip with the reason; in CI, where every server must be, fail with it."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"CI must have every server: {error}")
     pytest.skip(str(error))
@@ -22,7 +23,7 @@ def shared_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit
     try:
         broker = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
     except MissingRequirement as error:
-        _missing(error)
+        missing(error)
     with broker:
         yield broker
 
@@ -33,7 +34,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     try:
         broker = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
     except MissingRequirement as error:
-        _missing(error)
+        missing(error)
     with broker:
         yield broker
 
@@ -44,6 +45,6 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
     try:
         database = PostgreSQL(tmp_path_factory.mktemp("postgres"))
     except MissingRequirement as error:
-        _missing(error)
+        missing(error)
     with database:
         yield database

@@ -1,11 +1,93 @@
-"""The `penstock` command: one thin layer that parses and prints; the work is done elsewhere."""
+"""The `penstock` command: one thin layer that parses and prints; the work is done elsewhere.
+
+Exit codes: 0 done, 1 it ran and something is wrong (a point missing, a requirement missing), 2 the call was wrong.
+"""
+
+import sys
+from pathlib import Path
 
 import click
 
 from penstock import __version__
+from penstock.errors import ConfigError, PenstockError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """Turns our own errors into one line that says what to do; a traceback is for what we did not foresee."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from error
+        except PenstockError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="penstock")
 def main() -> None:
-    """Takes telemetry in, holds it under pressure without losing any, and turns it into tables on Spark."""
+    """Takes telemetry in, holds it under pressure without losing any, and turns it into tables on Spark.
+
+    \b
+    Examples:
+      penstock demo                    the whole pipeline on this machine, in half a minute
+      penstock doctor                  what this machine has, what is missing, what to do
+      eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"      completion for bash (zsh, fish likewise)
+    """
+
+
+@main.command()
+@click.option("--points", default=600_000, show_default=True, type=click.IntRange(1_000), help="How many to generate.")
+@click.option(
+    "--dir",
+    "folder",
+    default="penstock-demo",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where everything goes; an earlier demo there is replaced.",
+)
+def demo(points: int, folder: Path) -> None:
+    """Run the whole pipeline: generator, L1, durable queue, segments, Spark, tables.
+
+    Nothing needs to be configured or running. At the end every generated point must be found in the minute, the hour
+    and the day table; the exit code is 1 if one is missing.
+
+    \b
+    Examples:
+      penstock demo
+      penstock demo --points 5000000 --dir /tmp/demo
+    """
+    from rich.console import Console
+
+    from penstock.service.doctor import require_extra
+
+    require_extra("spark", "pyspark", "pyarrow", "deltalake")
+    from penstock.service.demo import run_demo
+    from penstock.service.demo_screen import Screen, summary
+    from penstock.service.generator import Day
+
+    console = Console()
+    with Screen(console, points) as screen:
+        outcome = run_demo(folder, Day(points=points), screen.show)
+    summary(console, outcome)
+    sys.exit(1 if outcome.problems else 0)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine has, what is missing, and what to do about it.
+
+    The exit code is 0 if the embedded default (`penstock demo`) can run here, else 1.
+
+    \b
+    Examples:
+      penstock doctor
+      penstock doctor --json
+    """
+    from penstock.service.doctor import examine, render
+
+    findings = examine()
+    click.echo(render(findings, as_json=as_json))
+    sys.exit(0 if all(finding.ok for finding in findings if finding.required) else 1)

@@ -9,10 +9,12 @@
         ├── QueueExists        the name is taken
         ├── QueueConflict      the queue of that name works in another mode
         ├── QueueClosed        it takes nothing any more
+        ├── NoHandler          nobody is registered for items of this type
         ├── QueueFull          no room, and the policy is not to wait longer
         ├── QueueLocked        another process has the directory
         ├── BlockTooLarge      one block that could never fit
-        └── DiskFull           the disk has no room for a new block; what was accepted is safe
+        ├── DiskFull           the disk has no room for a new block; what was accepted is safe
+        └── DiskFailed         the disk failed a write or a sync; what was accepted before is safe
 
 Decide by type, never by text.
 """
@@ -57,6 +59,10 @@ class QueueClosed(QueueError):
     """The queue takes nothing any more."""
 
 
+class NoHandler(QueueError):
+    """Nobody is registered for items of this type."""
+
+
 class QueueFull(QueueError):
     """There is no room and the policy is not to wait any longer."""
 
@@ -71,3 +77,7 @@ class BlockTooLarge(QueueError):
 
 class DiskFull(QueueError):
     """The disk has no room for a new block. Everything accepted before is safe."""
+
+
+class DiskFailed(QueueError):
+    """The disk failed a write or a sync of a new block. Everything accepted before is safe."""

@@ -72,6 +72,55 @@ DECLARATIONS: dict[str, Declaration] = {
         # the pipeline at the edge
         Declaration("penstock_points_received_total", "counter", "Points handed to L1", ("metric",)),
         Declaration("penstock_l1_partials_total", "counter", "Merged rows that left L1", ("metric",)),
+        # the batch queue
+        Declaration("penstock_batch_queue_used", "gauge", "Items held", ("queue",)),
+        Declaration("penstock_batch_queue_capacity", "gauge", "Items that all partitions may hold", ("queue",)),
+        Declaration("penstock_batch_queue_used_percentage", "gauge", "Items held of those allowed, 0-100", ("queue",)),
+        Declaration(
+            "penstock_batch_queue_fullest_partition_percentage", "gauge", "Its fullest partition, 0-100", ("queue",)
+        ),
+        Declaration("penstock_batch_queue_used_bytes", "gauge", "Bytes held, where they are limited", ("queue",)),
+        Declaration("penstock_batch_queue_partitions", "gauge", "Partitions", ("queue",)),
+        Declaration("penstock_batch_queue_rebalances_total", "counter", "Times partitions changed threads", ("queue",)),
+        Declaration(
+            "penstock_batch_queue_batches_total", "counter", "Batches of up to so many items", ("queue", "size")
+        ),
+        Declaration(
+            "penstock_batch_queue_thread_items_total", "counter", "Items a thread drained", ("queue", "thread")
+        ),
+        Declaration(
+            "penstock_batch_queue_thread_busy_seconds_total", "counter", "Seconds in handlers", ("queue", "thread")
+        ),
+        Declaration("penstock_batch_queue_produced_total", "counter", "Items accepted", ("queue", "type")),
+        Declaration("penstock_batch_queue_consumed_total", "counter", "Items handled", ("queue", "type")),
+        Declaration("penstock_batch_queue_dropped_total", "counter", "Items turned away", ("queue", "type")),
+        Declaration("penstock_batch_queue_errors_total", "counter", "Items in failed batches", ("queue", "type")),
+        Declaration(
+            "penstock_batch_queue_unregistered_total", "counter", "Items drained without a handler", ("queue", "type")
+        ),
+        # the durable queue: its state, what happened to it, its disk
+        Declaration("penstock_queue_size", "gauge", "Blocks in the queue that are not acked"),
+        Declaration("penstock_queue_bytes", "gauge", "Bytes of those blocks"),
+        Declaration("penstock_queue_max_size", "gauge", "Configured limit of blocks"),
+        Declaration("penstock_queue_max_bytes", "gauge", "Configured limit of bytes"),
+        Declaration("penstock_queue_utilization_ratio", "gauge", "How full the queue is by its nearer limit, 0 to 1"),
+        Declaration("penstock_queue_disk_available_bytes", "gauge", "Free bytes where the queue lies"),
+        Declaration("penstock_queue_leased", "gauge", "Blocks handed out and not acked"),
+        Declaration("penstock_queue_oldest_age_seconds", "gauge", "Age of the block that is next to go out"),
+        Declaration("penstock_queue_push_total", "counter", "Blocks taken in"),
+        Declaration("penstock_queue_ack_total", "counter", "Blocks done with"),
+        Declaration("penstock_queue_redelivered_total", "counter", "Blocks handed out more than once"),
+        Declaration("penstock_queue_dead_letter_total", "counter", "Blocks moved to the dead-letter queue"),
+        Declaration("penstock_queue_dropped_total", "counter", "Blocks dropped or refused", ("reason",)),
+        Declaration("penstock_queue_disk_full_total", "counter", "Writes refused by a full disk"),
+        Declaration("penstock_fastqueue_inmemory_blocks", "gauge", "Blocks in the memory layer"),
+        Declaration("penstock_fastqueue_disk_bytes", "gauge", "Bytes of the chunk files"),
+        Declaration("penstock_fastqueue_meta_sync_total", "counter", "Meta files written"),
+        Declaration("penstock_fastqueue_chunk_rotations", "counter", "Chunk files begun after the first"),
+        Declaration("penstock_fastqueue_inmemory_flushes", "counter", "Spills of the memory layer to the disk"),
+        Declaration("penstock_fastqueue_damaged_regions_total", "counter", "Damaged places set aside in quarantine"),
+        Declaration("penstock_fastqueue_damaged_bytes_total", "counter", "Bytes set aside in quarantine"),
+        Declaration("penstock_fastqueue_lost_blocks_total", "counter", "Blocks lost to damage"),
         # segments for Spark
         Declaration("penstock_segments_sealed_total", "counter", "Segments sealed for Spark"),
         Declaration("penstock_segment_rows_total", "counter", "Rows in sealed segments"),
@@ -193,7 +242,9 @@ class _Watched:
             values[sample.labels] = values.get(sample.labels, 0.0) + sample.value
         for name, values in families.items():
             declaration = declared(name)
-            family = Metric(name.removesuffix("_total"), declaration.help, declaration.kind)
+            # A counter without "_total" is named as its users know it; the format calls such a family untyped.
+            untyped = declaration.kind == "counter" and not name.endswith("_total")
+            family = Metric(name.removesuffix("_total"), declaration.help, "unknown" if untyped else declaration.kind)
             for names, value in values.items():
                 family.add_sample(name, dict(zip(declaration.labels, names, strict=True)), value)
             yield family

@@ -1,1 +1,1 @@
-"""What flows: points, partial aggregates, metric definitions."""
+"""What flows: points, and the partial aggregates that they become."""

@@ -1,1 +1,19 @@
-"""HOLDER: a durable queue, memory first, disk behind it."""
+"""The durable queue: memory first, disk behind it, nothing accepted is lost."""
+
+from penstock.spool.config import Durability, FastQueueConfig, FullBehavior
+from penstock.spool.dead_letters import DeadLetter
+from penstock.spool.fast_queue import FastQueue
+from penstock.spool.lease import Lease
+from penstock.spool.memory_queue import MemoryQueue
+from penstock.spool.stats import QueueStats
+
+__all__ = [
+    "DeadLetter",
+    "Durability",
+    "FastQueue",
+    "FastQueueConfig",
+    "FullBehavior",
+    "Lease",
+    "MemoryQueue",
+    "QueueStats",
+]

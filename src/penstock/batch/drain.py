@@ -1,0 +1,272 @@
+"""Draining: what a task does with the partitions it owns, and the threads that run tasks.
+
+A task drains its partitions one cycle after another, never two at once. Partitions reach it through `ready`, each with
+its token, so a partition is in one task's hands at a time, whoever owns it. An owner that was changed meanwhile passes
+the partition on when it comes to it, at the latest after the cycle it is in.
+"""
+
+import logging
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from penstock.batch.config import BatchQueueConfig, ErrorHandler
+from penstock.batch.pace import IdlePace
+from penstock.batch.partition import Lane, Partition, Registration
+from penstock.clock import Clock
+from penstock.errors import NoHandler
+
+log = logging.getLogger("penstock.batch")
+
+SIZE_CLASSES = (1, 10, 100, 1_000, 10_000)  # batches are counted by size: up to 1, up to 10, …, more
+
+
+class DrainTask:
+    """Drains the partitions it owns and hands their items to the handlers.
+
+    Threads: `submit` and `nudge` from any thread, the rest from the one thread that runs the task at the time.
+    """
+
+    def __init__(
+        self,
+        queue_name: str,
+        index: int,
+        config: BatchQueueConfig,
+        clock: Clock,
+        *,
+        merges: bool,
+        on_quiet: Callable[[Partition], None],
+        on_cycle: Callable[[float], None] | None,
+    ) -> None:
+        self.index = index
+        self.partitions: tuple[Partition, ...] = ()  # replaced under the queue's lock
+        self.calls_idle = False
+        self.drained = 0
+        self.seconds = 0.0
+        self.batches = [0] * (len(SIZE_CLASSES) + 1)
+        self.ready: SimpleQueue[Partition | None] = SimpleQueue()
+        self.pace = IdlePace(config.min_idle, config.max_idle, clock.monotonic())
+        self._queue_name = queue_name
+        self._clock = clock
+        self._max_batch = config.max_batch
+        self._error_handler: ErrorHandler | None = config.error_handler
+        self._merges = merges
+        self._on_quiet = on_quiet
+        self._on_cycle = on_cycle
+        self._epoch = 0
+
+    def submit(self, partition: Partition) -> None:
+        """Have `partition`, whose token the caller took, drained."""
+        self.ready.put(partition)
+
+    def nudge(self) -> None:
+        """Have the thread look at its settings again."""
+        self.ready.put(None)
+
+    def reset(self) -> None:
+        """Forget what was ready: we are the child of a fork."""
+        self.ready = SimpleQueue()
+        self.drained = 0
+        self.seconds = 0.0
+        self.batches = [0] * len(self.batches)
+
+    # One cycle
+
+    def cycle(self, first: Partition) -> None:
+        """Drain and dispatch what is ready, then let go of it."""
+        if self._merges:
+            mine = self._all_ready(first)
+        elif first.owner is self:
+            mine = [first]
+        else:
+            first.owner.submit(first)
+            return
+        had_data = False
+        try:
+            had_data = self._drain_together(mine) if len(mine) > 1 else self._drain_alone(mine[0])
+        finally:
+            for partition in mine:
+                self._release(partition)
+            now = self._clock.monotonic()
+            if had_data:
+                self.pace.had_data(now)
+            if self.calls_idle and self.pace.is_late(now):
+                self.idle(now, absent_only=True)
+            if self._on_cycle is not None:
+                self._on_cycle(now)
+
+    def _all_ready(self, first: Partition) -> list[Partition]:
+        mine = []
+        partition: Partition | None = first
+        try:
+            while True:
+                if partition is None:
+                    pass
+                elif partition.owner is self:
+                    mine.append(partition)
+                else:
+                    partition.owner.submit(partition)
+                partition = self.ready.get_nowait()
+        except Empty:
+            return mine
+
+    def _drain_alone(self, partition: Partition) -> bool:
+        had_data = False
+        behind = self.calls_idle and partition.idle_epoch != self._epoch
+        for lane in partition.lanes:
+            if lane.items:
+                had_data = True
+                batch = self._take(lane, self._max_batch)
+                self._dispatch(lane.registration, batch, [(lane, len(batch))])
+        if behind and had_data:
+            self._call_idle_of(partition, absent_only=True)
+        return had_data
+
+    def _drain_together(self, partitions: list[Partition]) -> bool:
+        """One batch per handler of what all the partitions hold."""
+        gathered: dict[Registration, tuple[list[Any], list[tuple[Lane, int]]]] = {}
+        for partition in partitions:
+            for lane in partition.lanes:
+                if lane.items:
+                    batch, parts = gathered.setdefault(lane.registration, ([], []))
+                    left = None if self._max_batch is None else self._max_batch - len(batch)
+                    if left != 0:
+                        taken = self._take(lane, left)
+                        batch += taken
+                        parts.append((lane, len(taken)))
+        for registration, (batch, parts) in gathered.items():
+            self._dispatch(registration, batch, parts)
+        return bool(gathered)
+
+    def _take(self, lane: Lane, limit: int | None) -> list[Any]:
+        batch, woken, recovered = lane.partition.take(lane, limit)
+        for waiter in woken:
+            waiter.wake()
+        if recovered:
+            log.info("Partition has room again. queue=%s partition=%d", self._queue_name, lane.partition.index)
+        return batch
+
+    def _release(self, partition: Partition) -> None:
+        """Put the token back, unless there is more to drain or the partition has seen its last item."""
+        if partition.has_items():
+            partition.owner.submit(partition)
+            return
+        was_closed = partition.closed
+        if was_closed and partition.is_quiet():
+            self._on_quiet(partition)  # and the token stays with us: nobody will need it
+            return
+        partition.asleep.append(partition)
+        # Only now is it certain that a producer (or `close`) who came after our look has seen the token.
+        if partition.has_items() or partition.closed != was_closed:
+            rouse(partition.asleep)
+
+    def _dispatch(self, registration: Registration, batch: list[Any], parts: list[tuple[Lane, int]]) -> None:
+        count = len(batch)
+        self.drained += count
+        self.batches[_size_class(count)] += 1
+        consume = registration.consume
+        gate = registration.gate
+        started = self._clock.monotonic()
+        if gate is not None:
+            gate.enter()
+        try:
+            if consume is None:
+                raise NoHandler(f"no handler for {registration.type.__qualname__} in queue {self._queue_name!r}")
+            consume(batch)
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
+            for lane, part in parts:
+                if consume is None:
+                    lane.unregistered += part
+                else:
+                    lane.errors += part
+            self._report(registration, batch, error)
+        else:
+            for lane, part in parts:
+                lane.consumed += part
+        finally:
+            if gate is not None:
+                gate.leave()
+            spent = self._clock.monotonic() - started
+            self.seconds += spent
+            for lane, part in parts:
+                lane.partition.seconds += spent * part / count
+
+    def _report(self, registration: Registration, batch: list[Any], error: BaseException) -> None:
+        if isinstance(error, NoHandler):
+            if not registration.unregistered_logged:
+                registration.unregistered_logged = True
+                log.warning("Dropping items without a handler. queue=%s type=%s", self._queue_name, registration.type)
+        elif self._error_handler is None:
+            log.error(
+                "Handler failed. queue=%s type=%s items=%d",
+                self._queue_name, registration.type, len(batch), exc_info=error,
+            )  # fmt: skip
+        report_batch(self._error_handler, self._queue_name, batch, error)
+
+    # Idle
+
+    def idle(self, now: float, *, absent_only: bool = False) -> None:
+        """Call `on_idle` of the handlers whose partitions nobody drains just now."""
+        self._epoch += 1
+        for partition in self.partitions:
+            if partition.owner is not self or not partition.calls_idle:
+                continue
+            try:
+                partition.asleep.pop()
+            except IndexError:
+                continue  # it has data: its next cycle sees to those of its handlers that got none
+            try:
+                self._call_idle_of(partition, absent_only=absent_only)
+            finally:
+                self._release(partition)
+        self.pace.was_called(now)
+
+    def _call_idle_of(self, partition: Partition, *, absent_only: bool) -> None:
+        """The caller holds the token, so `consume` of these handlers is not running (or a gate sees to it)."""
+        partition.idle_epoch = self._epoch
+        for lane in partition.lanes:
+            was_absent = lane.idle_mark == lane.taken
+            lane.idle_mark = lane.taken
+            # A handler that several partitions feed is called by the owner of the first of them.
+            if (was_absent or not absent_only) and lane.registration.lanes[0] is lane:
+                call_on_idle(lane.registration, self._queue_name)
+
+
+def rouse(asleep: list[Partition]) -> None:
+    """Have the partition drained whose token this is, unless somebody else got there first."""
+    try:
+        partition = asleep.pop()
+    except IndexError:
+        return
+    partition.owner.submit(partition)
+
+
+def call_on_idle(registration: Registration, queue_name: str) -> None:
+    """Once, if nobody consumes; an error is logged."""
+    on_idle, gate = registration.on_idle, registration.gate
+    if on_idle is None or (gate is not None and not gate.try_alone()):
+        return
+    try:
+        on_idle()
+    except BaseException:  # whatever a handler raises, the drain thread must go on
+        log.exception("on_idle failed. queue=%s type=%s", queue_name, registration.type)
+    finally:
+        if gate is not None:
+            gate.leave_alone()
+
+
+def report_batch(handler: ErrorHandler | None, queue_name: str, batch: list[Any], error: BaseException) -> None:
+    """Give the batch to the error handler, who may fail in turn."""
+    if handler is None:
+        return
+    try:
+        handler(batch, error)
+    except BaseException:  # whatever it raises, the drain thread must go on
+        log.exception("Error handler failed. queue=%s items=%d", queue_name, len(batch))
+
+
+def _size_class(count: int) -> int:
+    for index, bound in enumerate(SIZE_CLASSES):
+        if count <= bound:
+            return index
+    return len(SIZE_CLASSES)

@@ -1,0 +1,200 @@
+"""Which type lives in which partition, and which task drains it. It only ever grows; a type never moves."""
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from penstock.batch.config import BatchQueueConfig, Handler, HandlerConsumer
+from penstock.batch.drain import DrainTask
+from penstock.batch.gate import Gate
+from penstock.batch.partition import Lane, Partition, Registration, Route
+from penstock.batch.selector import stable_hash
+
+
+class Layout:
+    """Partitions, lanes, registrations and owners.
+
+    Even: a type goes to the partition with the least weight, the first of them; so the same registrations in the same
+    order give the same layout in every run.
+    Threads: every method may be called from any thread.
+    """
+
+    def __init__(self, config: BatchQueueConfig, tasks: tuple[DrainTask, ...], partitions: int) -> None:
+        selector = config.resolved_selector
+        self.tasks = tasks
+        self.routes: dict[type, Route] = {}  # the only thing that `produce` reads
+        self._config = config
+        self._spreads = selector.kind != "type_hash" and (partitions > 1 or config.partitions.kind == "adaptive")
+        self._key = selector.key
+        self._turn = count()
+        # lock guards everything below; `partitions` is replaced, never changed, so it may be read without.
+        self.lock = threading.Lock()
+        self.registrations: dict[type, Registration] = {}
+        self.partitions: tuple[Partition, ...] = ()
+        self._lanes: dict[type, Lane] = {}
+        self._grow_locked(partitions)
+        if config.consumer is not None:
+            everything = self._registration_locked(object)
+            everything.consume, everything.on_idle = callbacks(config.consumer)
+            self._feed_locked(everything)
+
+    # Producers
+
+    def lane_for(self, item: object) -> Lane:
+        """Where `item` goes; opens the lane if it is the first of its kind."""
+        kind = type(item)
+        if not self._spreads:
+            return self._lanes.get(kind) or self._first_of(kind, None)
+        partitions = self.partitions
+        turn = next(self._turn) if self._key is None else stable_hash(self._key(item))
+        partition = partitions[turn % len(partitions)]
+        return partition.lane_of.get(self._lane_type(kind)) or self._first_of(kind, partition)
+
+    def lane_of_type(self, kind: type) -> Lane | None:
+        """Where all items of `kind` go, or None if they go to several places."""
+        if self._spreads:
+            return None
+        return self._lanes.get(kind) or self._first_of(kind, None)
+
+    def _lane_type(self, kind: type) -> type:
+        return kind if self._config.consumer is None else object
+
+    def _first_of(self, kind: type, partition: Partition | None) -> Lane:
+        with self.lock:
+            registration = self._registration_locked(self._lane_type(kind))
+            if partition is None and kind in self._lanes:
+                return self._lanes[kind]
+            if partition is None:
+                partition = min(self.partitions, key=lambda candidate: candidate.weight)
+                partition.weight += registration.weight or 1.0
+                lane = self._open_lane_locked(registration, partition)
+                self._lanes[kind] = lane
+                if self._config.buffer_bytes is None:
+                    self.routes[kind] = lane.route
+                return lane
+            return self._open_lane_locked(registration, partition)
+
+    def _feed_locked(self, everything: Registration) -> None:
+        """Let every partition feed the one consumer."""
+        for partition in self.partitions:
+            self._open_lane_locked(everything, partition)
+
+    def _registration_locked(self, kind: type) -> Registration:
+        registration = self.registrations.get(kind)
+        if registration is None:
+            several = self._spreads or self._config.consumer is not None
+            registration = self.registrations[kind] = Registration(kind, Gate() if several else None)
+        return registration
+
+    def _open_lane_locked(self, registration: Registration, partition: Partition) -> Lane:
+        lane = partition.lane_of.get(registration.type)
+        if lane is None:
+            lane = Lane(registration, partition)
+            registration.lanes.append(lane)
+            partition.lanes.append(lane)
+            partition.lane_of[registration.type] = lane
+            if registration.on_idle is not None:
+                self._refresh_idle_locked(partition)
+        return lane
+
+    # Handlers
+
+    def register(self, kind: type, handler: Handler, weight: float) -> None:
+        """Put `handler` in charge of `kind`, growing the partitions if they are adaptive."""
+        with self.lock:
+            registration = self._registration_locked(kind)
+            registration.weight = weight
+            registration.consume, registration.on_idle = callbacks(handler)
+            registration.unregistered_logged = False
+            total = sum(other.weight for other in self.registrations.values() if other.consume is not None)
+            wanted = self._config.partitions.resolve(len(self.tasks), total)
+            self._grow_locked(wanted)
+            if self._spreads and not registration.lanes:
+                # Its first lane is where its idle calls come from: not all of them from the same thread.
+                home = self.partitions[len(self.registrations) % len(self.partitions)]
+                self._open_lane_locked(registration, home)
+            for lane in registration.lanes:
+                self._refresh_idle_locked(lane.partition)
+        if not self._spreads:
+            self._lanes.get(kind) or self._first_of(kind, None)
+
+    def unregister(self, kind: type) -> bool:
+        """Leave `kind` without a handler; its lane and its partition stay."""
+        with self.lock:
+            registration = self.registrations.get(kind)
+            if registration is None or registration.consume is None:
+                return False
+            registration.consume = registration.on_idle = None
+            registration.weight = 0.0
+            for lane in registration.lanes:
+                self._refresh_idle_locked(lane.partition)
+            return True
+
+    # Owners
+
+    def _grow_locked(self, wanted: int) -> None:
+        for index in range(len(self.partitions), wanted):
+            owner = min(self.tasks, key=lambda task: len(task.partitions))
+            partition = Partition(index, self._config.buffer_size, self._config.buffer_bytes, owner)
+            owner.partitions = (*owner.partitions, partition)
+            self.partitions = (*self.partitions, partition)
+
+    def _refresh_idle_locked(self, partition: Partition) -> None:
+        called = any(
+            lane.registration.on_idle is not None and lane.registration.lanes[0] is lane for lane in partition.lanes
+        )
+        if called != partition.calls_idle:
+            partition.calls_idle = called
+            self._refresh_task_locked(partition.owner)
+
+    def _refresh_task_locked(self, task: DrainTask) -> None:
+        calls = any(partition.calls_idle for partition in task.partitions)
+        if calls != task.calls_idle:
+            task.calls_idle = calls
+            task.nudge()
+
+    def loads(self, measure: Callable[[Partition], float]) -> tuple[list[float], list[int]]:
+        """What `measure` says of every partition, and who owns it."""
+        with self.lock:
+            return [measure(part) for part in self.partitions], [part.owner.index for part in self.partitions]
+
+    def reassign(self, owners: list[int]) -> bool:
+        """Give partition p to task `owners[p]`; False if nothing moves."""
+        with self.lock:
+            moved = False
+            # Partitions that came since the owners were computed keep theirs.
+            for partition, owner in zip(self.partitions, owners):
+                if partition.owner.index != owner:
+                    partition.owner = self.tasks[owner]
+                    moved = True
+            if moved:
+                for task in self.tasks:
+                    task.partitions = tuple(part for part in self.partitions if part.owner is task)
+                    self._refresh_task_locked(task)
+            return moved
+
+    def lanes(self) -> Iterator[Lane]:
+        for partition in self.partitions:
+            yield from list(partition.lanes)
+
+    def reset(self) -> None:
+        """We are the child of a fork: the locks and what is held are the parent's."""
+        self.lock = threading.Lock()
+        for registration in self.registrations.values():
+            if registration.gate is not None:
+                registration.gate = Gate()
+        for partition in self.partitions:
+            partition.reset()
+        for task in self.tasks:
+            task.reset()
+
+
+def callbacks(handler: Handler) -> tuple[Callable[..., object], Callable[[], object] | None]:
+    """`consume` and, if it does anything, `on_idle` of what was registered."""
+    consume = getattr(handler, "consume", handler)
+    on_idle = getattr(handler, "on_idle", None)
+    if not callable(consume):
+        raise TypeError(f"a handler must be callable or have a method consume(batch), got {handler!r}")
+    if getattr(type(handler), "on_idle", None) is HandlerConsumer.on_idle:
+        on_idle = None  # the inherited one does nothing: nobody needs to be woken for it
+    return consume, on_idle

@@ -1,0 +1,262 @@
+"""One bounded buffer: lanes of items by type, the room that is left, and the token that says who may drain it.
+
+Room. Every slot of a partition is in exactly one of five places, and their sum is the capacity at all times:
+    spare      a number, guarded by the lock: slots that nobody has
+    credits    a deque of tokens, at most CREDITS: slots that single producers take without the lock, by `pop`
+    in flight  popped, not yet appended: one per producer, for the time of two bytecodes
+    held       items in the lanes
+    waiting    none: a producer waits only when spare and credits are empty
+So the bound is exact without a lock per item, and "closed, and spare equals the capacity" proves that nothing is held
+and nobody is about to append: this is how `close` knows that it has seen the last item.
+
+The token. `asleep` holds the partition itself while nobody drains it, and is empty while somebody does. Who pops it
+must see to it that the partition is drained: a producer by submitting it to its owner, an owner by draining it.
+A producer appends the item, then looks at `asleep`; a drainer puts the token back, then looks at the lanes. In any
+interleaving one of the two sees the other, so no item is left without somebody who will come for it.
+
+What is relied on: `list.append`, `list.extend` of a list, `list.pop`, slice reads and slice deletion of lists, and
+`deque.pop` and `deque.extend` are each atomic and seen in one order by all threads. The language's FAQ on thread-safe
+operations and the documentation of `collections.deque` promise the former; the global lock gives the latter.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.batch.gate import Gate
+from penstock.batch.waiting import Waiter
+
+if TYPE_CHECKING:
+    from penstock.batch.drain import DrainTask
+
+CREDITS = 256  # slots handed out at a time: the lock is then taken once for so many single items
+_TOKENS = (None,) * CREDITS
+
+Route = tuple["deque[None]", list[Any], "list[Partition]"]  # what `produce` needs of a lane: credits, items, asleep
+
+
+class Registration:
+    """What is known of one type: who handles it. Guarded by the queue's lock; read without it, field by field."""
+
+    __slots__ = ("consume", "gate", "lanes", "on_idle", "type", "unregistered_logged", "weight")
+
+    def __init__(self, type_: type, gate: Gate | None) -> None:
+        self.type = type_
+        self.consume: Callable[[list[Any]], object] | None = None
+        self.on_idle: Callable[[], object] | None = None
+        self.weight = 0.0
+        self.gate = gate  # only where several partitions feed one handler
+        self.lanes: list[Lane] = []
+        self.unregistered_logged = False
+
+
+class Lane:
+    """The items of one type in one partition, so that grouping by type costs nothing when they are drained."""
+
+    __slots__ = (
+        "abandoned", "consumed", "dropped", "errors", "idle_mark", "items", "partition", "registration", "sizes",
+        "taken", "unregistered",
+    )  # fmt: skip
+
+    def __init__(self, registration: Registration, partition: "Partition") -> None:
+        self.registration = registration
+        self.partition = partition
+        self.items: list[Any] = []
+        self.sizes: list[int] = []  # beside `items` where bytes are limited
+        self.taken = 0  # guarded by the partition's lock, like `dropped`
+        self.dropped = 0
+        self.consumed = 0  # these belong to whoever holds the partition's token
+        self.errors = 0
+        self.unregistered = 0
+        self.idle_mark = 0
+        self.abandoned = 0  # belongs to `close`
+
+    @property
+    def route(self) -> Route:
+        return (self.partition.credits, self.items, self.partition.asleep)
+
+
+class Partition:
+    """A bounded buffer with exactly one owner."""
+
+    def __init__(self, index: int, capacity: int, byte_capacity: int | None, owner: "DrainTask") -> None:
+        self.index = index
+        self.capacity = capacity
+        self.byte_capacity = byte_capacity
+        self.owner = owner  # written under the queue's lock; an old owner forwards what still reaches it
+        self.asleep: list[Partition] = [self]
+        self.credits: deque[None] = deque()
+        # Append-only; written under the queue's lock.
+        self.lanes: list[Lane] = []
+        self.lane_of: dict[type, Lane] = {}
+        self.weight = 0.0
+        self.calls_idle = False
+        # Belongs to whoever holds the token.
+        self.seconds = 0.0
+        self.idle_epoch = 0
+        # _lock guards everything below.
+        self._lock = threading.Lock()
+        self._spare = capacity
+        self._bytes = 0
+        self._waiters: deque[Waiter] = deque()
+        self._dropping = False
+        self.closed = False
+
+    # Producers
+
+    def offer(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, waiter: Waiter | None) -> int:
+        """Append as many of `items` as there is room for, in order; with the rest, `waiter` stands in line.
+
+        Nothing is appended while others wait, and nothing waits once the partition is closed.
+        """
+        with self._lock:
+            if self.closed:
+                return 0
+            granted = 0 if self._waiters else self._grant_locked(lane, items, sizes, 0)
+            if waiter is not None:
+                waiter.granted = granted
+                if granted < len(items):
+                    self._waiters.append(waiter)
+        return granted
+
+    def withdraw(self, waiter: Waiter) -> int:
+        """Leave the line; how many items of `waiter` were appended in the end."""
+        with self._lock:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            return waiter.granted
+
+    def refuse(self, lane: Lane, count: int) -> bool:
+        """Count items that were turned away; True if it is the first time since there was room."""
+        with self._lock:
+            lane.dropped += count
+            began = not self._dropping and not self.closed
+            self._dropping = True
+        return began
+
+    def _grant_locked(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, start: int) -> int:
+        """Append from `items[start:]` what fits; how many that were."""
+        wanted = len(items) - start
+        count = min(wanted, self._spare)
+        if sizes is not None and self.byte_capacity is not None:
+            fits = 0
+            for size in sizes[start : start + count]:
+                if self._bytes + size > self.byte_capacity:
+                    break
+                self._bytes += size
+                fits += 1
+            count = fits
+            lane.sizes.extend(sizes[start : start + count])
+            self._spare -= count
+        else:
+            self._spare -= count
+            while count < wanted and self._uncredit_locked():
+                count += 1
+            credit = min(self._spare, CREDITS - len(self.credits))
+            if credit > 0:
+                self._spare -= credit
+                self.credits.extend(_TOKENS[:credit])
+        if count:
+            lane.items.extend(items if count == len(items) else items[start : start + count])
+        return count
+
+    def _uncredit_locked(self) -> bool:
+        try:
+            self.credits.pop()
+        except IndexError:
+            return False
+        return True
+
+    # The drainer, who holds the token
+
+    def has_items(self) -> bool:
+        for lane in self.lanes:  # noqa: SIM110 - a generator costs more than the loop
+            if lane.items:
+                return True
+        return False
+
+    def take(self, lane: Lane, limit: int | None) -> tuple[list[Any], list[Waiter], bool]:
+        """Move up to `limit` items out, and let those who wait have the room.
+
+        Also says who got all they waited for, to be woken once no lock is held, and whether dropping has ended.
+        """
+        with self._lock:
+            items = lane.items
+            count = len(items)
+            if limit is not None and count > limit:
+                count = limit
+            batch = items[:count]
+            del items[:count]
+            if self.byte_capacity is not None:
+                self._bytes -= sum(lane.sizes[:count])
+                del lane.sizes[:count]
+            lane.taken += count
+            self._spare += count
+            woken = self._serve_locked() if self._waiters else []
+            recovered = self._dropping and self._spare * 2 >= self.capacity
+            if recovered:
+                self._dropping = False
+        return batch, woken, recovered
+
+    def _serve_locked(self) -> list[Waiter]:
+        served = []
+        while self._waiters and not self.closed:
+            waiter = self._waiters[0]
+            waiter.granted += self._grant_locked(waiter.lane, waiter.items, waiter.sizes, waiter.granted)
+            if waiter.granted < len(waiter.items):
+                break
+            served.append(self._waiters.popleft())
+        return served
+
+    # The closing queue
+
+    def close_gate(self) -> list[Waiter]:
+        """Let nothing in any more; those who waited are to be woken, and will find that they got nothing more."""
+        with self._lock:
+            self.closed = True
+            while self._uncredit_locked():
+                self._spare += 1
+            waiters = list(self._waiters)
+            self._waiters.clear()
+        return waiters
+
+    def is_quiet(self) -> bool:
+        """Closed, nothing held, nobody about to append."""
+        with self._lock:
+            return self.closed and self._spare == self.capacity
+
+    def forgive(self) -> None:
+        """Give back the slots of producers that were interrupted between taking one and using it."""
+        with self._lock:
+            if self.closed:
+                self._spare = self.capacity - sum(len(lane.items) for lane in self.lanes)
+
+    # Anybody
+
+    def used(self) -> tuple[int, int]:
+        """Items and bytes held."""
+        with self._lock:
+            return sum(len(lane.items) for lane in self.lanes), self._bytes
+
+    def counts(self, lane: Lane) -> tuple[int, int]:
+        """How many items of `lane` were let in, and how many were turned away."""
+        with self._lock:
+            return lane.taken + len(lane.items), lane.dropped
+
+    def reset(self) -> None:
+        """Forget everything: we are the child of a fork, what is held is the parent's."""
+        self._lock = threading.Lock()
+        self.credits.clear()
+        for lane in self.lanes:
+            lane.items.clear()
+            lane.sizes.clear()
+            lane.taken = lane.dropped = lane.consumed = lane.errors = lane.unregistered = 0
+            lane.idle_mark = lane.abandoned = 0
+            if lane.registration.gate is not None:
+                lane.registration.gate = Gate()
+        self._spare = self.capacity
+        self._bytes = 0
+        self._waiters.clear()
+        self._dropping = False
+        self.asleep[:] = [self]

@@ -1,0 +1,102 @@
+"""How many threads and partitions: the caller describes the workload, the machine decides the numbers."""
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from penstock.errors import ConfigError
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _half_up(value: float) -> int:
+    """Round to nearest, halves up: `round` would make 0.5 of a thread none and 1.5 threads two."""
+    return math.floor(value + 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPolicy:
+    """How many drain threads; always resolves to at least one."""
+
+    kind: Literal["fixed", "cpu_cores", "io_bound"]
+    base: int = 0
+    per_core: float = 0.0
+
+    @classmethod
+    def fixed(cls, count: int) -> Self:
+        """Exactly `count` threads."""
+        if count < 1:
+            raise ConfigError(f"threads must be >= 1, got fixed({count})")
+        return cls("fixed", base=count)
+
+    @classmethod
+    def cpu_cores(cls, multiplier: float) -> Self:
+        """`multiplier` threads per core, rounded."""
+        if not multiplier > 0:
+            raise ConfigError(f"threads per core must be > 0, got cpu_cores({multiplier})")
+        return cls("cpu_cores", per_core=multiplier)
+
+    @classmethod
+    def cpu_cores_with_base(cls, base: int, multiplier: float) -> Self:
+        """`base` threads and `multiplier` more per core."""
+        if base < 0 or not multiplier > 0:
+            raise ConfigError(f"base must be >= 0 and threads per core > 0, got {base} and {multiplier}")
+        return cls("cpu_cores", base=base, per_core=multiplier)
+
+    @classmethod
+    def io_bound(cls, count: int) -> Self:
+        """Exactly `count` threads that mostly wait for others, so the number of cores does not matter."""
+        if count < 1:
+            raise ConfigError(f"threads must be >= 1, got io_bound({count})")
+        return cls("io_bound", base=count)
+
+    def resolve(self, cores: int | None = None) -> int:
+        """The number of threads on a machine of `cores` (by default this one)."""
+        return max(1, self.base + _half_up(self.per_core * (available_cores() if cores is None else cores)))
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPolicy:
+    """How many partitions; always resolves to at least one."""
+
+    kind: Literal["fixed", "thread_multiply", "adaptive"]
+    count: int
+
+    @classmethod
+    def fixed(cls, count: int) -> Self:
+        """Exactly `count` partitions."""
+        return cls._checked("fixed", count)
+
+    @classmethod
+    def thread_multiply(cls, multiplier: int) -> Self:
+        """`multiplier` partitions per drain thread."""
+        return cls._checked("thread_multiply", multiplier)
+
+    @classmethod
+    def adaptive(cls, multiplier: int = 25) -> Self:
+        """One partition per handler up to `multiplier` per thread, then one for every two handlers."""
+        return cls._checked("adaptive", multiplier)
+
+    @classmethod
+    def _checked(cls, kind: Literal["fixed", "thread_multiply", "adaptive"], count: int) -> Self:
+        if count < 1:
+            raise ConfigError(f"partitions must be >= 1, got {kind}({count})")
+        return cls(kind, count)
+
+    def resolve(self, threads: int, weighted_handlers: float = 0.0) -> int:
+        """The number of partitions for so many threads and for handlers whose weights add up to so much."""
+        if self.kind == "fixed":
+            return self.count
+        if self.kind == "thread_multiply":
+            return self.count * threads
+        # Weights like 0.05 add up to 62.349999…: without the rounding a sum just above a whole number
+        # would make a partition for nothing.
+        handlers = math.ceil(round(weighted_handlers, 6))
+        threshold = self.count * threads
+        if handlers == 0:
+            return threads
+        return handlers if handlers <= threshold else threshold + (handlers - threshold) // 2

@@ -1,0 +1,96 @@
+"""Segments: sealed files of partials, the hand-over from the edge to Spark.
+
+    <writer>-<first>-<last>.arrow     first and last: the queue sequences that it covers, 16 hex digits each
+
+An Arrow IPC file of one or more batches in the schema `penstock.model.partial.PARTIALS`, lz4-compressed. A segment is
+written beside under a name that starts with a dot, synced, then renamed: whoever lists the folder sees it whole or not
+at all, and it never changes. The sequences of one writer only grow and never overlap, so the last one is an offset.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError
+from penstock.model.partial import PARTIALS
+
+FORMAT = b"1"
+_NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.]*)-([0-9a-f]{16})-([0-9a-f]{16})\.arrow")
+_WRITER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Segment:
+    """One sealed file, known by its name alone."""
+
+    writer: str
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.writer}-{self.first:016x}-{self.last:016x}.arrow"
+
+
+def parse_name(name: str) -> Segment | None:
+    """The segment of that name; None for anything else that may lie in the folder."""
+    match = _NAME.fullmatch(name)
+    return Segment(match[1], int(match[2], 16), int(match[3], 16)) if match else None
+
+
+def sealed(folder: Path) -> list[Segment]:
+    """The segments in `folder`, those of one writer in the order of their sequences."""
+    return sorted(segment for entry in os.scandir(folder) if (segment := parse_name(entry.name)))
+
+
+def check_writer(name: str) -> str:
+    """`name` if it can stand in a segment's name."""
+    if not _WRITER.fullmatch(name):
+        raise ConfigError(f"segments.writer must be letters, digits, '_' and '.', got {name!r}")
+    return name
+
+
+def encode(partials: pa.Table) -> bytes:
+    """Partials as one block for the durable queue."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, PARTIALS) as writer:  # not compressed: the queue does that, for many blocks at once
+        writer.write_table(partials)
+    return bytes(sink.getvalue())
+
+
+def decode(block: bytes) -> pa.Table:
+    """What `encode` was given."""
+    return pa.ipc.open_stream(block).read_all().cast(PARTIALS)
+
+
+def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
+    """Write `partials` as `segment`; when this returns, the segment survives a power cut."""
+    path, scratch = folder / segment.name, folder / f".{segment.name}"
+    schema = PARTIALS.with_metadata({b"penstock.segment": FORMAT})
+    with open(scratch, "wb") as file:
+        with pa.ipc.new_file(file, schema, options=_OPTIONS) as writer:
+            writer.write_table(partials.cast(schema))
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.rename(path)
+    sync_folder(folder)
+    return path
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read(path: Path) -> pa.Table:
+    """The partials of a segment, in exactly the schema `PARTIALS`."""
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).read_all().cast(PARTIALS)

@@ -1,0 +1,173 @@
+"""`penstock demo`: the whole pipeline on this machine, with every point accounted for at the end.
+
+generator ─► batch queue (L1) ─► durable queue ─► segments ─► Spark ─► minute, hour, day, top-n tables
+"""
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.aggregate.l1 import L1
+from penstock.batch import BatchQueue, BatchQueueConfig, PartitionPolicy, ThreadPolicy
+from penstock.errors import ConfigError
+from penstock.export.segments import SegmentWriter
+from penstock.model.level import Level
+from penstock.service.generator import Day, generate
+from penstock.spark.tables import Tables
+from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
+
+MARK = ".penstock-demo"  # what makes a folder ours to empty
+TOP = 10
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far each stage is; read by whoever draws it."""
+
+    generated: int = 0
+    partials: int = 0
+    segments: int = 0
+    fed: bool = False  # everything generated is sealed
+    spark: str = "starting"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What went in, what the tables say, and whether the two agree."""
+
+    folder: Path
+    tables: Tables
+    generated: dict[str, int]
+    partials: int
+    segments: int
+    seconds: float
+    spark_seconds: float  # of those, until Spark's session was up
+    problems: list[str]
+
+
+def prepare_folder(folder: Path) -> None:
+    """An empty folder for the demo; one that holds anything but an earlier demo is refused."""
+    if folder.exists():
+        if not (folder / MARK).exists() and any(folder.iterdir()):
+            raise ConfigError(f"--dir {folder} holds something that is not a demo: name an empty or new folder")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / MARK).touch()
+
+
+def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcome:
+    """Run everything; `show` is called about ten times a second while it runs."""
+    # Not at the top: pyspark takes its time, and `penstock --help` must not wait for it.
+    from penstock.spark.job import start_job
+    from penstock.spark.session import start_session
+
+    began = time.monotonic()
+    prepare_folder(folder)
+    tables = Tables(folder / "tables")
+    progress = Progress()
+    generated: Counter[str] = Counter()
+    queue = FastQueue(folder / "queue", FastQueueConfig(durability=Durability.DISK, full_behavior=FullBehavior.BLOCK))
+    batch = BatchQueue(
+        "l1", BatchQueueConfig(threads=ThreadPolicy.cpu_cores(1.0), partitions=PartitionPolicy.adaptive())
+    )
+    l1 = L1(batch, queue.push)
+    writer = SegmentWriter(queue, folder / "segments")
+    writer.start()
+
+    def feed() -> None:
+        for chunk in generate(day, end=time.time()):
+            if not l1.produce(chunk):
+                raise RuntimeError("the batch queue refused a chunk")
+            generated[chunk.metric] += len(chunk)
+            progress.generated += len(chunk)
+        l1.close()
+        writer.close()
+        queue.close()
+        progress.fed = True
+
+    def start_spark() -> tuple[Any, float]:
+        return start_session(), time.monotonic() - began
+
+    def draw() -> None:
+        progress.partials, progress.segments = writer.rows, writer.segments
+        show(progress)
+
+    with ThreadPoolExecutor(2, "penstock-demo") as pool:
+
+        def watch(*tasks: Future[Any]) -> None:
+            while wait(tasks, timeout=0.1).not_done:
+                draw()
+            for task in tasks:
+                task.result()  # raises what went wrong in it
+
+        with _stderr_to(folder / "spark.log"):  # Java inherits it, and keeps it
+            feeding, starting = pool.submit(feed), pool.submit(start_spark)
+            watch(feeding, starting)
+        spark, spark_seconds = starting.result()
+        try:
+            progress.spark = "working"
+            query = start_job(spark, folder / "segments", tables, folder / "checkpoint")
+            watch(pool.submit(query.processAllAvailable))
+            query.stop()
+        finally:
+            spark.stop()
+    progress.spark = "done"
+    draw()
+    seconds = time.monotonic() - began
+    problems = differences(tables, generated)
+    return Outcome(folder, tables, dict(generated), writer.rows, writer.segments, seconds, spark_seconds, problems)
+
+
+@contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """Send this process's standard error, and that of what it starts, to a file for a while."""
+    kept = os.dup(2)
+    with open(path, "ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def counts_of(tables: Tables) -> dict[str, dict[str, int]]:
+    """How many points each table holds, by level and metric."""
+    counts = {}
+    for level in Level:
+        rows = tables.read(level).group_by("metric").aggregate([("count", "sum")])
+        counts[level.value] = dict(zip(rows["metric"].to_pylist(), rows["count_sum"].to_pylist()))
+    return counts
+
+
+def differences(tables: Tables, generated: Mapping[str, int]) -> list[str]:
+    """Everything in which the tables differ from what was generated; empty if every point is accounted for."""
+    problems = [
+        f"{level} table: {metric} has {counts.get(metric, 0)} points, generated {generated.get(metric, 0)}"
+        for level, counts in counts_of(tables).items()
+        for metric in sorted(generated.keys() | counts.keys())
+        if counts.get(metric, 0) != generated.get(metric, 0)
+    ]
+    if _top_n_of_minutes(tables) != tables.read_top_n(TOP).select(["metric", "bucket", "entity"]).to_pylist():
+        problems.append("top_n table: not the top entities of the minute table")
+    return problems
+
+
+def _top_n_of_minutes(tables: Tables) -> list[dict[str, object]]:
+    """The top n worked out again, the slow and obvious way."""
+    groups: dict[tuple[str, object], list[tuple[float, str]]] = {}
+    minutes = tables.read(Level.MINUTE)
+    for row in minutes.select(["metric", "bucket", "entity", "max"]).to_pylist():
+        groups.setdefault((row["metric"], row["bucket"]), []).append((-row["max"], row["entity"]))
+    return [
+        {"metric": metric, "bucket": bucket, "entity": entity}
+        for (metric, bucket), members in sorted(groups.items(), key=lambda group: (group[0][0], str(group[0][1])))
+        for _, entity in sorted(members)[:TOP]
+    ]

@@ -1,0 +1,149 @@
+"""What `penstock demo` shows: live progress while it runs, a summary at the end."""
+
+import json
+import os
+import sys
+from datetime import datetime
+from typing import Any
+
+import plotext
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from penstock.model.level import Level
+from penstock.model.point import entity_of
+from penstock.service import demo
+from penstock.service.generator import DURATION
+from penstock.units import format_bytes
+
+SICK = entity_of({"service": "checkout", "endpoint": "POST /orders"})
+
+
+class Screen:
+    """Draws a demo's progress while it is entered."""
+
+    def __init__(self, console: Console, expected: int) -> None:
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._edge = self._bars.add_task("generator ─► L1 ─► durable queue", total=expected, note="")
+        self._segments = self._bars.add_task("durable queue ─► segments", total=None, note="")
+        self._spark = self._bars.add_task("segments ─► Spark ─► tables", total=None, note="")
+
+    def __enter__(self) -> "Screen":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def show(self, progress: demo.Progress) -> None:
+        points, done = progress.generated, progress.spark == "done"
+        if progress.fed:
+            self._bars.update(self._edge, total=points)
+            self._bars.update(self._segments, total=1, completed=1)
+        self._bars.update(self._edge, completed=points, note=f"{points:,} points")
+        self._bars.update(self._segments, note=f"{progress.segments} segments, {progress.partials:,} rows")
+        self._bars.update(self._spark, total=1 if done else None, completed=int(done), note=progress.spark)
+
+
+def summary(console: Console, outcome: demo.Outcome) -> None:
+    """Tables, a plot, the account, where everything is and what to try next."""
+    console.print()
+    console.print(_tables(outcome))
+    console.print(_top_n(outcome))
+    console.print(f"[bold]{_label(SICK)}: mean duration by hour, ms[/bold] (the peak is a bad deployment)")
+    console.print(Text.from_ansi(_plot(outcome, min(console.width, 100))))
+    console.print(_account(outcome))
+
+
+def _tables(outcome: demo.Outcome) -> Table:
+    table = Table(title="Tables", title_justify="left", padding=(0, 0, 0, 1))
+    table.add_column("table")
+    for column in ("rows", "points", "on disk", "newest bucket", "mean ms", "max ms", "per min"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for level in Level:
+        rows = outcome.tables.read(level)
+        newest = _of_sick(rows)[-1]
+        table.add_row(
+            level.value,
+            f"{rows.num_rows:,}",
+            f"{pc.sum(rows['count']).as_py():,}",
+            format_bytes(outcome.tables.size_bytes(level.value)),
+            f"{newest['bucket']:%d %b %H:%M}",
+            f"{newest['avg']:.1f}",
+            f"{newest['max']:.1f}",
+            f"{newest['cpm']:.2f}",
+        )
+    table.caption = f"values: {DURATION} of {_label(SICK)}"
+    return table
+
+
+def _top_n(outcome: demo.Outcome) -> Table:
+    rows = outcome.tables.read_top_n(3).to_pylist()
+    worst: datetime = max((row for row in rows if row["metric"] == DURATION), key=lambda row: row["max"])["bucket"]
+    table = Table(title=f"Top 3 of the worst minute, {worst:%d %b %H:%M} UTC", title_justify="left")
+    table.add_column("metric")
+    table.add_column("entity")
+    table.add_column("max", justify="right")
+    for row in rows:
+        if row["bucket"] == worst:
+            table.add_row(row["metric"], _label(row["entity"]), f"{row['max']:.2f}")
+    return table
+
+
+def _label(entity: str) -> str:
+    """An entity for people: its labels' values, the service first."""
+    labels = json.loads(entity)
+    return ", ".join([labels.pop("service"), *labels.values()])
+
+
+def _of_sick(rows: Any) -> list[dict[str, Any]]:
+    one = rows.filter(pc.and_(pc.equal(rows["metric"], DURATION), pc.equal(rows["entity"], SICK)))
+    found: list[dict[str, Any]] = one.to_pylist()
+    return found
+
+
+def _plot(outcome: demo.Outcome, width: int) -> str:
+    hours = _of_sick(outcome.tables.read(Level.HOUR))
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(width, 12)
+    figure.theme("clear")
+    figure.draw(figure.bar([f"{row['bucket']:%H}" for row in hours], [row["avg"] for row in hours]))
+    return str(figure.build())
+
+
+def _account(outcome: demo.Outcome) -> Panel:
+    generated = sum(outcome.generated.values())
+    if outcome.problems:
+        return Panel("\n".join(outcome.problems), title="NOT every point is accounted for", border_style="red")
+    here, command = outcome.folder, os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "penstock"
+    lines = [
+        f"[bold]{generated:,} points generated = {generated:,} points in each table[/bold]",
+        f"(minute, hour and day), merged to {outcome.partials:,} rows at the edge",
+        f"({generated / outcome.partials:.1f} points a row) and sealed in {outcome.segments} segments.",
+        "The top-n table is that of the minute table.",
+        f"{outcome.seconds:.0f} s in all; Spark was up after {outcome.spark_seconds:.0f} s.",
+        "",
+        f"tables       {here}/tables/{{minute,hour,day,top_n}}",
+        "             (Delta: Spark, DuckDB, Polars and pandas read them)",
+        f"segments     {here}/segments",
+        f"queue        {here}/queue",
+        f"Spark's log  {here}/spark.log",
+        "",
+        "[bold]Try next[/bold]",
+        f"  {command} demo --points 5000000",
+        f"  {command} queue inspect {here}/queue",
+        f"  {command} doctor",
+    ]
+    return Panel("\n".join(lines), title="Every point is accounted for", border_style="green", expand=False)

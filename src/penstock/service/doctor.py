@@ -1,0 +1,166 @@
+"""`penstock doctor`: what this machine has, what is missing, what to do."""
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from penstock.errors import MissingRequirement
+from penstock.spark.java import find_java
+from penstock.units import format_bytes
+
+NEEDED_DISK = 2 * 2**30  # the default queue (1 GiB) full, and as much again for segments and tables
+NEEDED_MEMORY = 2 * 2**30  # Spark's driver takes 1 GiB of heap by default, and there is Python beside it
+AMQP = ("127.0.0.1", 5672)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    found: str
+    advice: str = ""
+    required: bool = True  # the embedded default cannot run without it
+
+
+def examine(folder: Path | None = None) -> list[Finding]:
+    """Everything that the pipeline may need, as it is on this machine."""
+    return [
+        _python(),
+        _java(),
+        _package("Spark", "pyspark", "spark"),
+        _package("Arrow", "pyarrow", "spark"),
+        _package("Delta tables", "deltalake", "spark"),
+        _package("AMQP client", "pika", "amqp", required=False),
+        _package("OTLP messages", "opentelemetry-proto", "otlp", required=False),
+        _broker(),
+        *_disk(folder or Path.cwd()),
+        _cores(),
+        _memory(),
+    ]
+
+
+def require_extra(extra: str, *modules: str) -> None:
+    """MissingRequirement with the command that installs `extra`, if one of `modules` is not there."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise MissingRequirement(f"{module} is not installed: pip install 'penstock[{extra}]'")
+
+
+def render(findings: list[Finding], *, as_json: bool = False) -> str:
+    """The findings for people, or as JSON for programs."""
+    able = all(finding.ok for finding in findings if finding.required)
+    if as_json:
+        return json.dumps({"ok": able, "findings": [asdict(finding) for finding in findings]}, indent=2)
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        mark = "ok     " if finding.ok else "MISSING" if finding.required else "-      "
+        lines.append(f"{mark}  {finding.name:<{width}}  {finding.found}")
+        if finding.advice and not finding.ok:
+            lines.append(f"{'':7}  {'':<{width}}  → {finding.advice}")
+    lines += [
+        "",
+        "The embedded default can run here: penstock demo" if able else "The embedded default cannot run here yet.",
+    ]
+    return "\n".join(lines)
+
+
+def _python() -> Finding:
+    found = f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})"
+    return Finding("Python", sys.version_info >= (3, 11), found, "install Python 3.11 or newer")
+
+
+def _java() -> Finding:
+    try:
+        java = find_java()
+    except MissingRequirement as error:
+        return Finding("Java", False, "none that Spark can use", str(error))
+    return Finding("Java", True, f"{java.version} at {java.home} ({java.source})")
+
+
+def _package(name: str, package: str, extra: str, *, required: bool = True) -> Finding:
+    try:
+        return Finding(name, True, f"{package} {version(package)}", required=required)
+    except PackageNotFoundError:
+        return Finding(name, False, f"{package} is not installed", f"pip install 'penstock[{extra}]'", required)
+
+
+def _broker() -> Finding:
+    where = f"{AMQP[0]}:{AMQP[1]}"
+    try:
+        with socket.create_connection(AMQP, timeout=1):
+            return Finding("RabbitMQ", True, f"something listens at {where}", required=False)
+    except OSError:
+        advice = "only needed to receive from or send to a broker; the tests start their own"
+        return Finding("RabbitMQ", False, f"nothing listens at {where}", advice, required=False)
+
+
+def _disk(folder: Path) -> list[Finding]:
+    free = shutil.disk_usage(folder).free
+    writable = os.access(folder, os.W_OK | os.X_OK)
+    return [
+        Finding(
+            "Disk space",
+            free >= NEEDED_DISK,
+            f"{format_bytes(free)} free at {folder}",
+            f"free at least {format_bytes(NEEDED_DISK)}, or work in a folder on another disk",
+        ),
+        Finding(
+            "Permissions",
+            writable,
+            f"{folder} is {'' if writable else 'not '}writable",
+            "work in a folder where you may write, or name one with --dir",
+        ),
+    ]
+
+
+def _cores() -> Finding:
+    usable = len(os.sched_getaffinity(0))
+    quota = cpu_quota()
+    found = f"{usable} usable of {os.cpu_count()}" + (f", limited to {quota:.1f} by the container" if quota else "")
+    return Finding("Cores", True, found)
+
+
+def _memory() -> Finding:
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    usable = min(machine, limit or machine)
+    found = f"{format_bytes(machine)}" + (f", limited to {format_bytes(limit)} by the container" if limit else "")
+    advice = f"give it at least {format_bytes(NEEDED_MEMORY)}: Spark's driver alone takes half of that"
+    return Finding("Memory", usable >= NEEDED_MEMORY, found, advice)
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """The container's memory limit in bytes (cgroup v2, then v1); None if there is none."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = (root / name).read_text().strip()
+        except OSError:
+            continue
+        # v1 says "no limit" with a number near 2**63
+        return int(text) if text.isdigit() and int(text) < 2**60 else None
+    return None
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """How many cores' worth of time the container may use (cgroup v2, then v1); None if there is no limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        quota_us = int((root / "cpu/cpu.cfs_quota_us").read_text())
+        period_us = int((root / "cpu/cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota_us / period_us if quota_us > 0 else None

@@ -1,0 +1,316 @@
+"""What a queue holds and who has it: the memory layer, the log behind it, leases and blocks that came back.
+
+    lease ◄── nacked blocks that are due ◄── the log ◄── the memory layer
+
+A block in the memory layer is younger than every block in the log: a spill moves all of them, those on lease
+included, so a crash after it loses none of them.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from operator import itemgetter
+
+from penstock.spool import journal
+from penstock.spool.config import FastQueueConfig
+from penstock.spool.files import Files
+from penstock.spool.lease import Lease
+from penstock.spool.meta import Meta
+from penstock.spool.store import RESERVED_SEQUENCES, FrameRef, Store
+
+_LARGEST_HOLE = 64  # acked blocks inside a run that is spilled: holes are cheaper than another frame, up to a point
+_sequence_of = itemgetter(0)
+_attempts_of = itemgetter(1)
+
+
+class _Held:
+    """The sequences that are out on lease or waiting to go out again."""
+
+    def __init__(self, *parts: dict[int, Lease | FrameRef]) -> None:
+        self._parts = parts
+
+    def __contains__(self, sequence: object) -> bool:
+        return any(sequence in part for part in self._parts)
+
+
+class Backlog:
+    """The state of one queue. Not thread-safe: the queue's lock guards it."""
+
+    def __init__(self, files: Files, folder: str, config: FastQueueConfig) -> None:
+        self.memory: deque[Lease] = deque()
+        self.leased: dict[int, Lease | FrameRef] = {}  # a Lease: the block is in memory only
+        self.returned: dict[int, Lease | FrameRef] = {}
+        self._ready: deque[Lease] = deque()  # read from the log, not handed out yet
+        self._ready_ref = FrameRef(0, 0, 0)
+        self._due: list[int] = []  # heap of returned sequences that may go out again
+        self._delayed: list[tuple[float, int]] = []  # heap of those that may not yet
+        self.store = Store(files, folder, config, _Held(self.leased, self.returned))
+        self._log_has_more = True
+        self.next_sequence = self.store.next_sequence
+        self.sequence_limit = self.next_sequence
+        self.count = self.store.unread_count
+        self.bytes = self.store.unread_bytes
+        self.flushes = 0
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def keep(self, batch: Sequence[bytes], now: float) -> int:
+        """Put the blocks into the memory layer; the first sequence."""
+        first = self.next_sequence
+        self.next_sequence = end = first + len(batch)
+        self.memory.extend(map(Lease._make, zip(range(first, end), repeat(1), batch, repeat(now))))
+        self.count += len(batch)
+        self.bytes += sum(map(len, batch))
+        return first
+
+    def write(self, batch: Sequence[bytes], now: float) -> int:
+        """Put the blocks into the log, all or (with an OSError) none; the first sequence."""
+        first = self.next_sequence
+        self.store.append(batch, first, now)
+        length = sum(map(len, batch))
+        self.next_sequence = first + len(batch)
+        self.store.unread_count += len(batch)
+        self.store.unread_bytes += length
+        self.count += len(batch)
+        self.bytes += length
+        self._log_has_more = True
+        return first
+
+    def spill(self) -> None:
+        """Move every block of the memory layer into the log; after an OSError what is not there is still in memory."""
+        out = [lease for part in (self.leased, self.returned) for lease in part.values() if isinstance(lease, Lease)]
+        waiting = sorted(out) + list(self.memory)
+        if not waiting:
+            return
+        if out:
+            self.store.seen_below = max(self.store.seen_below, max(out).sequence + 1)
+        for run in _runs(waiting):
+            self._spill_run(run)
+        self.flushes += 1
+
+    def _spill_run(self, run: list[Lease]) -> None:
+        first, end = run[0].sequence, run[-1].sequence + 1
+        blocks: list[bytes | None] = [lease.data for lease in run]
+        times = [lease.enqueued_at for lease in run]
+        if end - first > len(run):
+            by_sequence = {lease.sequence: lease for lease in run}
+            blocks = [by_sequence[s].data if s in by_sequence else None for s in range(first, end)]
+            times = [by_sequence[s].enqueued_at if s in by_sequence else times[0] for s in range(first, end)]
+        refs = self.store.append(blocks, first, times[0], times if times[-1] > times[0] else None)
+        at = 0
+        for lease in run:
+            if lease.sequence >= refs[at].end:
+                at += 1
+            for part, spent in ((self.leased, 1), (self.returned, 0)):
+                if lease.sequence in part:
+                    part[lease.sequence] = refs[at]
+                    self.store.attempts[lease.sequence] = lease.attempts - spent
+                    break
+            else:
+                self.memory.popleft()
+                self.store.unread_count += 1
+                self.store.unread_bytes += len(lease.data)
+        self._log_has_more = True
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def take(self, most: int, now: float) -> list[Lease]:
+        """Lease up to `most` blocks, oldest first."""
+        taken: list[Lease] = []
+        if self.returned:
+            self._take_returned(most, now, taken)
+        while len(taken) < most:
+            if self._ready or (self._log_has_more and self._read_log()):
+                part = self._take_some(self._ready, most - len(taken))
+                self.leased.update(zip(map(_sequence_of, part), repeat(self._ready_ref)))
+            elif self.memory:
+                part = self._take_some(self.memory, most - len(taken))
+                self.leased.update(zip(map(_sequence_of, part), part))
+            else:
+                break
+            taken += part
+        return taken
+
+    def note_leased(self, taken: list[Lease]) -> None:
+        """Write down who has been handed out, so that a crash counts as an attempt."""
+        if self.store.journals:
+            self.store.note(
+                b"".join(
+                    journal.pack(journal.LEASED, first, count, attempts=attempts)
+                    for first, count, attempts in _attempt_runs(taken)
+                )
+            )
+        else:
+            self.store.changed = True
+
+    def next_due(self) -> float | None:
+        """When the next delayed block may go out."""
+        return self._delayed[0][0] if self._delayed else None
+
+    def finish(self, leases: Sequence[Lease]) -> int:
+        """Take the leases as done, in any order; how many of them were out. The others were done or dropped before."""
+        if self.store.attempts:
+            for lease in leases:
+                self.store.attempts.pop(lease.sequence, None)
+        popped = list(map(self.leased.pop, map(_sequence_of, leases), repeat(None)))
+        if None in popped:
+            leases = [lease for lease, held in zip(leases, popped) if held is not None]
+            if not leases:
+                return 0
+        records = [
+            self.store.ack(first, first + count, length)
+            for first, count, length in _byte_runs(leases)
+        ]  # fmt: skip
+        self.store.note(b"".join(records))
+        self.count -= len(leases)
+        self.bytes -= sum(len(lease.data) for lease in leases)
+        return len(leases)
+
+    def give_back(self, lease: Lease, due_at: float | None) -> bool:
+        """Let the block go out again, at once or at `due_at`; False if it was not out any more."""
+        held = self.leased.pop(lease.sequence, None)
+        if held is None:
+            return False
+        self.returned[lease.sequence] = held
+        self.store.attempts[lease.sequence] = lease.attempts
+        self.store.changed = True
+        if due_at is None:
+            heapq.heappush(self._due, lease.sequence)
+        else:
+            heapq.heappush(self._delayed, (due_at, lease.sequence))
+        return True
+
+    def evict(self, now: float) -> bool:
+        """Drop the oldest block that nobody has on lease, else the oldest of all; False if there is none."""
+        taken = self.take(1, now)
+        if not taken and self._delayed:
+            self._delayed = [(0.0 if s == min(self.returned) else at, s) for at, s in self._delayed]
+            heapq.heapify(self._delayed)
+            taken = self.take(1, now)
+        if taken:
+            return bool(self.finish(taken))
+        if not self.leased:
+            return False
+        oldest = min(self.leased)
+        held = self.leased[oldest]
+        lease = held if isinstance(held, Lease) else self.store.read_again(held, oldest)
+        self.finish([lease or Lease(oldest, 1, b"", 0.0)])
+        return True
+
+    def peek(self, now: float) -> Lease | None:
+        """What `take` would hand out first; nothing changes."""
+        self._wake_delayed(now)
+        if self._due:
+            return self._again(self._due[0])
+        if self._ready or (self._log_has_more and self._read_log()):
+            return self._ready[0]
+        return self.memory[0] if self.memory else None
+
+    def _take_some(self, source: deque[Lease], most: int) -> list[Lease]:
+        if most == 1:
+            return [source.popleft()]
+        if most >= len(source):
+            part = list(source)
+            source.clear()
+            return part
+        return [source.popleft() for _ in range(most)]
+
+    def _take_returned(self, most: int, now: float, taken: list[Lease]) -> None:
+        self._wake_delayed(now)
+        while self._due and len(taken) < most:
+            sequence = heapq.heappop(self._due)
+            lease = self._again(sequence)
+            held = self.returned.pop(sequence)
+            if lease is None:  # damaged since it was read first
+                self.leased[sequence] = held
+                self.store.quarantine.lost_blocks += 1
+                self.finish([Lease(sequence, 1, b"", 0.0)])
+                continue
+            self.leased[sequence] = lease if isinstance(held, Lease) else held
+            taken.append(lease)
+
+    def _again(self, sequence: int) -> Lease | None:
+        held = self.returned[sequence]
+        if isinstance(held, Lease):
+            return held._replace(attempts=self.store.attempts[sequence] + 1)
+        return self.store.read_again(held, sequence)
+
+    def _wake_delayed(self, now: float) -> None:
+        while self._delayed and self._delayed[0][0] <= now:
+            heapq.heappush(self._due, heapq.heappop(self._delayed)[1])
+
+    def _read_log(self) -> bool:
+        """Fill `_ready` from the next frame; False at the end of the log."""
+        found = self.store.read()
+        self.count -= self.store.drift_count
+        self.bytes -= self.store.drift_bytes
+        self.store.drift_count = self.store.drift_bytes = 0
+        if found is None:
+            self._log_has_more = False
+            return False
+        self._ready_ref, leases = found
+        self._ready.extend(leases)
+        return True
+
+    # -- remembering -----------------------------------------------------------------------------------------------
+
+    def snapshot(self, *, clean: bool) -> Meta:
+        """The meta as of now; the log's part only, memory is gone after a crash."""
+        only_memory = list(self.memory)
+        attempts = {s: n for s, n in self.store.attempts.items() if s not in self.leased}
+        for part in (self.leased, self.returned):
+            only_memory += [held for held in part.values() if isinstance(held, Lease)]
+        for sequence, held in self.leased.items():
+            if not isinstance(held, Lease):
+                attempts[sequence] = self.store.attempts.get(sequence, 0) + 1
+        return self.store.snapshot(
+            self.next_sequence + (0 if clean else RESERVED_SEQUENCES),
+            self.count - len(only_memory),
+            self.bytes - sum(len(lease.data) for lease in only_memory),
+            list(attempts.items()),
+            clean=clean,
+        )
+
+
+def _runs(leases: list[Lease]) -> Iterator[list[Lease]]:
+    """Cut leases in order of sequence where the gap is too large to be filled with holes."""
+    if leases[-1].sequence - leases[0].sequence == len(leases) - 1:
+        yield leases
+        return
+    start = 0
+    for index in range(1, len(leases) + 1):
+        if index == len(leases) or leases[index].sequence - leases[index - 1].sequence > _LARGEST_HOLE:
+            yield leases[start:index]
+            start = index
+
+
+def _attempt_runs(leases: list[Lease]) -> Iterator[tuple[int, int, int]]:
+    """(first, count, attempts) of neighbours that were handed out equally often."""
+    first, count = leases[0].sequence, len(leases)
+    if leases[-1].sequence - first == count - 1 and max(map(_attempts_of, leases)) == 1:
+        yield first, count, 1
+        return
+    run: list[Lease] = []
+    for lease in leases:
+        if run and (lease.sequence != run[-1].sequence + 1 or lease.attempts != run[0].attempts):
+            yield run[0].sequence, len(run), run[0].attempts
+            run = []
+        run.append(lease)
+    yield run[0].sequence, len(run), run[0].attempts
+
+
+def _byte_runs(leases: Sequence[Lease]) -> Iterator[tuple[int, int, int]]:
+    """(first, count, bytes) of neighbours."""
+    sequences = list(map(_sequence_of, leases))
+    first, count = sequences[0], len(sequences)
+    if count == 1 or sequences == list(range(first, first + count)):
+        yield first, count, sum(len(lease.data) for lease in leases)
+        return
+    run: list[Lease] = []
+    for lease in sorted(leases):
+        if run and lease.sequence != run[-1].sequence + 1:
+            yield run[0].sequence, len(run), sum(len(one.data) for one in run)
+            run = []
+        run.append(lease)
+    yield run[0].sequence, len(run), sum(len(one.data) for one in run)

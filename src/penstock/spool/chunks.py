@@ -1,0 +1,208 @@
+"""The log: one endless row of bytes, cut into chunk files named by the offset at which each begins (16 hex digits).
+
+A frame never crosses from one chunk into the next. A chunk is as long as its file; the next one begins at or behind
+its end (the seed leaves gaps in the offsets, and consumed chunks leave gaps too), so to read on behind the end of a
+chunk is to read the next file. A frame larger than `chunk_size` has a chunk of its own.
+"""
+
+import re
+from bisect import bisect_right
+from contextlib import suppress
+
+from penstock.spool import frames
+from penstock.spool.files import Buffers, Files, write_all
+
+_NAME = re.compile(r"[0-9a-f]{16}")
+_OPEN_CHUNKS = 16  # handles kept open; a backlog of a terabyte has two thousand chunks
+
+
+class Chunk:
+    """One chunk file. `first` is the sequence of its first whole frame, None while that is unknown."""
+
+    __slots__ = ("checked", "deleted", "first", "handle", "size", "start", "syncing")
+
+    def __init__(self, start: int, size: int) -> None:
+        self.start = start
+        self.size = size
+        self.first: int | None = None
+        self.checked = True
+        self.handle = -1
+        self.syncing = 0
+        self.deleted = False
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+class ChunkLog:
+    """The chunk files of one folder. Not thread-safe: the queue's lock guards it."""
+
+    def __init__(self, files: Files, folder: str, chunk_size: int) -> None:
+        self._files = files
+        self._folder = folder
+        self._chunk_size = chunk_size
+        self.chunks = [Chunk(int(name, 16), 0) for name in sorted(files.names(folder)) if _NAME.fullmatch(name)]
+        for chunk in self.chunks:
+            chunk.size = files.size_of(self.path(chunk))
+        self._starts = [chunk.start for chunk in self.chunks]
+        self._writer: Chunk | None = None
+        self._dirty: list[Chunk] = []
+        self._names_changed = False
+        self.rotations = 0
+        for chunk in self.chunks:
+            chunk.checked, chunk.first = self._first_frame(chunk)
+
+    @property
+    def end(self) -> int:
+        """The offset at which the next frame will lie, if it fits the chunk."""
+        return self.chunks[-1].end if self.chunks else 0
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(chunk.size for chunk in self.chunks)
+
+    def path(self, chunk: Chunk) -> str:
+        return f"{self._folder}/{chunk.start:016x}"
+
+    def append(self, buffers: Buffers, length: int, first: int) -> int:
+        """Write a frame (or several, whole) and say at which offset; OSError leaves the log as it was."""
+        writer = self._writer
+        if writer is None or (writer.size and writer.size + length > self._chunk_size):
+            writer = self._begin_chunk(first)
+        try:
+            write_all(self._files, writer.handle, buffers, writer.size)
+        except OSError:
+            with suppress(OSError):  # the next frame overwrites it, recovery would cut it
+                self._files.truncate(writer.handle, writer.size)
+            raise
+        offset = writer.end
+        writer.size += length
+        if writer not in self._dirty:
+            self._dirty.append(writer)
+        return offset
+
+    def mark(self) -> tuple[int, int]:
+        """Where the log ends, for `rollback`."""
+        return len(self.chunks), self.chunks[-1].size if self.chunks else 0
+
+    def rollback(self, mark: tuple[int, int]) -> None:
+        """Take back what was appended since `mark`, as far as the disk lets us; the next frame overwrites the rest."""
+        count, size = mark
+        for chunk in self.chunks[count:]:
+            with suppress(OSError):
+                self.delete(chunk)
+        if self.chunks and self.chunks[-1].size > size:
+            with suppress(OSError):
+                self.cut(self.chunks[-1].start + size)
+            self.chunks[-1].size = size
+            self._writer = self.chunks[-1]
+
+    def begin_chunk(self) -> None:
+        """Let the next frame lie in a new chunk: the current one belongs to another writer or its sync has failed."""
+        self._writer = None
+
+    def _begin_chunk(self, first: int) -> Chunk:
+        chunk = Chunk(self.end, 0)
+        if self.chunks and self.chunks[-1].start == chunk.start:  # an empty file: nothing to keep
+            chunk = self.chunks[-1]
+            chunk.handle = chunk.handle if chunk.handle >= 0 else self._files.open(self.path(chunk))
+        else:
+            chunk.handle = self._files.open(self.path(chunk), create=True)
+            self.rotations += bool(self.chunks)
+            self.chunks.append(chunk)
+            self._starts.append(chunk.start)
+        chunk.first, chunk.checked = first, True
+        self._writer = chunk
+        self._names_changed = True
+        self._close_some()
+        return chunk
+
+    def _close_some(self) -> None:
+        opened = [chunk for chunk in self.chunks if chunk.handle >= 0]
+        for chunk in opened[:-_OPEN_CHUNKS]:
+            if chunk is not self._writer and not chunk.syncing and chunk not in self._dirty:
+                self._files.close(chunk.handle)
+                chunk.handle = -1
+
+    def at(self, offset: int) -> Chunk | None:
+        """The chunk in which a reader at `offset` goes on, None at the end of the log."""
+        index = bisect_right(self._starts, offset) - 1
+        if index >= 0 and offset < self.chunks[index].end:
+            return self.chunks[index]
+        index += 1
+        while index < len(self.chunks) and not self.chunks[index].size:
+            index += 1
+        return self.chunks[index] if index < len(self.chunks) else None
+
+    def read(self, chunk: Chunk, offset: int, length: int) -> bytes:
+        """At most `length` bytes of the chunk from the log's `offset` on."""
+        if chunk.handle < 0:
+            chunk.handle = self._files.open(self.path(chunk))
+            self._close_some()
+        at = offset - chunk.start
+        return self._files.pread(chunk.handle, min(length, chunk.size - at), at)
+
+    def cut(self, offset: int) -> None:
+        """End the last chunk at `offset`: what lay behind was never a whole frame."""
+        chunk = self.chunks[-1]
+        if chunk.handle < 0:
+            chunk.handle = self._files.open(self.path(chunk))
+        self._files.truncate(chunk.handle, offset - chunk.start)
+        chunk.size = offset - chunk.start
+
+    def resume_writing(self) -> None:
+        """Go on in the last chunk, if it is ours and has room."""
+        if self.chunks and self.chunks[-1].checked and self.chunks[-1].size < self._chunk_size:
+            chunk = self.chunks[-1]
+            if chunk.handle < 0:
+                chunk.handle = self._files.open(self.path(chunk))
+            self._writer = chunk
+
+    def take_dirty(self) -> tuple[list[Chunk], bool]:
+        """The chunks with writes that no sync has covered, pinned until `synced`, and whether names have changed."""
+        dirty, names = self._dirty, self._names_changed
+        self._dirty, self._names_changed = [], False
+        for chunk in dirty:
+            chunk.syncing += 1
+        return dirty, names
+
+    def synced(self, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            chunk.syncing -= 1
+            if chunk.deleted and not chunk.syncing:
+                self._files.close(chunk.handle)
+
+    def delete(self, chunk: Chunk) -> None:
+        self._files.unlink(self.path(chunk))
+        index = self.chunks.index(chunk)
+        del self.chunks[index], self._starts[index]
+        chunk.deleted = True
+        if chunk is self._writer:
+            self._writer = None
+        if chunk in self._dirty:
+            self._dirty.remove(chunk)
+        if chunk.handle >= 0 and not chunk.syncing:
+            self._files.close(chunk.handle)
+            chunk.handle = -1
+
+    def close(self) -> None:
+        for chunk in self.chunks:
+            chunk.deleted = True  # one that is being synced is closed when that is over
+            if chunk.handle >= 0 and not chunk.syncing:
+                self._files.close(chunk.handle)
+                chunk.handle = -1
+
+    def _first_frame(self, chunk: Chunk) -> tuple[bool, int | None]:
+        """Whether the chunk is one of ours, and its first sequence if the first frame is whole."""
+        data = self.read(chunk, chunk.start, frames.HEADER_SIZE)
+        try:
+            return True, frames.parse_header(data, 0, chunk.start, checked=True).first
+        except frames.DamagedFrame:
+            pass
+        try:
+            header = frames.parse_header(data, 0, chunk.start, checked=False)
+        except frames.DamagedFrame:
+            return True, None
+        is_seed = header.size <= chunk.size and data[frames.MAGIC_AT :][:4] != frames.MAGIC
+        return (False, chunk.start) if is_seed else (True, None)

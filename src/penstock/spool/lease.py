@@ -1,0 +1,21 @@
+"""A block on loan: what `FastQueue.lease` hands out and `ack` or `nack` takes back."""
+
+from typing import NamedTuple
+
+
+class Lease(NamedTuple):
+    """One block, ours until it is acked, nacked or the process ends.
+
+    A tuple, because the queue makes one per block and this is the cheapest object that has names.
+    """
+
+    sequence: int
+    """The block's number: grows with every push, is never used twice, may leave gaps."""
+    attempts: int
+    """How often it has been handed out, this time included."""
+    data: bytes
+    enqueued_at: float
+    """Seconds since the epoch, to the millisecond."""
+
+    def __repr__(self) -> str:
+        return f"Lease(sequence={self.sequence}, attempts={self.attempts}, {len(self.data)} bytes)"

@@ -1,0 +1,141 @@
+"""Reading frames: forward through the log, past damage, without ever failing on what the bytes say."""
+
+import logging
+from contextlib import suppress
+
+from penstock.spool import frames
+from penstock.spool.chunks import Chunk, ChunkLog
+from penstock.spool.files import Files, write_all
+from penstock.spool.frames import DamagedFrame, Frame, FrameHeader
+
+log = logging.getLogger(__name__)
+
+_WINDOW = 64 * 1024  # many small frames come with one read
+_SMALL_FRAME = 16 * 1024  # behind a larger one, reading ahead would only copy bytes twice
+_SEARCH = 1 << 20
+
+
+class Quarantine:
+    """Keeps the bytes that could not be read, one file per damaged place, and counts them."""
+
+    def __init__(self, files: Files, folder: str) -> None:
+        self._files = files
+        self.folder = f"{folder}/quarantine"
+        self.regions = 0
+        self.bytes = 0
+        self.lost_blocks = 0
+
+    def keep(self, chunks: ChunkLog, chunk: Chunk, start: int, end: int, reason: str) -> None:
+        """Copy [start, end) of the log aside. A disk too full for the copy does not stop the reading."""
+        self.regions += 1
+        self.bytes += end - start
+        name = f"{self.folder}/{start:016x}-{end - start}"
+        log.warning("Damaged bytes set aside. reason=%s file=%s bytes=%d", reason, name, end - start)
+        with suppress(OSError):
+            self._files.make_folder(self.folder)
+            handle = self._files.open(name, create=True)
+            try:
+                for at in range(start, end, _SEARCH):
+                    write_all(self._files, handle, [chunks.read(chunk, at, min(_SEARCH, end - at))], at - start)
+            finally:
+                self._files.close(handle)
+
+    def keep_bytes(self, name: str, data: bytes, reason: str) -> None:
+        """Keep a whole small file's content."""
+        self.regions += 1
+        self.bytes += len(data)
+        log.warning("Damaged file set aside. reason=%s file=%s/%s", reason, self.folder, name)
+        with suppress(OSError):
+            self._files.make_folder(self.folder)
+            handle = self._files.open(f"{self.folder}/{name}", create=True)
+            try:
+                write_all(self._files, handle, [data], 0)
+            finally:
+                self._files.close(handle)
+
+
+class FrameReader:
+    """Walks the log from `offset` on, one frame after another, and steps over what is no frame."""
+
+    def __init__(self, chunks: ChunkLog, offset: int, quarantine: Quarantine | None) -> None:
+        self._chunks = chunks
+        self._quarantine = quarantine  # None: look, but neither count nor keep what is damaged
+        self.offset = offset
+        self._window = b""
+        self._window_at = 0
+        self._ahead = _WINDOW
+
+    @property
+    def at_end(self) -> bool:
+        return self._chunks.at(self.offset) is None
+
+    def next_header(self) -> tuple[int, FrameHeader] | None:
+        """The next whole frame's offset and header, None at the end of the log. `read` or `skip` moves on."""
+        while True:
+            chunk = self._chunks.at(self.offset)
+            if chunk is None:
+                return None
+            if self.offset < chunk.start:
+                self.offset = chunk.start
+            try:
+                header = self._header(chunk, self.offset)
+            except DamagedFrame as damage:
+                start = self.offset
+                self.offset = self._next_good(chunk, start + 1)
+                if self._quarantine is not None:
+                    self._quarantine.keep(self._chunks, chunk, start, self.offset, str(damage))
+                continue
+            return self.offset, header
+
+    def skip(self, header: FrameHeader) -> None:
+        self.offset += header.size
+
+    def read(self, header: FrameHeader) -> Frame | None:
+        """The frame whose header `next_header` gave; None if its body is damaged. Moves behind it either way."""
+        offset = self.offset
+        chunk = self._chunks.at(offset)
+        assert chunk is not None
+        try:
+            frame = self._frame(chunk, offset, header)
+        except DamagedFrame as damage:
+            frame = None
+            if self._quarantine is not None:
+                self._quarantine.keep(self._chunks, chunk, offset, offset + header.size, str(damage))
+        self.offset = offset + header.size
+        return frame
+
+    def _frame(self, chunk: Chunk, offset: int, header: FrameHeader) -> Frame:
+        at = offset + header.header_size
+        length = header.size - header.header_size
+        self._ahead = _WINDOW if header.size < _SMALL_FRAME else frames.HEADER_SIZE
+        inside = at - self._window_at
+        if inside >= 0 and inside + length <= len(self._window):
+            body = self._window[inside : inside + length]
+        else:
+            body = self._chunks.read(chunk, at, length)
+        return frames.decode(offset, header, body)
+
+    def _header(self, chunk: Chunk, offset: int) -> FrameHeader:
+        inside = offset - self._window_at
+        if inside < 0 or inside + frames.HEADER_SIZE > len(self._window):
+            self._window = self._chunks.read(chunk, offset, self._ahead)
+            self._window_at = offset
+            inside = 0
+        header = frames.parse_header(self._window, inside, offset, checked=chunk.checked)
+        if offset + header.size > chunk.end:
+            raise DamagedFrame("cut frame")
+        return header
+
+    def _next_good(self, chunk: Chunk, start: int) -> int:
+        """The offset of the next whole header behind `start`, or the end of the chunk."""
+        while chunk.checked and start < chunk.end:
+            data = self._chunks.read(chunk, start, _SEARCH)
+            found = data.find(frames.MAGIC, frames.MAGIC_AT)
+            while found >= 0:
+                offset = start + found - frames.MAGIC_AT
+                with suppress(DamagedFrame):
+                    self._header(chunk, offset)
+                    return offset
+                found = data.find(frames.MAGIC, found + 1)
+            start += max(1, len(data) - frames.HEADER_SIZE)
+        return chunk.end

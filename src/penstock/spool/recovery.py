@@ -1,0 +1,144 @@
+"""Opening a folder: what the meta says, corrected by what really lies in the chunks and the journals.
+
+The cost depends on what came after the last meta, not on the backlog: one header per chunk, the frames behind the
+meta's `writer_offset`, one journal. Only a folder without a believable meta is walked through, header by header.
+"""
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from penstock.spool import journal, meta
+from penstock.spool.acked import Acked
+from penstock.spool.chunks import ChunkLog
+from penstock.spool.files import Files, read_file
+from penstock.spool.meta import DamagedMeta, Meta
+from penstock.spool.reader import FrameReader, Quarantine
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Where a queue goes on."""
+
+    chunks: ChunkLog
+    quarantine: Quarantine
+    acked: Acked
+    attempts: dict[int, int] = field(default_factory=dict)
+    reader_offset: int = 0
+    log_end: int = 0
+    next_sequence: int = 0
+    count: int = 0
+    bytes: int = 0
+    journal_generation: int = 0
+    unclean: bool = False
+
+
+def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) -> Recovered:
+    """Read the folder's state. With `repair`, torn tails are cut; without, nothing is written but to the quarantine."""
+    chunks = ChunkLog(files, folder, chunk_size)
+    quarantine = Quarantine(files, folder)
+    known = _load_meta(files, folder, quarantine, repair)
+    state = Recovered(chunks, quarantine, Acked())
+    if known is None:
+        _without_meta(state)
+    elif known.version < meta.VERSION:
+        _from_seed(state, known)
+    else:
+        _from_meta(state, known)
+    _replay(files, folder, state, known)
+    _count_tail(state, known, repair)
+    state.next_sequence = max(state.next_sequence, state.log_end, state.acked.top, *(s + 1 for s in state.attempts), 0)
+    state.unclean = bool(chunks.chunks) if known is None else not known.clean
+    return state
+
+
+def _load_meta(files: Files, folder: str, quarantine: Quarantine, repair: bool) -> Meta | None:
+    try:
+        return meta.load(files, folder)
+    except DamagedMeta as damage:
+        if repair:
+            with suppress(OSError):
+                quarantine.keep_bytes(meta.META_NAME, read_file(files, f"{folder}/{meta.META_NAME}"), str(damage))
+        else:
+            quarantine.regions += 1
+        return None
+
+
+def _without_meta(state: Recovered) -> None:
+    chunks = state.chunks.chunks
+    state.reader_offset = chunks[0].start if chunks else 0
+    state.acked.low = next((chunk.first for chunk in chunks if chunk.first is not None), 0)
+    state.log_end = state.acked.low
+
+
+def _from_seed(state: Recovered, known: Meta) -> None:
+    state.reader_offset = known.reader_offset
+    state.acked.low = known.reader_offset  # a block of the seed has its offset as its sequence
+    state.log_end = state.chunks.end
+    state.count, state.bytes = known.entry_count or 0, known.total_bytes
+
+
+def _from_meta(state: Recovered, known: Meta) -> None:
+    state.reader_offset = known.reader_offset
+    state.acked = Acked(known.low, known.acked)
+    state.attempts = {s: count for first, end, count in known.attempts for s in range(first, end)}
+    state.log_end = known.log_end
+    state.next_sequence = known.next_sequence
+    state.count, state.bytes = known.entry_count or 0, known.total_bytes
+
+
+def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> None:
+    damaged = 0
+    state.journal_generation = known.journal if known is not None else 0
+    for generation in journal.generations(files, folder):
+        state.journal_generation = max(state.journal_generation, generation + 1)
+        if known is not None and generation < known.journal:
+            continue
+        offset = known.journal_offset if known is not None and generation == known.journal else 0
+        for record in journal.replay(files, folder, generation, offset):
+            if record is None:
+                damaged += 1
+            elif record.kind == journal.ACKED:
+                new = state.acked.add(record.first, record.first + record.block_count)
+                state.count -= new
+                state.bytes -= record.bytes * new // record.block_count
+            elif record.kind == journal.LEASED:
+                for sequence in range(record.first, record.first + record.block_count):
+                    state.attempts[sequence] = record.attempts
+    if damaged:
+        state.quarantine.regions += 1
+        log.warning(
+            "Damaged journal records passed over: their blocks come again. folder=%s records=%d", folder, damaged
+        )
+
+
+def _count_tail(state: Recovered, known: Meta | None, repair: bool) -> None:
+    """Add what was written after the meta, or count everything where the meta cannot know; cut a torn end."""
+    chunks = state.chunks
+    end = chunks.end
+    start = known.writer_offset if known is not None else 0
+    seed_counts = known is not None and known.version < meta.VERSION and (known.entry_count is None or start != end)
+    if known is None or start > end or seed_counts:
+        start, state.count, state.bytes = state.reader_offset, 0, 0
+    reader = FrameReader(chunks, start, None)
+    last_good = reader.offset
+    while (found := reader.next_header()) is not None:
+        offset, header = found
+        done = state.acked.overlap(header.first, header.end)
+        live = header.block_count - header.holes
+        if not header.checked:
+            done = min(done, 1)
+        if done < header.block_count:
+            state.count += max(0, live - done)
+            state.bytes += header.payload_bytes * (header.block_count - done) // header.block_count
+        state.log_end = max(state.log_end, header.end)
+        reader.skip(header)
+        last_good = offset + header.size
+    torn = chunks.chunks[-1] if chunks.chunks else None
+    last_good = max(last_good, torn.start) if torn else last_good
+    if repair and torn is not None and start <= last_good < torn.end and torn.end > start:
+        state.quarantine.keep(chunks, torn, last_good, torn.end, "torn tail")
+        chunks.cut(last_good)
+    state.count, state.bytes = max(0, state.count), max(0, state.bytes)

@@ -1,0 +1,64 @@
+"""A queue's state as a frozen snapshot, and as samples for `/metrics`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.telemetry import Sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueStats:
+    """One look at a `FastQueue`. Counters run since it was opened."""
+
+    size: int  # blocks that are not acked yet: waiting, on lease, nacked
+    bytes: int
+    max_size: int
+    max_bytes: int
+    leased: int
+    delayed: int  # nacked, waiting for their turn
+    inmemory_blocks: int
+    disk_bytes: int
+    disk_available_bytes: int
+    chunks: int
+    pushed: int
+    acked: int
+    nacked: int
+    redelivered: int
+    dead_lettered: int
+    dropped: dict[str, int]  # by reason: oldest, newest, timeout, disk_full
+    disk_full: int
+    disk_failures: int
+    meta_syncs: int
+    chunk_rotations: int
+    inmemory_flushes: int
+    damaged_regions: int
+    damaged_bytes: int
+    lost_blocks: int  # to damage
+    unclean_start: bool  # the queue was not closed properly the last time
+    oldest_age: float  # seconds since the oldest ready block was pushed
+
+    def samples(self) -> Iterator[Sample]:
+        """The values under the names that `penstock.telemetry` declares."""
+        yield Sample("penstock_queue_size", self.size)
+        yield Sample("penstock_queue_bytes", self.bytes)
+        yield Sample("penstock_queue_max_size", self.max_size)
+        yield Sample("penstock_queue_max_bytes", self.max_bytes)
+        yield Sample("penstock_queue_utilization_ratio", max(self.size / self.max_size, self.bytes / self.max_bytes))
+        yield Sample("penstock_queue_disk_available_bytes", self.disk_available_bytes)
+        yield Sample("penstock_queue_leased", self.leased)
+        yield Sample("penstock_queue_oldest_age_seconds", self.oldest_age)
+        yield Sample("penstock_queue_push_total", self.pushed)
+        yield Sample("penstock_queue_ack_total", self.acked)
+        yield Sample("penstock_queue_redelivered_total", self.redelivered)
+        yield Sample("penstock_queue_dead_letter_total", self.dead_lettered)
+        for reason, count in self.dropped.items():
+            yield Sample("penstock_queue_dropped_total", count, (reason,))
+        yield Sample("penstock_queue_disk_full_total", self.disk_full)
+        yield Sample("penstock_fastqueue_inmemory_blocks", self.inmemory_blocks)
+        yield Sample("penstock_fastqueue_disk_bytes", self.disk_bytes)
+        yield Sample("penstock_fastqueue_meta_sync_total", self.meta_syncs)
+        yield Sample("penstock_fastqueue_chunk_rotations", self.chunk_rotations)
+        yield Sample("penstock_fastqueue_inmemory_flushes", self.inmemory_flushes)
+        yield Sample("penstock_fastqueue_damaged_regions_total", self.damaged_regions)
+        yield Sample("penstock_fastqueue_damaged_bytes_total", self.damaged_bytes)
+        yield Sample("penstock_fastqueue_lost_blocks_total", self.lost_blocks)

@@ -1,0 +1,284 @@
+"""The disk side of a queue: the log of frames, who acked what, and the meta that remembers both."""
+
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Container, Sequence
+from contextlib import suppress
+from itertools import accumulate, pairwise, repeat
+from typing import NamedTuple
+
+from penstock.spool import frames, journal, meta
+from penstock.spool.config import Durability, FastQueueConfig, size
+from penstock.spool.files import Files
+from penstock.spool.frames import Frame, FrameHeader
+from penstock.spool.journal import Journal
+from penstock.spool.lease import Lease
+from penstock.spool.reader import FrameReader
+from penstock.spool.recovery import recover
+
+log = logging.getLogger(__name__)
+
+RESERVED_SEQUENCES = 1 << 20  # a crash skips so many, so that no sequence is ever given twice
+_ONE_WRITE = 4 << 20
+
+
+class FrameRef(NamedTuple):
+    """Where a block that was read lies."""
+
+    offset: int
+    first: int
+    end: int
+
+
+class Store:
+    """One queue folder. Not thread-safe: the queue's lock guards everything but `write_meta`.
+
+    `held` are the sequences that are out on lease or waiting to be delivered again: reading passes over them.
+    """
+
+    def __init__(self, files: Files, folder: str, config: FastQueueConfig, held: Container[int]) -> None:
+        self._files = files
+        self.folder = folder
+        self._codec = frames.CODECS[config.compression]
+        self._frame_bytes = size(config.write_buffer_size)
+        self._write_bytes = min(_ONE_WRITE, size(config.chunk_size))
+        self._held = held
+        state = recover(files, folder, size(config.chunk_size))
+        self.chunks = state.chunks
+        self.quarantine = state.quarantine
+        self.acked = state.acked
+        self.attempts = state.attempts  # of blocks that were handed out before the folder was opened, or nacked since
+        self.log_end = state.log_end
+        self.next_sequence = state.next_sequence
+        self.unread_count = state.count
+        self.unread_bytes = state.bytes
+        self.drift_count = self.drift_bytes = 0
+        self.unclean = state.unclean
+        self.seen_below = max([state.acked.top, *(sequence + 1 for sequence in state.attempts)])
+        self._reader = FrameReader(self.chunks, state.reader_offset, self.quarantine)
+        self._expected = state.acked.low
+        self._refs: deque[FrameRef] = deque()
+        self._journal: Journal | None = None
+        self._journal_generation = state.journal_generation
+        self.journals = config.durability is not Durability.MEMORY
+        self.journal_failed = False
+        self.meta_syncs = 0
+        self.changed = True
+        self.chunks.resume_writing()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def append(
+        self, blocks: Sequence[bytes | None], first: int, enqueued_at: float, times: Sequence[float] | None = None
+    ) -> list[FrameRef]:
+        """Write all blocks or, with an OSError, none. None among them is a hole."""
+        mark, log_end = self.chunks.mark(), self.log_end
+        refs: list[FrameRef] = []
+        pending: list[bytes] = []
+        pending_refs: list[tuple[int, int, int]] = []
+        length = 0
+        try:
+            for start, stop in self._groups(blocks):
+                part = blocks if stop - start == len(blocks) else blocks[start:stop]
+                at = enqueued_at if times is None else times[start]
+                encoded = frames.encode(
+                    part, first + start, self.log_end, at, self._codec, times and times[start:stop]
+                )  # fmt: skip
+                self.log_end = first + stop
+                frame_length = len(encoded[0]) + len(encoded[1])
+                if pending and length + frame_length > self._write_bytes:
+                    self._write(pending, length, pending_refs, refs)
+                    pending, pending_refs, length = [], [], 0
+                pending_refs.append((length, first + start, first + stop))
+                pending += encoded
+                length += frame_length
+            self._write(pending, length, pending_refs, refs)
+        except OSError:
+            self.chunks.rollback(mark)
+            self.log_end = log_end
+            raise
+        self.changed = True
+        return refs
+
+    def _write(
+        self, pending: list[bytes], length: int, pending_refs: list[tuple[int, int, int]], refs: list[FrameRef]
+    ) -> None:
+        offset = self.chunks.append(pending, length, pending_refs[0][1])
+        refs += [FrameRef(offset + at, first, end) for at, first, end in pending_refs]
+
+    def _groups(self, blocks: Sequence[bytes | None]) -> list[tuple[int, int]]:
+        """Cut a batch into frames of about `write_buffer_size`, so that small blocks share one."""
+        if len(blocks) == 1:
+            return [(0, 1)]
+        ends = list(accumulate(4 if block is None else len(block) + 4 for block in blocks))
+        if ends[-1] <= self._frame_bytes:
+            return [(0, len(blocks))]
+        groups = []
+        start = done = 0
+        while start < len(blocks):
+            stop = max(start + 1, bisect_right(ends, done + self._frame_bytes))
+            groups.append((start, stop))
+            start, done = stop, ends[stop - 1]
+        return groups
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_unread(self) -> bool:
+        return not self._reader.at_end
+
+    def read(self) -> tuple[FrameRef, list[Lease]] | None:
+        """The blocks of the next frame that are still to be delivered, None at the end of the log."""
+        while (found := self._reader.next_header()) is not None:
+            offset, header = found
+            self._pass_gap(header)
+            if self.acked.covers(header.first, header.end):
+                self._reader.skip(header)
+                continue
+            frame = self._reader.read(header)
+            if frame is None:
+                continue  # how many are lost, the next frame says: it knows where this one ended
+            ref = FrameRef(offset, header.first, header.end)
+            self._refs.append(ref)
+            self._expected = header.end
+            leases = self._leases(frame)
+            self.unread_count -= len(leases)
+            self.unread_bytes -= sum(len(lease.data) for lease in leases)
+            if leases:
+                return ref, leases
+        self._pass_end()
+        return None
+
+    def read_again(self, ref: FrameRef, sequence: int) -> Lease | None:
+        """A block that was read before, to be handed out once more; None if it is damaged by now."""
+        reader = FrameReader(self.chunks, ref.offset, None)
+        found = reader.next_header()
+        if found is None or found[0] != ref.offset:
+            return None
+        frame = reader.read(found[1])
+        if frame is None:
+            return None
+        index = sequence - ref.first
+        block = frame.blocks[index]
+        at = frame.times[index] if frame.times else frame.header.enqueued_at
+        return None if block is None else Lease(sequence, self.attempts.get(sequence, 0) + 1, block, at)
+
+    def _leases(self, frame: Frame) -> list[Lease]:
+        header = frame.header
+        times = frame.times or repeat(header.enqueued_at)
+        if header.first >= self.seen_below and not header.holes and header.checked:
+            rows = zip(range(header.first, header.end), repeat(1), frame.blocks, times)
+            return list(map(Lease._make, rows))
+        if not header.checked:
+            self.acked.add(header.first + 1, header.end)
+        attempts, held, acked = self.attempts, self._held, self.acked
+        leases = []
+        for sequence, block, at in zip(range(header.first, header.end), frame.blocks, times):
+            if block is None:
+                acked.add(sequence, sequence + 1)
+            elif sequence not in held and sequence not in acked:
+                leases.append(Lease(sequence, attempts.get(sequence, 0) + 1, block, at))
+        return leases
+
+    def _pass_gap(self, header: FrameHeader) -> None:
+        """Sequences between two frames: never given, acked before they were written, or lost to damage."""
+        expected = self._expected
+        if header.first <= expected:
+            return
+        if header.follows > expected:
+            self._lose(expected, header.follows)
+        self.acked.add(expected, header.first)
+        self._expected = header.first
+
+    def _pass_end(self) -> None:
+        """At the end of the log there is nothing unread: whatever was still counted was lost."""
+        if self._expected < self.log_end:
+            self._lose(self._expected, self.log_end)
+            self.acked.add(self._expected, self.log_end)
+            self._expected = self.log_end
+        self.drift_count += self.unread_count
+        self.drift_bytes += self.unread_bytes
+        self.unread_count = self.unread_bytes = 0
+
+    def _lose(self, first: int, end: int) -> None:
+        lost = end - first - self.acked.overlap(first, end)
+        if lost:
+            self.quarantine.lost_blocks += lost
+            self.drift_count += lost
+            self.unread_count -= lost
+            log.error("Blocks lost to damage. folder=%s first=%d blocks=%d", self.folder, first, lost)
+
+    # -- remembering -----------------------------------------------------------------------------------------------
+
+    def ack(self, first: int, end: int, size_bytes: int) -> bytes:
+        """Take [first, end) as done; the journal's record of it."""
+        self.acked.add(first, end)
+        self.changed = True
+        return journal.pack(journal.ACKED, first, end - first, size=size_bytes) if self.journals else b""
+
+    def note(self, records: bytes) -> None:
+        """Write the records to the journal. Where that fails the next meta says it all, and until then, memory."""
+        if not records:
+            return
+        try:
+            if self._journal is None:
+                self._journal = Journal(self._files, self.folder, self._journal_generation)
+                self._journal_generation += 1
+            self._journal.append(records)
+        except OSError as error:
+            if not self.journal_failed:
+                log.warning("Journal cannot be written: a crash now would deliver acked blocks again. error=%s", error)
+            self.journal_failed = self.changed = True
+
+    def snapshot(
+        self, next_sequence: int, count: int, size_bytes: int, attempts: list[tuple[int, int]], *, clean: bool
+    ) -> meta.Meta:
+        """The meta as of now. `count` and `size_bytes` are those of blocks in the log that are not acked."""
+        while self._refs and self._refs[0].end <= self.acked.low:
+            self._refs.popleft()
+        if self._journal is not None and (self._journal.offset >= journal.ROTATE_BYTES or self.journal_failed or clean):
+            self._journal.close()
+            self._journal = None  # the next record opens the next generation
+        self.journal_failed = self.changed = False
+        return meta.Meta(
+            reader_offset=self._refs[0].offset if self._refs else self._reader.offset,
+            writer_offset=self.chunks.end,
+            entry_count=count,
+            total_bytes=size_bytes,
+            log_end=self.log_end,
+            next_sequence=next_sequence,
+            clean=clean,
+            low=self.acked.low,
+            acked=self.acked.ranges,
+            attempts=meta.attempt_ranges(attempts),
+            journal=self._journal.generation if self._journal else self._journal_generation,
+            journal_offset=self._journal.offset if self._journal else 0,
+        )
+
+    def write_meta(self, snapshot: meta.Meta) -> None:
+        meta.store(self._files, self.folder, snapshot)
+        self.meta_syncs += 1
+        for generation in journal.generations(self._files, self.folder):
+            if generation < snapshot.journal:
+                with suppress(OSError):
+                    self._files.unlink(journal.path(self.folder, generation))
+
+    def reclaim(self) -> int:
+        """Delete the chunks of which every block is done; how many. The one being written stays."""
+        done = []
+        first = 0
+        chunks = self.chunks.chunks
+        for chunk, following in pairwise(chunks):
+            first = chunk.first if chunk.first is not None else first
+            is_passed = following.first is not None and chunk.end <= self._reader.offset
+            if is_passed and self.acked.covers(first, following.first or 0):
+                done.append(chunk)
+        for chunk in done:
+            self.chunks.delete(chunk)
+        return len(done)
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        self.chunks.close()

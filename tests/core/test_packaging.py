@@ -1,0 +1,73 @@
+"""What somebody gets who installs the package: light, complete, and saying what it needs."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_import_penstock_loads_neither_spark_nor_a_broker_client_nor_arrow() -> None:
+    program = "import sys, penstock; print(sorted({m.partition('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "'penstock'" in loaded
+    for heavy in ("pyspark", "py4j", "pika", "pyarrow", "deltalake", "rich", "yaml"):
+        assert f"'{heavy}'" not in loaded
+
+
+def test_every_public_name_is_there() -> None:
+    for name in penstock.__all__:
+        assert getattr(penstock, name) is not None
+
+
+def test_every_requirement_is_pinned_with_hashes_and_names_no_address() -> None:
+    files = sorted((ROOT / "requirements").glob("*.txt"))
+    assert {file.name for file in files} >= {"dev.txt", "java.txt", "uv.txt"}
+    for file in files:
+        text = file.read_text()
+        assert "://" not in text
+        entries = re.split(r"\n(?=[a-z0-9])", "\n" + re.sub(r"(?m)^#.*\n", "", text))[1:]
+        assert entries
+        for entry in entries:
+            assert re.match(r"[a-z0-9._-]+(\[[a-z,]+\])?==", entry), entry
+            assert "--hash=sha256:" in entry, entry
+
+
+def test_the_pins_cover_every_dependency_that_the_project_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = list(project["project"]["dependencies"]) + project["dependency-groups"]["dev"]
+    for extra, members in project["project"]["optional-dependencies"].items():
+        named += [member for member in members if extra not in ("all", "java")]
+    pinned = (ROOT / "requirements" / "dev.txt").read_text()
+    for requirement in named:
+        name = re.split(r"[\[><=~ ]", requirement)[0]
+        assert re.search(rf"(?m)^{re.escape(name)}==", pinned), f"{name} is not pinned: make lock"
+
+
+def test_a_new_top_level_module_breaks_the_import_contract(tmp_path: Path) -> None:
+    package = tmp_path / "penstock"
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    subprocess.run(["cp", "-r", str(ROOT / "src" / "penstock"), str(package)], check=True)
+    (package / "helpers.py").touch()
+
+    lint = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    ran = subprocess.run(
+        lint, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path), "PATH": ""}, capture_output=True, text=True, check=False
+    )
+
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "penstock.helpers" in ran.stdout
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["doctor"]])
+def test_every_command_explains_itself_with_examples(command: list[str]) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "penstock", *command, "--help"], capture_output=True, text=True, check=True
+    )
+    assert "Examples:" in ran.stdout

@@ -1,0 +1,92 @@
+"""One place declares every metric, and what is watched shows up in a scrape."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock import telemetry
+from penstock.errors import UndeclaredMetric
+from penstock.telemetry import DECLARATIONS, Declaration, Sample, Telemetry, declared
+
+
+def values(rendered: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
+    families = text_string_to_metric_families(rendered.decode())
+    return {(s.name, tuple(s.labels.values())): s.value for family in families for s in family.samples}
+
+
+def test_a_scrape_shows_what_watched_sources_say_at_that_moment() -> None:
+    points = {"cpu": 1}
+    watched = Telemetry()
+    watched.watch(lambda: [Sample("penstock_points_received_total", n, (m,)) for m, n in points.items()])
+
+    assert values(watched.render()) == {("penstock_points_received_total", ("cpu",)): 1}
+    points["cpu"] = 5
+    assert values(watched.render()) == {("penstock_points_received_total", ("cpu",)): 5}
+
+
+def test_samples_of_one_name_and_labels_from_several_sources_add_up() -> None:
+    watched = Telemetry()
+    for _ in range(2):
+        watched.watch(lambda: [Sample("penstock_segments_sealed_total", 3)])
+
+    assert values(watched.render()) == {("penstock_segments_sealed_total", ()): 6}
+
+
+def test_type_lines_name_the_very_metric_that_follows() -> None:
+    watched = Telemetry()
+    watched.watch(lambda: [Sample("penstock_fastqueue_chunk_rotations", 3), Sample("penstock_queue_push_total", 1)])
+
+    lines = watched.render().decode().splitlines()
+    assert "# TYPE penstock_fastqueue_chunk_rotations untyped" in lines
+    assert "# TYPE penstock_queue_push_total counter" in lines
+
+
+def test_a_source_that_is_no_longer_watched_is_silent() -> None:
+    watched = Telemetry()
+    unwatch = watched.watch(lambda: [Sample("penstock_segments_sealed_total", 3)])
+    unwatch()
+    unwatch()
+
+    assert values(watched.render()) == {}
+
+
+def test_a_name_that_is_not_declared_is_refused() -> None:
+    watched = Telemetry()
+    watched.watch(lambda: [Sample("penstock_no_such_thing", 3)])
+
+    with pytest.raises(UndeclaredMetric, match="penstock_no_such_thing"):
+        watched.render()
+    with pytest.raises(UndeclaredMetric, match="histogram"):
+        watched.histogram("penstock_segments_sealed_total")
+
+
+def test_labels_that_do_not_fit_the_declaration_are_refused() -> None:
+    watched = Telemetry()
+    watched.watch(lambda: [Sample("penstock_points_received_total", 3)])
+
+    with pytest.raises(ValueError, match="zip"):
+        watched.render()
+
+
+@pytest.fixture
+def with_histogram(monkeypatch: pytest.MonkeyPatch) -> str:
+    name = "penstock_test_seconds"
+    monkeypatch.setitem(telemetry.DECLARATIONS, name, Declaration(name, "histogram", "Seconds", ("k",), (0.1, 1.0)))
+    return name
+
+
+def test_a_histogram_has_the_declared_buckets_and_is_made_once(with_histogram: str) -> None:
+    watched = Telemetry()
+    watched.histogram(with_histogram).labels("a").observe(0.5)
+    watched.histogram(with_histogram).labels("a").observe(0.05)
+
+    seen = values(watched.render())
+    assert seen[(f"{with_histogram}_bucket", ("a", "0.1"))] == 1
+    assert seen[(f"{with_histogram}_count", ("a",))] == 2
+
+
+def test_every_declaration_is_ours_and_says_what_it_counts() -> None:
+    for name, declaration in DECLARATIONS.items():
+        assert declared(name) is declaration
+        assert name.startswith("penstock_")
+        assert declaration.help
+        assert not declaration.buckets or declaration.kind == "histogram"

@@ -1,0 +1,91 @@
+"""From the durable queue to segments: in order, exactly once, also after a crash in between."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.export.segments import SegmentWriter
+from penstock.model.partial import of_points
+from penstock.model.point import chunk_type
+from penstock.model.segment import encode, read, sealed
+from penstock.spool import Durability, FastQueue, FastQueueConfig
+from penstock.telemetry import Telemetry
+
+CONFIG = FastQueueConfig(durability=Durability.DISK)
+KILLED_BETWEEN = """
+import os, signal, sys
+from pathlib import Path
+from penstock.export.segments import SegmentWriter
+from penstock.spool import FastQueue, FastQueueConfig, Durability
+
+queue = FastQueue(Path(sys.argv[1]) / "queue", FastQueueConfig(durability=Durability.DISK))
+queue.ack = lambda leases: os.kill(os.getpid(), signal.SIGKILL)
+writer = SegmentWriter(queue, Path(sys.argv[1]) / "segments", max_blocks=int(sys.argv[2]))
+writer.seal(queue.lease(int(sys.argv[2])))
+"""
+
+
+def block(number: int) -> bytes:
+    return encode(of_points([chunk_type("cpu").of([f"e{number}"], [0], [float(number)])]))
+
+
+def entities(folder: Path) -> list[str]:
+    tables = [read(folder / segment.name) for segment in sealed(folder)]
+    return pa.concat_tables(tables)["entity"].to_pylist() if tables else []
+
+
+def test_everything_in_the_queue_is_sealed_in_order_and_acknowledged(tmp_path: Path) -> None:
+    with FastQueue(tmp_path / "queue", CONFIG) as queue:
+        writer = SegmentWriter(queue, tmp_path / "segments", max_blocks=7)
+        writer.start()
+        for number in range(50):
+            queue.push(block(number))
+        writer.close()
+
+        assert entities(tmp_path / "segments") == [f"e{n}" for n in range(50)]
+        assert len(queue) == 0
+        telemetry = Telemetry()
+        telemetry.watch(writer.samples)
+        assert "penstock_segment_rows_total 50.0" in telemetry.render().decode()
+        assert f"penstock_segments_sealed_total {len(sealed(tmp_path / 'segments'))}.0" in telemetry.render().decode()
+
+
+@pytest.mark.parametrize("second_size", [1, 3, 100])
+def test_no_block_is_in_two_segments_after_kill_9_between_seal_and_ack(tmp_path: Path, second_size: int) -> None:
+    with FastQueue(tmp_path / "queue", CONFIG) as queue:
+        for number in range(20):
+            queue.push(block(number))
+    ran = subprocess.run([sys.executable, "-c", KILLED_BETWEEN, str(tmp_path), "5"], check=False)
+    assert ran.returncode == -signal.SIGKILL
+    assert entities(tmp_path / "segments") == [f"e{n}" for n in range(5)]
+
+    with FastQueue(tmp_path / "queue", CONFIG) as queue:
+        writer = SegmentWriter(queue, tmp_path / "segments", max_blocks=second_size)
+        writer.start()
+        writer.close()
+        assert len(queue) == 0
+
+    assert entities(tmp_path / "segments") == [f"e{n}" for n in range(20)]
+
+
+def test_a_segment_that_cannot_be_written_is_reported_and_its_blocks_stay_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with FastQueue(tmp_path / "queue") as queue:
+        queue.push(block(1))
+        writer = SegmentWriter(queue, tmp_path / "segments")
+        monkeypatch.setattr(os, "fsync", full)
+        writer.start()
+        with pytest.raises(OSError, match="No space left"):
+            writer.close()
+        monkeypatch.undo()
+        assert len(queue) == 1
+        assert entities(tmp_path / "segments") == []

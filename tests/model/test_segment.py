@@ -1,0 +1,59 @@
+"""Segments: whole or not there, known by their names."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.model.partial import PARTIALS, of_points
+from penstock.model.point import chunk_type
+from penstock.model.segment import Segment, check_writer, decode, encode, parse_name, read, seal, sealed
+
+PARTS = of_points([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])])
+
+
+def test_a_sealed_segment_reads_back_as_it_was(tmp_path: Path) -> None:
+    path = seal(tmp_path, Segment("edge", 3, 7), PARTS)
+
+    assert path.name == "edge-0000000000000003-0000000000000007.arrow"
+    assert read(path).equals(PARTS)
+    assert read(path).schema == PARTIALS
+    assert pa.ipc.open_file(path).schema.metadata == {b"penstock.segment": b"1"}
+
+
+def test_segments_are_listed_in_the_order_of_their_sequences_and_nothing_else_is(tmp_path: Path) -> None:
+    for segment in (Segment("b", 0, 9), Segment("a", 10, 300), Segment("a", 0, 9)):
+        seal(tmp_path, segment, PARTS)
+    for foreign in (".edge-0000000000000003-0000000000000007.arrow", "notes.txt", "a-1-2.arrow"):
+        (tmp_path / foreign).touch()
+
+    assert sealed(tmp_path) == [Segment("a", 0, 9), Segment("a", 10, 300), Segment("b", 0, 9)]
+
+
+def test_a_segment_that_was_not_finished_is_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def power_cut(handle: int) -> None:
+        raise OSError("power cut")
+
+    monkeypatch.setattr(os, "fsync", power_cut)
+    with pytest.raises(OSError, match="power cut"):
+        seal(tmp_path, Segment("edge", 0, 1), PARTS)
+
+    assert sealed(tmp_path) == []
+
+
+def test_a_block_reads_back_as_it_was() -> None:
+    assert decode(encode(PARTS)).equals(PARTS)
+
+
+def test_names_and_segments_are_each_others_inverse() -> None:
+    segment = Segment("edge_1.eu", 0, 2**63)
+    assert parse_name(segment.name) == segment
+    assert parse_name("edge-xyz.arrow") is None
+
+
+@pytest.mark.parametrize("name", ["", "a-b", "a/b", ".hidden"])
+def test_a_writer_whose_name_would_break_a_segments_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"segments\.writer"):
+        check_writer(name)

@@ -1,0 +1,60 @@
+"""`penstock demo`: every generated point is accounted for, or the exit code says so."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from penstock.cli import main
+from penstock.errors import ConfigError
+from penstock.service import demo
+from penstock.service.demo import prepare_folder
+from penstock.service.generator import Day, generate
+from penstock.spark.tables import Tables
+
+
+@pytest.mark.spark
+def test_the_demo_accounts_for_every_point_and_finds_the_one_that_is_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    ran = CliRunner().invoke(main, ["demo", "--points", "20000", "--dir", str(folder)])
+
+    assert ran.exit_code == 0, ran.output
+    assert "Every point is accounted for" in ran.output
+    assert {path.name for path in (folder / "tables").iterdir()} == {"minute", "hour", "day", "top_n"}
+
+    # The same tables, but one point more is said to have been generated.
+    tables = Tables(folder / "tables")
+    counts = demo.counts_of(tables)["minute"]
+    metric = next(iter(counts))
+    assert demo.differences(tables, counts) == []
+    assert demo.differences(tables, {**counts, metric: counts[metric] + 1}) == [
+        f"{level} table: {metric} has {counts[metric]} points, generated {counts[metric] + 1}"
+        for level in ("minute", "hour", "day")
+    ]
+
+
+def test_a_folder_that_is_not_a_demo_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+
+    with pytest.raises(ConfigError, match="not a demo"):
+        prepare_folder(tmp_path)
+
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    prepare_folder(folder)
+    (folder / "old").touch()
+
+    prepare_folder(folder)
+
+    assert not (folder / "old").exists()
+
+
+def test_the_generator_repeats_itself_and_comes_near_the_number_asked_for() -> None:
+    day = Day(points=50_000)
+    first, again = ([chunk.points for chunk in generate(day, end=1e9)] for _ in range(2))
+
+    assert all(a.equals(b) for a, b in zip(first, again, strict=True))
+    assert sum(points.num_rows for points in first) == pytest.approx(50_000, rel=0.1)

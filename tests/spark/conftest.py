@@ -1,0 +1,25 @@
+"""One JVM for all tests that need Spark."""
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.errors import MissingRequirement
+from penstock.spark.session import start_session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    try:
+        session = start_session(
+            "local[2]",
+            {
+                "spark.sql.shuffle.partitions": "1",
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # short runs: compile fast, not well
+            },
+        )
+    except MissingRequirement as error:
+        pytest.fail(str(error))  # `make setup` provides Java, so a missing one is a failure everywhere
+    yield session
+    session.stop()
