@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,7 @@ def test_nothing_is_acknowledged_while_the_queue_refuses(
     durable.trouble = QueueFull("no room")
     declarations = with_dead_letters(queue)
     handler = batches_into_queue(durable) if batched else into_queue(durable)
-    batches = {"batch_size": 5, "batch_timeout": 0.05} if batched else {}
+    batches: dict[str, Any] = {"batch_size": 5, "batch_timeout": 0.05} if batched else {}
     declarations.consumer(queue=queue, handler=handler, workers=2, max_attempts=1, **batches)
     registry = consume(declarations)
     bodies = [str(number).encode() for number in range(20)]

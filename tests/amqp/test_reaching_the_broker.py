@@ -134,12 +134,12 @@ def test_no_log_line_holds_the_password(
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.DEBUG, "pika")
     (tmp_path / "password").write_text("gu3st-fr0m-file")
-    for url, settings in (
-        (f"amqp://guest:gu3st-fr0m-url@127.0.0.1:{shared_rabbitmq.port}/", {}),
-        (f"amqp://guest@127.0.0.1:{shared_rabbitmq.port}/", {"password_file": str(tmp_path / "password")}),
+    for url, password_file in (
+        (f"amqp://guest:gu3st-fr0m-url@127.0.0.1:{shared_rabbitmq.port}/", None),
+        (f"amqp://guest@127.0.0.1:{shared_rabbitmq.port}/", str(tmp_path / "password")),
     ):
         with pytest.raises(BrokerError):
-            ConsumerRegistry(url, consuming(queue), **settings).start(10)
+            ConsumerRegistry(url, consuming(queue), password_file=password_file).start(10)
 
     assert "127.0.0.1" in caplog.text
     assert "gu3st" not in caplog.text
@@ -150,8 +150,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for localhost that is its own authority."""
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-        + ["-addext", "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"),
+        ],
         check=True,
         capture_output=True,
     )
