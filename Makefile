@@ -7,7 +7,7 @@ BIN    := .venv/bin
 INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/python" || echo "$(BIN)/python -m pip install -q")
 COMPILE = $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
-.PHONY: help setup demo test test-fast lint types contract doctor lock clean
+.PHONY: bench-amqp soak-amqp help setup demo test test-fast lint types contract doctor lock clean
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -55,6 +55,13 @@ setup: .venv/.ready  ## Create .venv and install what is pinned; find or provide
 lock: setup  ## Compile the pinned requirements anew from pyproject.toml
 	$(COMPILE) --upgrade --extra all --group dev -o requirements/dev.txt
 	$(COMPILE) --upgrade --extra java --no-deps -o requirements/java.txt
+
+bench-amqp: setup  ## Consumer worker pool against pika, aio-pika, dramatiq and FastStream
+	@$(BIN)/python -c "import aio_pika, dramatiq, faststream" 2> /dev/null || $(INSTALL) --require-hashes -r requirements/bench.txt
+	@$(BIN)/python -m bench.amqp
+
+soak-amqp: setup  ## Ten minutes of consumers under random deaths, with the ledger at the end
+	@$(BIN)/python -m pytest -m soak -s tests/amqp/test_soak.py
 
 clean:  ## Remove .venv and what the tools left behind
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache penstock-demo

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -104,6 +106,24 @@ def test_processes_handle_messages_and_judge_as_threads_do(client: Client, queue
     wait_until(lambda: client.take_all(f"{queue}.dead") == [b"never"])
     stats = registry.stats().consumers[queue]
     assert (stats.total("retried"), stats.total("dead_lettered")) == (1, 1)
+
+
+def test_a_program_without_a_main_guard_is_told_so_at_the_start(shared_rabbitmq_url: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from penstock.amqp import ConsumerRegistry, Declarations\n"
+        "from tests.amqp.handlers import refuse\n"
+        "declarations = Declarations()\n"
+        "declarations.queue('unguarded')\n"
+        "declarations.consumer(queue='unguarded', handler=refuse, execution='process', workers=1)\n"
+        f"ConsumerRegistry('{shared_rabbitmq_url}', declarations).start()\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": "."}
+    )
+
+    assert ran.returncode == 1
+    assert "do not start" in ran.stderr.splitlines()[-1]
 
 
 def test_the_message_of_a_worker_process_that_dies_is_tried_again_by_a_new_one(

@@ -1,17 +1,22 @@
 """Messages that feed the pipeline are acknowledged only when the durable queue has them."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock import Durability, FastQueue, FastQueueConfig
 from penstock.amqp import ConsumerRegistry, Message, Reject, Retry, batches_into_queue, into_queue
 from penstock.errors import BlockTooLarge, DiskFull, QueueFull
 from penstock.receive.amqp import into_queue as module
 from penstock.testing import wait_until
 from tests.amqp.conftest import Client
 from tests.amqp.test_consuming import with_dead_letters
+from tests.servers import RabbitMQ
 
 
 class FakeQueue:
@@ -99,3 +104,28 @@ def test_nothing_is_acknowledged_while_the_queue_refuses(
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 20)
     assert sorted(durable.blocks) == sorted(bodies)
     wait_until(lambda: client.take_all(f"{queue}.dead") == [b"far too long a block"])
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("how", ["one", "many"])
+def test_a_killed_service_has_acknowledged_only_what_its_durable_queue_holds(
+    shared_rabbitmq: RabbitMQ, client: Client, queue: str, tmp_path: Path, how: str
+) -> None:
+    bodies = [b"event %d" % number for number in range(5000)]
+    client.channel.queue_declare(queue, durable=True)
+    client.publish_unconfirmed(queue, bodies)
+    command = [sys.executable, "-m", "tests.amqp.feeder", shared_rabbitmq.url, queue, str(tmp_path / "spool"), how]
+    with subprocess.Popen(command) as service:
+        wait_until(lambda: client.depth(queue) < 4500)
+        service.kill()
+    wait_until(lambda: client.consumers(queue) == 0)
+
+    left = client.take_all(queue)
+    held = []
+    with FastQueue(tmp_path / "spool", FastQueueConfig(durability=Durability.DISK)) as durable:
+        while (block := durable.pop()) is not None:
+            held.append(block)
+
+    assert len(left) > 0
+    assert set(held) | set(left) == set(bodies)
+    assert len(held) + len(left) - len(bodies) <= 100

@@ -212,3 +212,52 @@ def test_retries_in_wait_survive_a_cut_connection(shared_rabbitmq: RabbitMQ, cli
         network.cut()
         assert handled.wait(10)
         registry.stop(5)
+
+
+def test_a_defect_on_the_io_thread_costs_a_connection_and_nothing_else(
+    client: Client, queue: str, consume: Callable[..., ConsumerRegistry], caplog: pytest.LogCaptureFixture
+) -> None:
+    tally = Tally()
+    declarations = Declarations()
+    declarations.queue(queue)
+    declarations.consumer(queue=queue, handler=tally, workers=4)
+    registry = consume(declarations, reconnect=AT_ONCE)
+    client.publish_unconfirmed(queue, [str(number).encode() for number in range(1000)])
+
+    def defect() -> None:
+        raise ZeroDivisionError("a defect")
+
+    registry._link.call(defect)
+
+    wait_until(lambda: registry.stats().reconnects == 1)
+    wait_until(lambda: len(tally.times) == 1000)
+    assert "a defect" in caplog.text
+    assert registry.stop(5) == []
+    assert client.depth(queue) == 0
+
+
+def test_a_failed_retry_in_flight_when_the_broker_goes_away_is_no_defect(
+    shared_rabbitmq: RabbitMQ, client: Client, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The publisher's channel closes first, while the consumer's still thinks that it is open."""
+
+    def handle(message: Message) -> None:
+        raise ValueError("always")
+
+    declarations = Declarations()
+    declarations.queue(queue)
+    declarations.consumer(
+        queue=queue, handler=handle, workers=8, max_attempts=1000, retry=BackoffPolicy(first=0.001, limit=0.001)
+    )
+    with Proxy(shared_rabbitmq.port) as network:
+        url = f"amqp://guest:guest@127.0.0.1:{network.port}/"
+        registry = ConsumerRegistry(url, declarations, reconnect=AT_ONCE)
+        registry.start()
+        client.publish_unconfirmed(queue, [b""] * 50)
+        for cuts in (1, 2, 3):
+            wait_until(lambda: registry.stats().consumers[queue].total("retried") > 300)
+            network.cut()
+            wait_until(lambda cuts=cuts: registry.stats().reconnects == cuts)  # type: ignore[misc]
+        assert registry.stop(5) == []
+    assert "begins anew" not in caplog.text
+    assert client.depth(queue) >= 50

@@ -36,6 +36,15 @@ class Acknowledger:
         self.tracker = AckTracker()
         if self._position:
             self._position.lose()
+        for timer in (self._soon, self._patience):
+            if timer is not None:
+                self._timers.cancel(timer)
+        self._soon = self._patience = None
+
+    def writable(self) -> Channel | None:
+        """The channel, if it takes a frame. It may think itself open while its connection is closed already."""
+        channel = self.channel
+        return channel if channel is not None and channel.is_open and channel.connection.is_open else None
 
     def is_open(self, delivery: Delivery) -> bool:
         """Say whether the broker waits for a word about `delivery`."""
@@ -50,8 +59,9 @@ class Acknowledger:
         """Leave it to the queue as it was. A stream has it still, and allows no nack."""
         if self.is_open(delivery):
             self.tracker.settle(delivery.tag, False)
-            if self._position is None and self.channel is not None and self.channel.is_open:
-                self.channel.basic_nack(delivery.tag, requeue=True)
+            channel = self.writable()
+            if self._position is None and channel is not None:
+                channel.basic_nack(delivery.tag, requeue=True)
 
     def refuse(self, delivery: Delivery) -> None:
         """Let the broker dead-letter it."""
@@ -59,13 +69,14 @@ class Acknowledger:
             self.ack(delivery)
         elif self.is_open(delivery):
             self.tracker.settle(delivery.tag, False)
-            if self.channel is not None and self.channel.is_open:
-                self.channel.basic_nack(delivery.tag, requeue=False)
+            channel = self.writable()
+            if channel is not None:
+                channel.basic_nack(delivery.tag, requeue=False)
 
     def flush(self, everything: bool = False) -> None:
         """Acknowledge the prefix with one frame, and the rest if it takes too much of the window."""
-        channel, tracker = self.channel, self.tracker
-        if channel is None or not channel.is_open:
+        channel, tracker = self.writable(), self.tracker
+        if channel is None:
             return
         newest = tracker.take_prefix()
         if newest is not None:

@@ -74,13 +74,14 @@ class Link:
 
     def call(self, callback: Callable[[], None]) -> None:
         """Call back soon on the I/O thread. Once that has ended, nothing is called."""
-        if self._ended:
-            return
-        try:
-            self._loop.add_callback_threadsafe(callback)
-        except (OSError, AttributeError):
-            if not self._ended:  # the loop was closed meanwhile
-                raise
+        while not self._ended:
+            loop = self._loop
+            try:
+                loop.add_callback_threadsafe(callback)
+            except (OSError, AttributeError):  # that loop is closed: it has ended, or begun anew
+                continue
+            if loop is self._loop:
+                return
 
     def close(self, timeout: float) -> bool:
         """Close the connection and end the thread; False if it did not end in time."""
@@ -102,10 +103,30 @@ class Link:
 
     def _run(self) -> None:
         try:
-            self._loop.start()
+            while not self._closing:
+                try:
+                    self._loop.start()
+                except Exception:
+                    # A defect, of pika or ours. Whatever the connection's state is, a new one is sound.
+                    log.exception("The I/O thread failed and begins anew. broker=%s", self._broker)
+                    self._begin_anew()
         finally:
             self._ended = True
             self._loop.close()
+
+    def _begin_anew(self) -> None:
+        broken, self._loop = self._loop, IOLoop()
+        broken.close()
+        # pika closes a socket only from its loop. Unless this one is closed, the broker waits for our acks.
+        socket = getattr(getattr(self._connection, "_transport", None), "_sock", None)
+        if socket is not None:
+            socket.close()
+        self._connection = None
+        self.publisher.lose()
+        for subscription in self.subscriptions:
+            subscription.lose()
+            self._loop.add_callback(subscription.drain)  # whom the broken loop was to wake
+        self._failed("the I/O thread failed")
 
     def _connect(self) -> None:
         if self._closing:

@@ -277,8 +277,8 @@ class Subscription:
         self._quiet = quiet
         assert self.workers is not None
         self.workers.stop()
-        channel = self.acks.channel
-        if channel is not None and channel.is_open and self.consuming and self.position is None:
+        channel = self.acks.writable()
+        if channel is not None and self.consuming and self.position is None:
             # Until the broker confirms, pika sends back what still comes. (It must not do so to a stream.)
             channel.basic_cancel(self.name, callback=lambda _: self._cancelled())
         else:
