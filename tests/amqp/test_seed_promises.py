@@ -38,6 +38,11 @@ def test_prefetch_capping() -> None:
     assert size.caps == ("prefetch 5000 -> 1000",)
 
 
+@pytest.mark.parametrize(("workers", "batch_size", "prefetch"), [(4, 50, 200), (4, 2, 40), (100, 50, 1000)])
+def test_prefetch_has_a_batch_for_every_worker(workers: int, batch_size: int, prefetch: int) -> None:
+    assert pool_size(options(workers=workers), batch_size).prefetch == prefetch
+
+
 def test_worker_resource_caps() -> None:
     size = pool_size(options(workers=5000))
 
