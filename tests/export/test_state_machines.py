@@ -137,7 +137,7 @@ def test_sends_that_fail_together_are_one_failure() -> None:
 
 
 def test_without_backoff_every_delay_is_the_retry_interval() -> None:
-    backoff = Backoff(BackoffConfig(enabled=False, retry_interval="2s", jitter=0.0))
+    backoff = Backoff(BackoffConfig(enabled=False, jitter=0.0), retry_interval=2.0)
     assert [backoff.failed(backoff.step) for _ in range(3)] == [2.0, 2.0, 2.0]
 
 
@@ -199,7 +199,7 @@ def test_an_average_follows_its_samples() -> None:
         (lambda: BreakerConfig(threshold=0), r"circuit_breaker.threshold must be >= 1, got 0"),
         (lambda: BreakerConfig(reset_timeout="soon"), r"circuit_breaker.reset_timeout must be a duration.*'soon'"),
         (lambda: BackoffConfig(multiplier=0.5), r"backoff.multiplier must be >= 1, got 0.5"),
-        (lambda: BackoffConfig(max_retry_delay=1.0), r"max_retry_delay must be >= retry_interval = 5.0, got 1.0"),
+        (lambda: Backoff(max_retry_delay=1.0), r"max_retry_delay must be >= retry_interval = 5.0, got 1.0"),
         (lambda: BackoffConfig(jitter=2.0), r"backoff.jitter must be within 0 and 1, got 2.0"),
         (lambda: AdaptiveWorkersConfig(min_workers=0), r"adaptive_workers.min_workers must be >= 1, got 0"),
         (lambda: AdaptiveWorkersConfig(min_workers=4, max_workers=2), r"max_workers must be 0 or >= min_workers = 4"),

@@ -5,34 +5,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.units import parse_duration
 
 _MOST_DOUBLINGS = 64  # beyond it every sensible multiplier has met its cap, and floats would overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackoffConfig:
-    """`backoff` in the configuration file, with `retry_interval` and `max_retry_delay` beside it."""
+    """`backoff` in the configuration file."""
 
     enabled: bool = True
+    """False: every delay is the retry interval."""
     multiplier: float = 2.0
-    retry_interval: float | str = 5.0
-    """Seconds after the first failure; after every failure where backoff is not enabled."""
-    max_retry_delay: float | str = 300.0
     jitter: float = 0.5
     """Share of a delay that chance may take off, so that many senders do not come back in one moment."""
 
     def __post_init__(self) -> None:
-        for field in ("retry_interval", "max_retry_delay"):
-            object.__setattr__(self, field, parse_duration(getattr(self, field), field))
         if self.multiplier < 1.0:
             raise ConfigError(f"backoff.multiplier must be >= 1, got {self.multiplier}")
         if not 0.0 <= self.jitter <= 1.0:
             raise ConfigError(f"backoff.jitter must be within 0 and 1, got {self.jitter}")
-        if float(self.max_retry_delay) < float(self.retry_interval):
-            raise ConfigError(
-                f"max_retry_delay must be >= retry_interval = {self.retry_interval}, got {self.max_retry_delay}"
-            )
 
 
 class Backoff:
@@ -42,8 +33,19 @@ class Backoff:
     its send began, and only the first of a step counts.
     """
 
-    def __init__(self, config: BackoffConfig | None = None, chance: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        config: BackoffConfig | None = None,
+        *,
+        retry_interval: float = 5.0,
+        max_retry_delay: float = 300.0,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        if max_retry_delay < retry_interval:
+            raise ConfigError(f"max_retry_delay must be >= retry_interval = {retry_interval}, got {max_retry_delay}")
         self._config = config or BackoffConfig()
+        self._first = retry_interval
+        self._most = max_retry_delay
         self._chance = chance
         self.step = 0
         self.failures = 0
@@ -67,7 +69,7 @@ class Backoff:
     def delay_after(self, failures: int) -> float:
         """The wait after so many failures in a row, shortened by chance."""
         config = self._config
-        full = float(config.retry_interval)
+        full = self._first
         if config.enabled:
             full *= config.multiplier ** min(max(failures, 1) - 1, _MOST_DOUBLINGS)
-        return min(full, float(config.max_retry_delay)) * (1.0 - config.jitter * self._chance())
+        return min(full, self._most) * (1.0 - config.jitter * self._chance())

@@ -74,8 +74,10 @@ def of_grpc(code: int, message: str, retry_after: float | None = None) -> Export
 
 def of_exception(error: BaseException) -> ExportError:
     """The error for what an exporter raised. What we do not know is transient: nothing is given up unseen."""
-    if isinstance(error, ExportError):
+    if isinstance(error, (TransientExportError, PermanentExportError)):
         return error
+    if isinstance(error, ExportError):
+        return TransientExportError(str(error), error.error_class)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return TransientExportError(text, _class_of(error))
 
