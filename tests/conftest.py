@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from penstock.errors import MissingRequirement
-from tests.servers import PostgreSQL, RabbitMQ
+from tests.servers import PostgreSQL, Prometheus, RabbitMQ
 
 
 def _missing(error: MissingRequirement) -> NoReturn:
@@ -47,3 +47,14 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
         _missing(error)
     with database:
         yield database
+
+
+@pytest.fixture(scope="session")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """One Prometheus for all tests, with its remote-write receiver on."""
+    try:
+        server = Prometheus(tmp_path_factory.mktemp("prometheus"))
+    except MissingRequirement as error:
+        _missing(error)
+    with server:
+        yield server

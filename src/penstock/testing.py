@@ -51,7 +51,8 @@ class MemoryExporter:
     Threads: every method may be called from any thread.
     """
 
-    def __init__(self, *, max_bytes: int | None = None) -> None:
+    def __init__(self, *, max_bytes: int | None = None, in_order: bool = False) -> None:
+        self.in_order = in_order
         self._max_bytes = max_bytes
         self._may_send = threading.Event()
         self._may_send.set()
@@ -124,8 +125,9 @@ class FailingExporter(MemoryExporter):
         *,
         poison: tuple[bytes, Exception] | None = None,
         max_bytes: int | None = None,
+        in_order: bool = False,
     ) -> None:
-        super().__init__(max_bytes=max_bytes)
+        super().__init__(max_bytes=max_bytes, in_order=in_order)
         self._errors = iter(tuple(errors))
         self._poison = poison
         self._failing: Exception | None = None

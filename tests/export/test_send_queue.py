@@ -74,19 +74,32 @@ def test_everything_pushed_arrives_once_and_is_acknowledged(queue: FastQueue, sp
     assert sorted(exporter.batches) == numbered(500)
 
 
-@pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
-def test_one_worker_keeps_the_order_also_through_failures(queue: FastQueue, split: PipelineSplitConfig) -> None:
-    errors = [None, DOWN, DOWN, None, DOWN, DOWN, None, None]
-    exporter = FailingExporter(errors)
-    for batch in numbered(20):
+@pytest.mark.parametrize("split", [PipelineSplitConfig(), PipelineSplitConfig(enabled=True)])
+def test_an_exporter_that_wants_order_gets_it_also_through_failures(
+    queue: FastQueue, split: PipelineSplitConfig
+) -> None:
+    exporter = FailingExporter([None, DOWN, DOWN, None, DOWN, None, TimeoutError(), DOWN], in_order=True)
+    for batch in numbered(50):
         queue.push(batch)
-    config = quick(workers=1, pipeline_split=split, max_concurrent_sends=1)
+    with SendQueue(queue, exporter, quick(workers=0, pipeline_split=split)) as sender:
+        wait_until(lambda: not len(sender))
+        assert sender.stats().workers_total == 1
+    assert exporter.batches == numbered(50)
+
+
+@pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
+def test_a_batch_that_failed_goes_to_its_place_and_not_to_the_tail(
+    queue: FastQueue, split: PipelineSplitConfig
+) -> None:
+    exporter = FailingExporter([DOWN])
+    for batch in numbered(2000):
+        queue.push(batch)
+    config = quick(workers=1, pipeline_split=split, max_concurrent_sends=1, retry_interval=0.001)
     with SendQueue(queue, exporter, config) as sender:
         wait_until(lambda: not len(sender))
-    behind = [exporter.batches.index(batch) - number for number, batch in enumerate(numbered(20))]
-    # The first failure in a row is the batch's alone, so it may be passed while it waits; nothing goes to the tail.
-    assert len(set(exporter.batches)) == 20
-    assert max(behind) < 19
+    failed = exporter.attempts[0]
+    assert exporter.batches.index(failed) < 1000
+    assert [batch for batch in exporter.batches if batch != failed] == numbered(2000)[1:]
 
 
 def test_while_the_destination_is_down_the_oldest_batch_is_the_one_that_is_tried(queue: FastQueue) -> None:

@@ -31,6 +31,10 @@ class Exporter(Protocol):
     Threads: `prepare`, `send` and `split` are called from many threads at once.
     """
 
+    in_order: bool
+    """Whether the destination refuses what comes after something younger: then one worker sends, unless the
+    configuration says how many, and a batch that failed holds up the others."""
+
     def prepare(self, batch: bytes) -> Prepared:
         """The part that costs processor time; with the pipeline split it runs on threads of its own."""
         ...
@@ -40,7 +44,7 @@ class Exporter(Protocol):
         ...
 
     def split(self, batch: bytes) -> list[bytes] | None:
-        """The batch in smaller ones that make up the same, None if it cannot be split further."""
+        """The batch in smaller ones that make up the same, None if it cannot be split further. Always the same ones."""
         ...
 
     def close(self) -> None:

@@ -35,8 +35,11 @@ class Gate:
     Blocks: `enter`, `wait_open` and `sending`, while the destination is to be left alone or has enough to do.
     """
 
-    def __init__(self, breaker: CircuitBreaker, backoff: Backoff, send_limit: int, clock: Clock) -> None:
+    def __init__(
+        self, breaker: CircuitBreaker, backoff: Backoff, send_limit: int, clock: Clock, *, in_order: bool = False
+    ) -> None:
         self._clock = clock
+        self._in_order = in_order
         self._send_limit = send_limit
         # _lock guards everything below.
         self._lock = threading.Lock()
@@ -131,7 +134,8 @@ class Gate:
         """The destination could not take it now. How long that batch has to wait, by itself, before its next attempt.
 
         The first failure in a row is the batch's alone; from the second on the destination is left alone. So one reset
-        connection does not stop the others, and an outage does not send every batch into it.
+        connection does not stop the others, and an outage does not send every batch into it. Where batches must stay in
+        order, nothing may pass the one that failed: the destination is left alone from the first failure on.
         """
         with self._lock:
             now = self._clock.monotonic()
@@ -147,7 +151,7 @@ class Gate:
             if is_open:
                 self._paused_until = 0.0  # now its rest is what counts: a probe each time, not minutes of backoff
                 self._changed.notify_all()
-            elif self._backoff.failures > 1:
+            elif self._backoff.failures > 1 or self._in_order:
                 self._pause_locked(now + delay)
             opened = is_open and was is not CircuitState.OPEN
             is_held = is_open or self._paused_until > now
@@ -156,12 +160,7 @@ class Gate:
             log.warning("Export started failing. error_type=%s error=%s", error.error_class.value, error)
         if opened:
             log.warning("Circuit opened. error_type=%s error=%s", error.error_class.value, error)
-        return 0.0 if is_held and error.error_class in _NOT_THE_BATCH else own
-
-    def hold(self, seconds: float) -> None:
-        """Let nothing out for so long."""
-        with self._lock:
-            self._pause_locked(self._clock.monotonic() + seconds)
+        return 0.0 if is_held and (self._in_order or error.error_class in _NOT_THE_BATCH) else own
 
     def release(self, permit: Permit) -> None:
         """Nothing was sent."""

@@ -70,7 +70,8 @@ class SendQueue:
         self._source: Source = as_source(queue, config.full_behavior, float(config.block_timeout), clock)
         self._tally = Tally()
         breaker = CircuitBreaker(config.circuit_breaker)
-        self._gate = Gate(breaker, config.new_backoff(), config.send_limit(), clock)
+        in_order = isinstance(exporter, GroupExporter) or exporter.in_order
+        self._gate = Gate(breaker, config.new_backoff(), config.send_limit(), clock, in_order=in_order)
         self._limit = self._adaptive_limit(queue)
         self._delivery: Delivery | None = None
         self._failover: Failover | None = None
@@ -83,7 +84,7 @@ class SendQueue:
             self._workers = GroupWorker(self._source, exporter, self._gate, self._tally, clock)
         else:
             self._delivery = Delivery(self._source, exporter, self._gate, self._tally, clock)
-            self._workers = Workers(self._source, self._delivery, self._gate, config, clock)
+            self._workers = Workers(self._source, self._delivery, self._gate, _ordered(config, exporter), clock)
             if config.failover.enabled and self._is_durable:
                 self._failover = Failover(config.failover, exporter, self._gate, self._tally, clock)
         self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())
@@ -298,3 +299,11 @@ class SendQueue:
     def samples(self) -> Iterator[Sample]:
         """For `Telemetry.watch`."""
         return self.stats().samples()
+
+
+def _ordered(config: SendQueueConfig, exporter: Exporter) -> SendQueueConfig:
+    """One worker for a destination that wants its batches in order, where the configuration does not say how many."""
+    if not exporter.in_order or config.workers or config.pipeline_split.sender_count:
+        return config
+    split = replace(config.pipeline_split, preparer_count=1, sender_count=1)
+    return replace(config, workers=1, max_concurrent_sends=1, pipeline_split=split)

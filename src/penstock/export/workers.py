@@ -243,7 +243,7 @@ class GroupWorker:
             self._tally.failed(failure.error_class, is_retry=is_retry)
             if not isinstance(failure, TransientExportError):
                 failure = TransientExportError(str(failure), failure.error_class)
-            self._gate.hold(self._gate.failed(permit, failure, 1))
+            self._gate.failed(permit, failure, 1)
             self._tally.add(retries=1)
             return [lease._replace(attempts=lease.attempts + 1) for lease in held]
         self._gate.succeeded(permit)
