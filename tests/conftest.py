@@ -5,12 +5,17 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
+from hypothesis import settings
 
 from penstock.errors import MissingRequirement
 from tests.servers import PostgreSQL, Prometheus, RabbitMQ
 
+settings.register_profile("shared machine", deadline=None)  # a slow example there is no slow code
+settings.load_profile("shared machine")
 
-def _missing(error: MissingRequirement) -> NoReturn:
+
+def missing(error: MissingRequirement) -> NoReturn:
+    """Skip with the reason; in CI, where every server must be, fail with it."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"CI must have every server: {error}")
     pytest.skip(str(error))
@@ -22,7 +27,7 @@ def shared_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit
     try:
         broker = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
     except MissingRequirement as error:
-        _missing(error)
+        missing(error)
     with broker:
         yield broker
 
@@ -33,7 +38,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     try:
         broker = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
     except MissingRequirement as error:
-        _missing(error)
+        missing(error)
     with broker:
         yield broker
 
@@ -44,7 +49,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
     try:
         database = PostgreSQL(tmp_path_factory.mktemp("postgres"))
     except MissingRequirement as error:
-        _missing(error)
+        missing(error)
     with database:
         yield database
 
@@ -55,6 +60,6 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     try:
         server = Prometheus(tmp_path_factory.mktemp("prometheus"))
     except MissingRequirement as error:
-        _missing(error)
+        missing(error)
     with server:
         yield server

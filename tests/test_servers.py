@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import MissingRequirement
 from tests import servers
+from tests.conftest import missing
 from tests.servers import PostgreSQL, RabbitMQ
 
 pytestmark = pytest.mark.server
@@ -41,6 +42,15 @@ def test_a_killed_database_comes_back_on_its_port_with_what_was_committed(postgr
 
     with psycopg.connect(postgres.url) as connection:
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
+def test_a_missing_server_skips_with_the_reason_and_fails_in_ci(
+    monkeypatch: pytest.MonkeyPatch, ci: str, outcome: type[BaseException]
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(outcome, match="no broker to be had"):
+        missing(MissingRequirement("no broker to be had"))
 
 
 def test_a_server_that_cannot_be_had_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

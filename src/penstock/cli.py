@@ -10,6 +10,7 @@ import click
 
 from penstock import __version__
 from penstock.errors import ConfigError, PenstockError
+from penstock.service.queue_commands import queue
 from penstock.service.relay import relay
 
 
@@ -94,4 +95,5 @@ def doctor(as_json: bool) -> None:
     sys.exit(0 if all(finding.ok for finding in findings if finding.required) else 1)
 
 
+main.add_command(queue)
 main.add_command(relay)

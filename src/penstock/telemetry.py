@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from penstock.errors import UndeclaredMetric
@@ -195,6 +195,9 @@ def declared(name: str, kind: Kind | None = None) -> Declaration:
     return declaration
 
 
+Source = Callable[[], Iterable[Sample | Buckets]]
+
+
 class Telemetry:
     """The metrics of one process (or one test), rendered for Prometheus.
 
@@ -205,41 +208,34 @@ class Telemetry:
         self.registry = CollectorRegistry(auto_describe=False)
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._sources: list[Callable[[], Iterable[Sample | Buckets]]] = []
-        self._histograms: dict[str, Histogram] = {}
+        self._sources: list[tuple[Source, dict[str, str]]] = []
         self.registry.register(_Watched(self))
 
-    def watch(self, source: Callable[[], Iterable[Sample | Buckets]]) -> Callable[[], None]:
-        """Ask `source` for its samples at every scrape; call what is returned to stop asking."""
+    def watch(self, source: Source, **labels: str) -> Callable[[], None]:
+        """Ask `source` for its samples at every scrape; call what is returned to stop asking.
+
+        `labels` are added to each of its samples: `queue="relay"` tells one queue's from another's. What several
+        sources say under one name and the same labels is added up, which suits counts but neither ratios nor ages.
+        """
+        watched = (source, labels)
         with self._lock:
-            self._sources.append(source)
+            self._sources.append(watched)
 
         def unwatch() -> None:
             with self._lock:
-                if source in self._sources:
-                    self._sources.remove(source)
+                if watched in self._sources:
+                    self._sources.remove(watched)
 
         return unwatch
 
-    def histogram(self, name: str) -> Histogram:
-        """The one histogram of that name."""
-        declaration = declared(name, "histogram")
-        with self._lock:
-            if name not in self._histograms:
-                self._histograms[name] = Histogram(
-                    name,
-                    declaration.help,
-                    declaration.labels,
-                    registry=self.registry,
-                    buckets=declaration.buckets or Histogram.DEFAULT_BUCKETS,
-                )
-            return self._histograms[name]
-
-    def samples(self) -> list[Sample | Buckets]:
-        """What every watched source says now."""
+    def samples(self) -> Iterator[tuple[Sample | Buckets, dict[str, str]]]:
+        """What every watched source says now, with its labels."""
         with self._lock:
             sources = list(self._sources)
-        return [sample for source in sources for sample in source()]
+        for source, labels in sources:
+            for sample in source():
+                declaration = declared(sample.name)
+                yield sample, labels | dict(zip(declaration.labels, sample.labels, strict=True))
 
     def render(self) -> bytes:
         """The text that `/metrics` serves."""
@@ -247,28 +243,24 @@ class Telemetry:
 
 
 class _Watched:
-    """Turns samples into Prometheus families; samples of one name and labels from several sources add up."""
+    """Turns samples into Prometheus families."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
 
     def collect(self) -> Iterator[Metric]:
-        families: dict[str, dict[tuple[str, ...], float]] = {}
-        histograms: dict[str, Metric] = {}
-        for sample in self._telemetry.samples():
-            if isinstance(sample, Buckets):
-                declaration = declared(sample.name)
-                family = histograms.setdefault(sample.name, Metric(sample.name, declaration.help, "histogram"))
-                labels = dict(zip(declaration.labels, sample.labels, strict=True))
-                for suffix, further, value in sample.samples():
-                    family.add_sample(sample.name + suffix, {**labels, **dict(further)}, value)
-                continue
-            values = families.setdefault(sample.name, {})
-            values[sample.labels] = values.get(sample.labels, 0.0) + sample.value
-        for name, values in families.items():
+        families: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+        for sample, labels in self._telemetry.samples():
+            series = families.setdefault(sample.name, {})
+            parts = sample.samples() if isinstance(sample, Buckets) else [("", (), sample.value)]
+            for suffix, further, value in parts:
+                key = (sample.name + suffix, (*labels.items(), *further))
+                series[key] = series.get(key, 0.0) + value
+        for name, series in families.items():
             declaration = declared(name)
-            family = Metric(name.removesuffix("_total"), declaration.help, declaration.kind)
-            for names, value in values.items():
-                family.add_sample(name, dict(zip(declaration.labels, names, strict=True)), value)
+            # A counter without "_total" is named as its users know it; the format calls such a family untyped.
+            untyped = declaration.kind == "counter" and not name.endswith("_total")
+            family = Metric(name.removesuffix("_total"), declaration.help, "unknown" if untyped else declaration.kind)
+            for (sample_name, pairs), value in series.items():
+                family.add_sample(sample_name, dict(pairs), value)
             yield family
-        yield from histograms.values()

@@ -9,6 +9,7 @@ from penstock.batch.drain import DrainTask
 from penstock.batch.gate import Gate
 from penstock.batch.partition import Lane, Partition, Registration, Route
 from penstock.batch.selector import stable_hash
+from penstock.errors import QueueClosed
 
 
 class Layout:
@@ -31,6 +32,7 @@ class Layout:
         self.lock = threading.Lock()
         self.registrations: dict[type, Registration] = {}
         self.partitions: tuple[Partition, ...] = ()
+        self._frozen = False
         self._lanes: dict[type, Lane] = {}
         self._grow_locked(partitions)
         if config.consumer is not None:
@@ -102,6 +104,8 @@ class Layout:
     def register(self, kind: type, handler: Handler, weight: float) -> None:
         """Put `handler` in charge of `kind`, growing the partitions if they are adaptive."""
         with self.lock:
+            if self._frozen:
+                raise QueueClosed("a closed queue takes no handlers")
             registration = self._registration_locked(kind)
             registration.weight = weight
             registration.consume, registration.on_idle = callbacks(handler)
@@ -130,6 +134,12 @@ class Layout:
                 self._refresh_idle_locked(lane.partition)
             return True
 
+    def freeze(self) -> int:
+        """Let nothing grow any more; how many partitions there are for good."""
+        with self.lock:
+            self._frozen = True
+            return len(self.partitions)
+
     # Owners
 
     def _grow_locked(self, wanted: int) -> None:
@@ -148,9 +158,9 @@ class Layout:
             self._refresh_task_locked(partition.owner)
 
     def _refresh_task_locked(self, task: DrainTask) -> None:
-        calls = any(partition.calls_idle for partition in task.partitions)
-        if calls != task.calls_idle:
-            task.calls_idle = calls
+        before = task.idle_partitions
+        task.idle_partitions = tuple(partition for partition in task.partitions if partition.calls_idle)
+        if bool(before) != bool(task.idle_partitions):
             task.nudge()
 
     def loads(self, measure: Callable[[Partition], float]) -> tuple[list[float], list[int]]:

@@ -186,6 +186,7 @@ class LeasedMemory:
                 damaged_regions=0,
                 damaged_bytes=0,
                 lost_blocks=0,
+                foreign_files=0,
                 unclean_start=False,
                 oldest_age=0.0,
             )

@@ -31,11 +31,16 @@ class Acked:
 
     def add(self, first: int, end: int) -> int:
         """Put [first, end) into the set; how many were not in it."""
+        if end <= first:
+            return 0
+        if first == self.low and not self._starts:  # nearly always
+            self.low = end
+            return end - first
         if first <= self.low and not self._starts:
             new = max(0, end - self.low)
             self.low += new
             return new
-        new = max(0, end - first) - self.overlap(first, end)
+        new = end - first - self.overlap(first, end)
         if not new:
             return 0
         if first <= self.low:

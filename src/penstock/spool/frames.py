@@ -48,6 +48,7 @@ CRC = struct.Struct("<I")
 HEADER_SIZE = HEADER.size + CRC.size
 HOLE = 0xFFFFFFFF
 LENGTHS, TIMES = 1, 2
+_MOST_HOLES = 0xFFFF
 
 CODECS: dict[Compression, int] = {"none": 0, "snappy": 1, "lz4": 2, "zstd": 3}
 _NONE, _SNAPPY, _LZ4, _ZSTD = range(4)
@@ -129,6 +130,18 @@ def encode(
         length, MAGIC, codec, flags, holes, first, follows, enqueued_at, count, payload_bytes, crc
     )  # fmt: skip
     return [header + CRC.pack(google_crc32c.value(header)), body]
+
+
+def filler(size: int, first: int, count: int) -> bytes | None:
+    """A frame of exactly `size` bytes that holds nothing but holes; None if that is too small for them."""
+    lengths = struct.pack(f"<{count}I", *[HOLE] * count)
+    if not 0 < count <= _MOST_HOLES or HEADER_SIZE + len(lengths) > size:
+        return None
+    body = lengths + bytes(size - HEADER_SIZE - len(lengths))
+    length = size - SEED_HEADER.size | CHECKED
+    crc = google_crc32c.value(body)
+    header = HEADER.pack(length, MAGIC, _NONE, LENGTHS, count, first, first, 0.0, count, 0, crc)
+    return header + CRC.pack(google_crc32c.value(header)) + body
 
 
 def parse_header(data: bytes, at: int, offset: int, *, checked: bool) -> FrameHeader:

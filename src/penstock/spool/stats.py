@@ -34,6 +34,7 @@ class QueueStats:
     damaged_regions: int
     damaged_bytes: int
     lost_blocks: int  # to damage
+    foreign_files: int  # in the folder, left alone
     unclean_start: bool  # the queue was not closed properly the last time
     oldest_age: float  # seconds since the oldest ready block was pushed
 

@@ -55,6 +55,7 @@ class Store:
         self.unread_bytes = state.bytes
         self.drift_count = self.drift_bytes = 0
         self.unclean = state.unclean
+        self.reads_backward = config.order == "freshest"
         self.seen_below = max([state.acked.top, *(sequence + 1 for sequence in state.attempts)])
         self._reader = FrameReader(self.chunks, state.reader_offset, self.quarantine)
         self._expected = state.acked.low
@@ -128,8 +129,11 @@ class Store:
     def has_unread(self) -> bool:
         return not self._reader.at_end
 
-    def read(self) -> tuple[FrameRef, list[Lease]] | None:
-        """The blocks of the next frame that are still to be delivered, None at the end of the log."""
+    def read(self, *, is_counted: bool = True) -> tuple[FrameRef, list[Lease]] | None:
+        """The blocks of the next frame that are still to be delivered, None at the end of the log.
+
+        They count as read then; without `is_counted` somebody else will read and count them.
+        """
         while (found := self._reader.next_header()) is not None:
             offset, header = found
             self._pass_gap(header)
@@ -142,13 +146,21 @@ class Store:
             ref = FrameRef(offset, header.first, header.end)
             self._refs.append(ref)
             self._expected = header.end
-            leases = self._leases(frame)
-            self.unread_count -= len(leases)
-            self.unread_bytes -= sum(len(lease.data) for lease in leases)
+            leases = self.leases(frame)
+            if is_counted:
+                self.count_read(leases)
             if leases:
                 return ref, leases
-        self._pass_end()
+        if is_counted:
+            self.pass_end()
         return None
+
+    def is_done_or_held(self, sequence: int) -> bool:
+        return sequence in self.acked or sequence in self._held
+
+    def count_read(self, leases: Sequence[Lease]) -> None:
+        self.unread_count -= len(leases)
+        self.unread_bytes -= sum(len(lease.data) for lease in leases)
 
     def read_again(self, ref: FrameRef, sequence: int) -> Lease | None:
         """A block that was read before, to be handed out once more; None if it is damaged by now."""
@@ -164,10 +176,10 @@ class Store:
         at = frame.times[index] if frame.times else frame.header.enqueued_at
         return None if block is None else Lease(sequence, self.attempts.get(sequence, 0) + 1, block, at)
 
-    def _leases(self, frame: Frame) -> list[Lease]:
+    def leases(self, frame: Frame) -> list[Lease]:
         header = frame.header
         times = frame.times or repeat(header.enqueued_at)
-        if header.first >= self.seen_below and not header.holes and header.checked:
+        if header.first >= self.seen_below and not header.holes and header.checked and not self.reads_backward:
             rows = zip(range(header.first, header.end), repeat(1), frame.blocks, times)
             return list(map(Lease._make, rows))
         if not header.checked:
@@ -187,21 +199,21 @@ class Store:
         if header.first <= expected:
             return
         if header.follows > expected:
-            self._lose(expected, header.follows)
+            self.lose(expected, header.follows)
         self.acked.add(expected, header.first)
         self._expected = header.first
 
-    def _pass_end(self) -> None:
+    def pass_end(self) -> None:
         """At the end of the log there is nothing unread: whatever was still counted was lost."""
         if self._expected < self.log_end:
-            self._lose(self._expected, self.log_end)
+            self.lose(self._expected, self.log_end)
             self.acked.add(self._expected, self.log_end)
             self._expected = self.log_end
         self.drift_count += self.unread_count
         self.drift_bytes += self.unread_bytes
         self.unread_count = self.unread_bytes = 0
 
-    def _lose(self, first: int, end: int) -> None:
+    def lose(self, first: int, end: int) -> None:
         lost = end - first - self.acked.overlap(first, end)
         if lost:
             self.quarantine.lost_blocks += lost
@@ -252,6 +264,7 @@ class Store:
             low=self.acked.low,
             acked=self.acked.ranges,
             attempts=meta.attempt_ranges(attempts),
+            seed_end=self.chunks.seed_end,
             journal=self._journal.generation if self._journal else self._journal_generation,
             journal_offset=self._journal.offset if self._journal else 0,
         )
@@ -271,7 +284,7 @@ class Store:
         chunks = self.chunks.chunks
         for chunk, following in pairwise(chunks):
             first = chunk.first if chunk.first is not None else first
-            is_passed = following.first is not None and chunk.end <= self._reader.offset
+            is_passed = following.first is not None and (self.reads_backward or chunk.end <= self._reader.offset)
             if is_passed and self.acked.covers(first, following.first or 0):
                 done.append(chunk)
         for chunk in done:
