@@ -13,7 +13,7 @@ from penstock.export.exporters.amqp import AmqpConfig, AmqpExporter
 from penstock.export.http import TlsConfig
 from penstock.spool import FastQueue
 from penstock.testing import wait_until
-from tests.export.test_send_queue import numbered, quick
+from tests.export.quick import numbered, quick
 from tests.servers import RabbitMQ
 
 pytestmark = pytest.mark.server

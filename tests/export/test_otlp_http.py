@@ -33,7 +33,7 @@ from penstock.spool import FastQueue
 from penstock.testing import wait_until
 from tests.export import misbehaving
 from tests.export.misbehaving import Behaviour, Misbehaving, answer
-from tests.export.test_send_queue import quick
+from tests.export.quick import quick
 
 
 def metrics(resources: int = 1, scopes: int = 1, names: int = 1, points: int = 1) -> bytes:

@@ -16,7 +16,7 @@ from penstock.export.wire import field_bytes, fields, get_bytes, get_varint, hal
 from penstock.spool import FastQueue
 from penstock.spool.dead_letters import unpack
 from penstock.testing import wait_until
-from tests.export.test_send_queue import quick
+from tests.export.quick import quick
 from tests.servers import Prometheus
 
 pytestmark = pytest.mark.server

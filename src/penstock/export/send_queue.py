@@ -305,5 +305,5 @@ def _ordered(config: SendQueueConfig, exporter: Exporter) -> SendQueueConfig:
     """One worker for a destination that wants its batches in order, where the configuration does not say how many."""
     if not exporter.in_order or config.workers or config.pipeline_split.sender_count:
         return config
-    split = replace(config.pipeline_split, preparer_count=1, sender_count=1)
-    return replace(config, workers=1, max_concurrent_sends=1, pipeline_split=split)
+    # Without the pipeline split: what is prepared ahead would pass a batch that failed.
+    return replace(config, workers=1, pipeline_split=replace(config.pipeline_split, enabled=False))
