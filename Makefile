@@ -7,7 +7,7 @@ BIN    := .venv/bin
 INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/python" || echo "$(BIN)/python -m pip install -q")
 COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
-.PHONY: bench-batch soak-batch help setup demo test test-fast lint types contract doctor lock clean
+.PHONY: bench-export soak-export bench-batch soak-batch help setup demo test test-fast lint types contract doctor lock clean
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -38,6 +38,12 @@ bench-batch: setup  ## The batch queue against SimpleQueue and queue.Queue, in r
 
 soak-batch: setup  ## A long campaign against the batch queue's invariants
 	@$(BIN)/python -m pytest -m soak tests/batch
+
+bench-export: setup  ## The send queue against a plain loop of the same HTTP client
+	@$(BIN)/python -m bench.export
+
+soak-export: setup  ## A destination that is down for a minute under load, then up again
+	@$(BIN)/python -m pytest -m soak tests/export
 
 doctor: setup  ## What this machine has, what is missing, what to do
 	@$(BIN)/penstock doctor
