@@ -8,7 +8,7 @@ INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/
 COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
 .PHONY: help setup demo test test-fast lint types contract doctor lock clean
-.PHONY: peers bench-batch bench-spool bench-amqp bench-export bench-spark soak-batch soak-spool soak-amqp
+.PHONY: peers bench-batch bench-spool bench-amqp bench-export bench-spark soak-batch soak-spool soak-amqp soak-export
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -57,6 +57,12 @@ bench-amqp: peers  ## The consumer pool against pika, aio-pika, dramatiq and Fas
 
 soak-amqp: setup  ## Ten minutes of consumers under random deaths, with the ledger at the end
 	@$(BIN)/python -m pytest -m soak -s tests/amqp/test_soak.py
+
+bench-export: setup  ## The send queue against a plain loop of the same HTTP client
+	@$(BIN)/python -m bench.export
+
+soak-export: setup  ## A destination that is down for a minute under load, then up again
+	@$(BIN)/python -m pytest -m soak tests/export
 
 doctor: setup  ## What this machine has, what is missing, what to do
 	@$(BIN)/penstock doctor
