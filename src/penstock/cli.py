@@ -11,6 +11,7 @@ import click
 from penstock import __version__
 from penstock.errors import ConfigError, PenstockError
 from penstock.service.queue_commands import queue
+from penstock.service.relay import relay
 
 
 class _Group(click.Group):
@@ -95,3 +96,4 @@ def doctor(as_json: bool) -> None:
 
 
 main.add_command(queue)
+main.add_command(relay)
