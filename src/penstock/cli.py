@@ -10,6 +10,8 @@ import click
 
 from penstock import __version__
 from penstock.errors import ConfigError, PenstockError
+from penstock.service.queue_commands import queue
+from penstock.service.relay import relay
 
 
 class _Group(click.Group):
@@ -91,3 +93,7 @@ def doctor(as_json: bool) -> None:
     findings = examine()
     click.echo(render(findings, as_json=as_json))
     sys.exit(0 if all(finding.ok for finding in findings if finding.required) else 1)
+
+
+main.add_command(queue)
+main.add_command(relay)

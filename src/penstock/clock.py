@@ -1,7 +1,4 @@
-"""The one place that reads time.
-
-Everything that depends on time takes a `Clock`, so that a test can pass `penstock.testing.FakeClock`.
-"""
+"""Time as an argument: what depends on it takes a `Clock`, so that a test can pass `penstock.testing.FakeClock`."""
 
 import time
 from typing import Protocol

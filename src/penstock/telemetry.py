@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from penstock.errors import UndeclaredMetric
@@ -121,6 +121,31 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("penstock_fastqueue_damaged_regions_total", "counter", "Damaged places set aside in quarantine"),
         Declaration("penstock_fastqueue_damaged_bytes_total", "counter", "Bytes set aside in quarantine"),
         Declaration("penstock_fastqueue_lost_blocks_total", "counter", "Blocks lost to damage"),
+        # the export side: sends, retries, workers, the breaker, the failover
+        Declaration("penstock_export_batches_total", "counter", "Batches that the destination took"),
+        Declaration("penstock_export_bytes_total", "counter", "Bytes of them, before compression"),
+        Declaration("penstock_export_errors_total", "counter", "Sends that failed", ("error_type",)),
+        Declaration("penstock_export_splits_total", "counter", "Batches cut in two because they were too large"),
+        Declaration(
+            "penstock_export_partial_rejected_total", "counter", "Items refused out of batches that were taken"
+        ),
+        Declaration("penstock_export_data_loss_total", "counter", "Batches that neither queue nor failover could keep"),
+        Declaration("penstock_queue_retry_total", "counter", "Sends of batches that were sent before"),
+        Declaration("penstock_queue_retry_success_total", "counter", "Of these, taken"),
+        Declaration("penstock_queue_retry_failure_total", "counter", "Of these, failed again", ("error_type",)),
+        Declaration("penstock_queue_workers_active", "gauge", "Workers that are at a batch"),
+        Declaration("penstock_queue_workers_total", "gauge", "Workers that there are to be"),
+        Declaration("penstock_queue_preparers_active", "gauge", "Preparers that are at a batch"),
+        Declaration("penstock_queue_senders_active", "gauge", "Senders that have a send under way"),
+        Declaration("penstock_queue_sends_inflight", "gauge", "Sends under way"),
+        Declaration("penstock_queue_export_latency_ewma_seconds", "gauge", "Moving average of a send's duration"),
+        Declaration("penstock_circuit_breaker_state", "gauge", "1 for the state that the breaker is in", ("state",)),
+        Declaration("penstock_circuit_breaker_open_total", "counter", "Times that the breaker opened"),
+        Declaration("penstock_circuit_breaker_rejected_total", "counter", "Sends that the breaker did not let out"),
+        Declaration("penstock_queue_backoff_seconds", "gauge", "Seconds until the destination is asked again"),
+        Declaration("penstock_failover_size", "gauge", "Batches in the failover's memory"),
+        Declaration("penstock_failover_bytes", "gauge", "Bytes of them"),
+        Declaration("penstock_failover_evicted_total", "counter", "Batches evicted from it to make room"),
         # segments for Spark
         Declaration("penstock_segments_sealed_total", "counter", "Segments sealed for Spark"),
         Declaration("penstock_segment_rows_total", "counter", "Rows in sealed segments"),
@@ -170,6 +195,9 @@ def declared(name: str, kind: Kind | None = None) -> Declaration:
     return declaration
 
 
+Source = Callable[[], Iterable[Sample | Buckets]]
+
+
 class Telemetry:
     """The metrics of one process (or one test), rendered for Prometheus.
 
@@ -180,41 +208,34 @@ class Telemetry:
         self.registry = CollectorRegistry(auto_describe=False)
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._sources: list[Callable[[], Iterable[Sample | Buckets]]] = []
-        self._histograms: dict[str, Histogram] = {}
+        self._sources: list[tuple[Source, dict[str, str]]] = []
         self.registry.register(_Watched(self))
 
-    def watch(self, source: Callable[[], Iterable[Sample | Buckets]]) -> Callable[[], None]:
-        """Ask `source` for its samples at every scrape; call what is returned to stop asking."""
+    def watch(self, source: Source, **labels: str) -> Callable[[], None]:
+        """Ask `source` for its samples at every scrape; call what is returned to stop asking.
+
+        `labels` are added to each of its samples: `queue="relay"` tells one queue's from another's. What several
+        sources say under one name and the same labels is added up, which suits counts but neither ratios nor ages.
+        """
+        watched = (source, labels)
         with self._lock:
-            self._sources.append(source)
+            self._sources.append(watched)
 
         def unwatch() -> None:
             with self._lock:
-                if source in self._sources:
-                    self._sources.remove(source)
+                if watched in self._sources:
+                    self._sources.remove(watched)
 
         return unwatch
 
-    def histogram(self, name: str) -> Histogram:
-        """The one histogram of that name."""
-        declaration = declared(name, "histogram")
-        with self._lock:
-            if name not in self._histograms:
-                self._histograms[name] = Histogram(
-                    name,
-                    declaration.help,
-                    declaration.labels,
-                    registry=self.registry,
-                    buckets=declaration.buckets or Histogram.DEFAULT_BUCKETS,
-                )
-            return self._histograms[name]
-
-    def samples(self) -> list[Sample | Buckets]:
-        """What every watched source says now."""
+    def samples(self) -> Iterator[tuple[Sample | Buckets, dict[str, str]]]:
+        """What every watched source says now, with its labels."""
         with self._lock:
             sources = list(self._sources)
-        return [sample for source in sources for sample in source()]
+        for source, labels in sources:
+            for sample in source():
+                declaration = declared(sample.name)
+                yield sample, labels | dict(zip(declaration.labels, sample.labels, strict=True))
 
     def render(self) -> bytes:
         """The text that `/metrics` serves."""
@@ -222,30 +243,24 @@ class Telemetry:
 
 
 class _Watched:
-    """Turns samples into Prometheus families; samples of one name and labels from several sources add up."""
+    """Turns samples into Prometheus families."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
 
     def collect(self) -> Iterator[Metric]:
-        families: dict[str, dict[tuple[str, ...], float]] = {}
-        histograms: dict[str, Metric] = {}
-        for sample in self._telemetry.samples():
-            if isinstance(sample, Buckets):
-                declaration = declared(sample.name)
-                family = histograms.setdefault(sample.name, Metric(sample.name, declaration.help, "histogram"))
-                labels = dict(zip(declaration.labels, sample.labels, strict=True))
-                for suffix, further, value in sample.samples():
-                    family.add_sample(sample.name + suffix, {**labels, **dict(further)}, value)
-                continue
-            values = families.setdefault(sample.name, {})
-            values[sample.labels] = values.get(sample.labels, 0.0) + sample.value
-        for name, values in families.items():
+        families: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+        for sample, labels in self._telemetry.samples():
+            series = families.setdefault(sample.name, {})
+            parts = sample.samples() if isinstance(sample, Buckets) else [("", (), sample.value)]
+            for suffix, further, value in parts:
+                key = (sample.name + suffix, (*labels.items(), *further))
+                series[key] = series.get(key, 0.0) + value
+        for name, series in families.items():
             declaration = declared(name)
             # A counter without "_total" is named as its users know it; the format calls such a family untyped.
             untyped = declaration.kind == "counter" and not name.endswith("_total")
             family = Metric(name.removesuffix("_total"), declaration.help, "unknown" if untyped else declaration.kind)
-            for names, value in values.items():
-                family.add_sample(name, dict(zip(declaration.labels, names, strict=True)), value)
+            for (sample_name, pairs), value in series.items():
+                family.add_sample(sample_name, dict(pairs), value)
             yield family
-        yield from histograms.values()

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock import telemetry
 from penstock.errors import UndeclaredMetric
-from penstock.telemetry import DECLARATIONS, Declaration, Sample, Telemetry, declared
+from penstock.telemetry import DECLARATIONS, Buckets, Declaration, Sample, Telemetry, declared
 
 
 def values(rendered: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -56,7 +56,7 @@ def test_a_name_that_is_not_declared_is_refused() -> None:
     with pytest.raises(UndeclaredMetric, match="penstock_no_such_thing"):
         watched.render()
     with pytest.raises(UndeclaredMetric, match="histogram"):
-        watched.histogram("penstock_segments_sealed_total")
+        Buckets("penstock_segments_sealed_total")
 
 
 def test_labels_that_do_not_fit_the_declaration_are_refused() -> None:
@@ -74,14 +74,32 @@ def with_histogram(monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_a_histogram_has_the_declared_buckets_and_is_made_once(with_histogram: str) -> None:
+def test_buckets_hold_what_is_below_them_and_those_of_one_series_add_up(with_histogram: str) -> None:
     watched = Telemetry()
-    watched.histogram(with_histogram).labels("a").observe(0.5)
-    watched.histogram(with_histogram).labels("a").observe(0.05)
+    for values_seen in ([0.1, 0.5, 7.0], [0.05]):
+        buckets = Buckets(with_histogram, ("a",))
+        for value in values_seen:
+            buckets.observe(value)
+        watched.watch(lambda buckets=buckets: [buckets])  # type: ignore[misc]
 
-    seen = values(watched.render())
-    assert seen[(f"{with_histogram}_bucket", ("a", "0.1"))] == 1
-    assert seen[(f"{with_histogram}_count", ("a",))] == 2
+    assert values(watched.render()) == {
+        (f"{with_histogram}_bucket", ("a", "0.1")): 2,
+        (f"{with_histogram}_bucket", ("a", "1.0")): 3,
+        (f"{with_histogram}_bucket", ("a", "+Inf")): 4,
+        (f"{with_histogram}_count", ("a",)): 4,
+        (f"{with_histogram}_sum", ("a",)): pytest.approx(7.65),
+    }
+
+
+def test_two_queues_are_told_apart_by_the_labels_they_are_watched_with() -> None:
+    watched = Telemetry()
+    for name, ratio in (("relay", 0.8), ("segments", 0.3)):
+        watched.watch(lambda ratio=ratio: [Sample("penstock_queue_utilization_ratio", ratio)], queue=name)  # type: ignore[misc]
+
+    assert values(watched.render()) == {
+        ("penstock_queue_utilization_ratio", ("relay",)): 0.8,
+        ("penstock_queue_utilization_ratio", ("segments",)): 0.3,
+    }
 
 
 def test_every_declaration_is_ours_and_says_what_it_counts() -> None:

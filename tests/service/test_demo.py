@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from penstock.cli import main
 from penstock.errors import ConfigError
-from penstock.service import demo
+from penstock.service import demo, demo_screen
 from penstock.service.demo import prepare_folder
 from penstock.service.generator import Day, generate
 from penstock.spark.tables import Tables
@@ -31,6 +31,19 @@ def test_the_demo_accounts_for_every_point_and_finds_the_one_that_is_missing(tmp
         f"{level} table: {metric} has {counts[metric]} points, generated {counts[metric] + 1}"
         for level in ("minute", "hour", "day")
     ]
+
+
+@pytest.mark.parametrize(("problems", "code"), [([], 0), (["minute table: cpu has 1 points, generated 2"], 1)])
+def test_the_exit_code_says_whether_every_point_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problems: list[str], code: int
+) -> None:
+    outcome = demo.Outcome(tmp_path, Tables(tmp_path), {"cpu": 2}, 1, 1, 1.0, 1.0, problems)
+    monkeypatch.setattr(demo, "run_demo", lambda *_: outcome)
+    monkeypatch.setattr(demo_screen, "summary", lambda *_: None)
+
+    ran = CliRunner().invoke(main, ["demo", "--dir", str(tmp_path / "demo")])
+
+    assert ran.exit_code == code, ran.output
 
 
 def test_a_folder_that_is_not_a_demo_is_left_alone(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ the partition on when it comes to it, at the latest after the cycle it is in.
 """
 
 import logging
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, ErrorHandler
+from penstock.batch.gate import Gate
 from penstock.batch.pace import IdlePace
 from penstock.batch.partition import Lane, Partition, Registration
 from penstock.clock import Clock
@@ -24,7 +26,7 @@ SIZE_CLASSES = (1, 10, 100, 1_000, 10_000)  # batches are counted by size: up to
 class DrainTask:
     """Drains the partitions it owns and hands their items to the handlers.
 
-    Threads: `submit` and `nudge` from any thread, the rest from the one thread that runs the task at the time.
+    Threads: `inbox`, `submit` and `nudge` from any thread, the rest from the one that runs the task at the time.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class DrainTask:
     ) -> None:
         self.index = index
         self.partitions: tuple[Partition, ...] = ()  # replaced under the queue's lock
-        self.calls_idle = False
+        self.idle_partitions: tuple[Partition, ...] = ()  # those of them with handlers to call; replaced likewise
         self.drained = 0
         self.seconds = 0.0
         self.batches = [0] * (len(SIZE_CLASSES) + 1)
@@ -55,9 +57,21 @@ class DrainTask:
         self._on_cycle = on_cycle
         self._epoch = 0
 
+    @property
+    def calls_idle(self) -> bool:
+        return bool(self.idle_partitions)
+
+    def inbox(self) -> "SimpleQueue[Partition | None]":
+        """Where partitions are put, with their token, to be drained."""
+        return self.ready
+
     def submit(self, partition: Partition) -> None:
-        """Have `partition`, whose token the caller took, drained."""
-        self.ready.put(partition)
+        """Have `partition`, whose token the caller has, drained."""
+        self.inbox().put(partition)
+
+    def run(self, partition: Partition) -> None:
+        """Drain what came through the inbox."""
+        self.cycle(partition)
 
     def nudge(self) -> None:
         """Have the thread look at its settings again."""
@@ -81,19 +95,23 @@ class DrainTask:
         else:
             first.owner.submit(first)
             return
-        had_data = False
+        if not mine:
+            return
+        started = self._clock.monotonic()
         try:
             had_data = self._drain_together(mine) if len(mine) > 1 else self._drain_alone(mine[0])
         finally:
-            for partition in mine:
-                self._release(partition)
             now = self._clock.monotonic()
-            if had_data:
-                self.pace.had_data(now)
-            if self.calls_idle and self.pace.is_late(now):
-                self.idle(now, absent_only=True)
-            if self._on_cycle is not None:
-                self._on_cycle(now)
+            self.seconds += now - started
+            for partition in mine:
+                partition.seconds += (now - started) / len(mine)
+                self._release(partition)
+        if had_data:
+            self.pace.had_data(now)
+        if self.idle_partitions and self.pace.is_late(now):
+            self.idle(now, absent_only=True)
+        if self._on_cycle is not None:
+            self._on_cycle(now)
 
     def _all_ready(self, first: Partition) -> list[Partition]:
         mine = []
@@ -112,13 +130,12 @@ class DrainTask:
 
     def _drain_alone(self, partition: Partition) -> bool:
         had_data = False
-        behind = self.calls_idle and partition.idle_epoch != self._epoch
         for lane in partition.lanes:
             if lane.items:
                 had_data = True
                 batch = self._take(lane, self._max_batch)
-                self._dispatch(lane.registration, batch, [(lane, len(batch))])
-        if behind and had_data:
+                self._dispatch(lane.registration, batch, ((lane, len(batch)),))
+        if had_data and self.idle_partitions and partition.idle_epoch != self._epoch:
             self._call_idle_of(partition, absent_only=True)
         return had_data
 
@@ -160,43 +177,32 @@ class DrainTask:
         if partition.has_items() or partition.closed != was_closed:
             rouse(partition.asleep)
 
-    def _dispatch(self, registration: Registration, batch: list[Any], parts: list[tuple[Lane, int]]) -> None:
-        count = len(batch)
-        self.drained += count
-        self.batches[_size_class(count)] += 1
+    def _dispatch(self, registration: Registration, batch: list[Any], parts: Sequence[tuple[Lane, int]]) -> None:
+        """Have the batch consumed, of which each lane brought its part; or have the error handler get it."""
+        self.drained += len(batch)
+        self.batches[bisect_left(SIZE_CLASSES, len(batch))] += 1
         consume = registration.consume
-        gate = registration.gate
-        started = self._clock.monotonic()
-        if gate is not None:
-            gate.enter()
-        try:
-            if consume is None:
-                raise NoHandler(f"no handler for {registration.type.__qualname__} in queue {self._queue_name!r}")
-            consume(batch)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
-            for lane, part in parts:
-                if consume is None:
-                    lane.unregistered += part
-                else:
-                    lane.errors += part
-            self._report(registration, batch, error)
+        if consume is None:
+            for lane, count in parts:
+                lane.unregistered += count
+            self._nobody_for(registration, batch)
+        elif (error := _error_of(consume, batch, registration.gate)) is None:
+            for lane, count in parts:
+                lane.consumed += count
         else:
-            for lane, part in parts:
-                lane.consumed += part
-        finally:
-            if gate is not None:
-                gate.leave()
-            spent = self._clock.monotonic() - started
-            self.seconds += spent
-            for lane, part in parts:
-                lane.partition.seconds += spent * part / count
+            for lane, count in parts:
+                lane.errors += count
+            self._failed(registration, batch, error)
 
-    def _report(self, registration: Registration, batch: list[Any], error: BaseException) -> None:
-        if isinstance(error, NoHandler):
-            if not registration.unregistered_logged:
-                registration.unregistered_logged = True
-                log.warning("Dropping items without a handler. queue=%s type=%s", self._queue_name, registration.type)
-        elif self._error_handler is None:
+    def _nobody_for(self, registration: Registration, batch: list[Any]) -> None:
+        if not registration.unregistered_logged:
+            registration.unregistered_logged = True
+            log.warning("Dropping items without a handler. queue=%s type=%s", self._queue_name, registration.type)
+        error = NoHandler(f"no handler for {registration.type.__qualname__} in queue {self._queue_name!r}")
+        report_batch(self._error_handler, self._queue_name, batch, error)
+
+    def _failed(self, registration: Registration, batch: list[Any], error: BaseException) -> None:
+        if self._error_handler is None:
             log.error(
                 "Handler failed. queue=%s type=%s items=%d",
                 self._queue_name, registration.type, len(batch), exc_info=error,
@@ -208,37 +214,60 @@ class DrainTask:
     def idle(self, now: float, *, absent_only: bool = False) -> None:
         """Call `on_idle` of the handlers whose partitions nobody drains just now."""
         self._epoch += 1
-        for partition in self.partitions:
-            if partition.owner is not self or not partition.calls_idle:
+        for partition in self.idle_partitions:
+            asleep = partition.asleep
+            if partition.owner is not self:
                 continue
             try:
-                partition.asleep.pop()
+                asleep.pop()
             except IndexError:
                 continue  # it has data: its next cycle sees to those of its handlers that got none
-            try:
-                self._call_idle_of(partition, absent_only=absent_only)
-            finally:
-                self._release(partition)
+            self._call_idle_of(partition, absent_only=absent_only)
+            asleep.append(partition)
+            if partition.has_items() or partition.closed:
+                rouse(asleep)
         self.pace.was_called(now)
 
     def _call_idle_of(self, partition: Partition, *, absent_only: bool) -> None:
         """The caller holds the token, so `consume` of these handlers is not running (or a gate sees to it)."""
         partition.idle_epoch = self._epoch
         for lane in partition.lanes:
-            was_absent = lane.idle_mark == lane.taken
-            lane.idle_mark = lane.taken
+            registration = lane.registration
+            if absent_only:
+                was_absent, lane.idle_mark = lane.idle_mark == lane.taken, lane.taken
+                if not was_absent:
+                    continue
             # A handler that several partitions feed is called by the owner of the first of them.
-            if (was_absent or not absent_only) and lane.registration.lanes[0] is lane:
-                call_on_idle(lane.registration, self._queue_name)
+            if registration.gate is not None and registration.lanes[0] is not lane:
+                continue
+            call_on_idle(registration, self._queue_name)
 
 
 def rouse(asleep: list[Partition]) -> None:
-    """Have the partition drained whose token this is, unless somebody else got there first."""
+    """Have the partition drained whose token this is, unless somebody else gets there first.
+
+    The token goes from one place to the other within one call into C: a signal handler that raises (Ctrl-C) between
+    two calls would otherwise leave it nowhere, and the partition without anybody who drains it.
+    """
     try:
-        partition = asleep.pop()
+        inbox = asleep[0].owner.inbox()
+        any(map(inbox.put, iter(asleep.pop, None)))
     except IndexError:
-        return
-    partition.owner.submit(partition)
+        pass  # the token is gone, by us or by somebody else
+
+
+def _error_of(consume: Callable[[list[Any]], object], batch: list[Any], gate: Gate | None) -> BaseException | None:
+    """What `consume` raised, if anything."""
+    if gate is not None:
+        gate.enter()
+    try:
+        consume(batch)
+    except BaseException as error:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
+        return error
+    finally:
+        if gate is not None:
+            gate.leave()
+    return None
 
 
 def call_on_idle(registration: Registration, queue_name: str) -> None:
@@ -263,10 +292,3 @@ def report_batch(handler: ErrorHandler | None, queue_name: str, batch: list[Any]
         handler(batch, error)
     except BaseException:  # whatever it raises, the drain thread must go on
         log.exception("Error handler failed. queue=%s items=%d", queue_name, len(batch))
-
-
-def _size_class(count: int) -> int:
-    for index, bound in enumerate(SIZE_CLASSES):
-        if count <= bound:
-            return index
-    return len(SIZE_CLASSES)

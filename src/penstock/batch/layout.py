@@ -9,6 +9,7 @@ from penstock.batch.drain import DrainTask
 from penstock.batch.gate import Gate
 from penstock.batch.partition import Lane, Partition, Registration, Route
 from penstock.batch.selector import stable_hash
+from penstock.errors import QueueClosed
 
 
 class Layout:
@@ -22,15 +23,17 @@ class Layout:
     def __init__(self, config: BatchQueueConfig, tasks: tuple[DrainTask, ...], partitions: int) -> None:
         selector = config.resolved_selector
         self.tasks = tasks
-        self.routes: dict[type, Route] = {}  # the only thing that `produce` reads
         self._config = config
         self._spreads = selector.kind != "type_hash" and (partitions > 1 or config.partitions.kind == "adaptive")
         self._key = selector.key
-        self._turn = count()
+        self._turn = count()  # of items whose partition has to be asked for room; `_Turns` counts the others
+        # The only thing that `produce` reads.
+        self.routes: dict[type, Route] = _Turns(self) if self._spreads and self._key is None else {}
         # lock guards everything below; `partitions` is replaced, never changed, so it may be read without.
         self.lock = threading.Lock()
         self.registrations: dict[type, Registration] = {}
         self.partitions: tuple[Partition, ...] = ()
+        self._frozen = False
         self._lanes: dict[type, Lane] = {}
         self._grow_locked(partitions)
         if config.consumer is not None:
@@ -45,8 +48,15 @@ class Layout:
         kind = type(item)
         if not self._spreads:
             return self._lanes.get(kind) or self._first_of(kind, None)
+        if self._key is None:
+            return self.lane_in_turn(kind, next(self._turn))
         partitions = self.partitions
-        turn = next(self._turn) if self._key is None else stable_hash(self._key(item))
+        partition = partitions[stable_hash(self._key(item)) % len(partitions)]
+        return partition.lane_of.get(self._lane_type(kind)) or self._first_of(kind, partition)
+
+    def lane_in_turn(self, kind: type, turn: int) -> Lane:
+        """Where an item of `kind` goes if the partitions take turns."""
+        partitions = self.partitions
         partition = partitions[turn % len(partitions)]
         return partition.lane_of.get(self._lane_type(kind)) or self._first_of(kind, partition)
 
@@ -102,6 +112,8 @@ class Layout:
     def register(self, kind: type, handler: Handler, weight: float) -> None:
         """Put `handler` in charge of `kind`, growing the partitions if they are adaptive."""
         with self.lock:
+            if self._frozen:
+                raise QueueClosed("a closed queue takes no handlers")
             registration = self._registration_locked(kind)
             registration.weight = weight
             registration.consume, registration.on_idle = callbacks(handler)
@@ -130,6 +142,12 @@ class Layout:
                 self._refresh_idle_locked(lane.partition)
             return True
 
+    def freeze(self) -> int:
+        """Let nothing grow any more; how many partitions there are for good."""
+        with self.lock:
+            self._frozen = True
+            return len(self.partitions)
+
     # Owners
 
     def _grow_locked(self, wanted: int) -> None:
@@ -148,9 +166,9 @@ class Layout:
             self._refresh_task_locked(partition.owner)
 
     def _refresh_task_locked(self, task: DrainTask) -> None:
-        calls = any(partition.calls_idle for partition in task.partitions)
-        if calls != task.calls_idle:
-            task.calls_idle = calls
+        before = task.idle_partitions
+        task.idle_partitions = tuple(partition for partition in task.partitions if partition.calls_idle)
+        if bool(before) != bool(task.idle_partitions):
             task.nudge()
 
     def loads(self, measure: Callable[[Partition], float]) -> tuple[list[float], list[int]]:
@@ -187,6 +205,17 @@ class Layout:
             partition.reset()
         for task in self.tasks:
             task.reset()
+
+
+class _Turns(dict[type, Route]):
+    """Routes where the partitions take turns: never the same twice, so nothing is ever kept."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._turn = count()
+
+    def __missing__(self, kind: type) -> Route:
+        return self._layout.lane_in_turn(kind, next(self._turn)).route
 
 
 def callbacks(handler: Handler) -> tuple[Callable[..., object], Callable[[], object] | None]:

@@ -30,7 +30,7 @@ from penstock.batch.waiting import Waiter
 if TYPE_CHECKING:
     from penstock.batch.drain import DrainTask
 
-CREDITS = 256  # slots handed out at a time: the lock is then taken once for so many single items
+CREDITS = 1024  # slots handed out at a time: the lock is then taken once for so many single items
 _TOKENS = (None,) * CREDITS
 
 Route = tuple["deque[None]", list[Any], "list[Partition]"]  # what `produce` needs of a lane: credits, items, asleep
@@ -55,8 +55,8 @@ class Lane:
     """The items of one type in one partition, so that grouping by type costs nothing when they are drained."""
 
     __slots__ = (
-        "abandoned", "consumed", "dropped", "errors", "idle_mark", "items", "partition", "registration", "sizes",
-        "taken", "unregistered",
+        "abandoned", "consumed", "dropped", "errors", "idle_mark", "items", "partition", "registration", "route",
+        "sizes", "taken", "unregistered",
     )  # fmt: skip
 
     def __init__(self, registration: Registration, partition: "Partition") -> None:
@@ -71,10 +71,7 @@ class Lane:
         self.unregistered = 0
         self.idle_mark = 0
         self.abandoned = 0  # belongs to `close`
-
-    @property
-    def route(self) -> Route:
-        return (self.partition.credits, self.items, self.partition.asleep)
+        self.route: Route = (partition.credits, self.items, partition.asleep)
 
 
 class Partition:
@@ -104,6 +101,16 @@ class Partition:
         self.closed = False
 
     # Producers
+
+    def put_all(self, lane: Lane, items: Sequence[Any]) -> bool:
+        """Append all of `items` if that is simple: there is room, nobody waits, nobody counts bytes."""
+        count = len(items)
+        with self._lock:
+            if count > self._spare or self._waiters or self.closed or self.byte_capacity is not None:
+                return False
+            self._spare -= count
+            lane.items.extend(items)
+        return True
 
     def offer(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, waiter: Waiter | None) -> int:
         """Append as many of `items` as there is room for, in order; with the rest, `waiter` stands in line.
@@ -137,28 +144,31 @@ class Partition:
 
     def _grant_locked(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, start: int) -> int:
         """Append from `items[start:]` what fits; how many that were."""
-        wanted = len(items) - start
-        count = min(wanted, self._spare)
-        if sizes is not None and self.byte_capacity is not None:
-            fits = 0
-            for size in sizes[start : start + count]:
-                if self._bytes + size > self.byte_capacity:
-                    break
-                self._bytes += size
-                fits += 1
-            count = fits
+        count = wanted = len(items) - start
+        if sizes is not None:
+            count = self._fitting_locked(sizes, start, min(wanted, self._spare))
             lane.sizes.extend(sizes[start : start + count])
             self._spare -= count
-        else:
-            self._spare -= count
-            while count < wanted and self._uncredit_locked():
-                count += 1
-            credit = min(self._spare, CREDITS - len(self.credits))
-            if credit > 0:
+        elif wanted <= self._spare:
+            self._spare -= wanted
+            if wanted == 1 and (credit := min(self._spare, CREDITS - len(self.credits))) > 0:
                 self._spare -= credit
                 self.credits.extend(_TOKENS[:credit])
+        else:
+            count, self._spare = self._spare, 0
+            while count < wanted and self._uncredit_locked():
+                count += 1
         if count:
             lane.items.extend(items if count == len(items) else items[start : start + count])
+        return count
+
+    def _fitting_locked(self, sizes: Sequence[int], start: int, most: int) -> int:
+        """How many from `start` on fit in bytes; they count as held from now on."""
+        limit = self.byte_capacity or 0
+        count = 0
+        while count < most and self._bytes + sizes[start + count] <= limit:
+            self._bytes += sizes[start + count]
+            count += 1
         return count
 
     def _uncredit_locked(self) -> bool:
@@ -189,8 +199,9 @@ class Partition:
             batch = items[:count]
             del items[:count]
             if self.byte_capacity is not None:
-                self._bytes -= sum(lane.sizes[:count])
                 del lane.sizes[:count]
+                # Summed anew, so that a producer interrupted between counting and appending leaves no trace.
+                self._bytes = sum(sum(other.sizes) for other in self.lanes if other.items)
             lane.taken += count
             self._spare += count
             woken = self._serve_locked() if self._waiters else []
@@ -211,15 +222,15 @@ class Partition:
 
     # The closing queue
 
-    def close_gate(self) -> list[Waiter]:
-        """Let nothing in any more; those who waited are to be woken, and will find that they got nothing more."""
+    def close_gate(self) -> None:
+        """Let nothing in any more, and wake those who wait: they will find that they got nothing more."""
         with self._lock:
             self.closed = True
             while self._uncredit_locked():
                 self._spare += 1
-            waiters = list(self._waiters)
-            self._waiters.clear()
-        return waiters
+            while self._waiters:
+                self._waiters[0].wake()
+                self._waiters.popleft()
 
     def is_quiet(self) -> bool:
         """Closed, nothing held, nobody about to append."""

@@ -13,30 +13,37 @@ Invariants
 How 1 to 4 are kept without a lock per item is told in `partition`.
 """
 
-import asyncio
 import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from operator import countOf
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from penstock.batch.config import BatchQueueConfig, BufferStrategy, HandlerConsumer
+from penstock.batch.admission import Admission
+from penstock.batch.config import BatchQueueConfig, HandlerConsumer
 from penstock.batch.drain import DrainTask, call_on_idle, report_batch, rouse
 from penstock.batch.layout import Layout
 from penstock.batch.lifecycle import LIVE_QUEUES
 from penstock.batch.partition import Lane, Partition
 from penstock.batch.scheduler import OwnTask, SharedScheduler, SharedTask, is_of_crew
 from penstock.batch.stats import BatchQueueStats, snapshot
-from penstock.batch.waiting import AsyncWaiter, ThreadWaiter
 from penstock.clock import Clock, SystemClock
-from penstock.errors import BlockTooLarge, ConfigError, QueueClosed
+from penstock.errors import ConfigError, QueueClosed
 
 log = logging.getLogger("penstock.batch")
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 INTERRUPTED_GRACE = 0.2  # how long `close` lets producers finish before it takes a slot for lost to an interrupt
+
+
+class Producer(Protocol[T_contra]):
+    """What `BatchQueue.producer` gives: `produce` for one type."""
+
+    def __call__(self, item: T_contra, timeout: float | None = None) -> bool: ...
 
 
 class BatchQueue:
@@ -69,8 +76,7 @@ class BatchQueue:
         self._tasks, partitions = self._resolve()
         self._layout = Layout(config, self._tasks, partitions)
         self._routes = self._layout.routes
-        self._patience = None if config.strategy is BufferStrategy.BLOCKING else 0.0
-        self._interrupted = False
+        self._admission = Admission(name, config, self._layout, self._clock, self._crew)
         self._balance_at = self._clock.monotonic() + (config.balance_interval or math.inf)
         self._balanced: list[float] = []
         self._finished = threading.Event()
@@ -79,7 +85,6 @@ class BatchQueue:
         self._closing = False
         self._loud = 0  # partitions that have not yet seen their last item
         self._abandoned = 0
-        self._hinted = False
         self.rebalances = 0
         for task in self._tasks:
             if isinstance(task, SharedTask) and scheduler is not None:
@@ -126,8 +131,6 @@ class BatchQueue:
         """
         if not weight > 0:
             raise ConfigError(f"weight must be > 0, got {weight}")
-        if self._closing:
-            raise QueueClosed(f"queue {self.name!r} is closed")
         if self.config.consumer is not None:
             log.warning("The consumer takes every type: handler ignored. queue=%s type=%s", self.name, type)
             return
@@ -152,30 +155,45 @@ class BatchQueue:
             credits.pop()
             items.append(item)
         except (KeyError, IndexError):
-            return self._admit(self._layout.lane_for(item), (item,), timeout) == 1
+            return self._produce_routed(item, self._layout.lane_for(item), timeout)
         except BaseException:
-            self._interrupted = True
+            self._admission.interrupted = True
             raise
         if asleep:
             rouse(asleep)
         return True
 
-    def producer(self, type: type[T]) -> Callable[[T], bool]:
+    def _produce_routed(self, item: object, lane: Lane, timeout: float | None) -> bool:
+        """The same for an item whose lane had to be found: another for each item, or out of credits."""
+        credits, items, asleep = lane.route
+        try:
+            credits.pop()
+            items.append(item)
+        except IndexError:
+            return self._admission.admit(lane, (item,), timeout) == 1
+        except BaseException:
+            self._admission.interrupted = True
+            raise
+        if asleep:
+            rouse(asleep)
+        return True
+
+    def producer(self, type: type[T]) -> Producer[T]:
         """A `produce` for items of one type that has nothing to look up."""
         lane = self._layout.lane_of_type(type)
         if lane is None or self.config.buffer_bytes is not None:
             return self.produce
         credits, items, asleep = lane.route
-        admit = self._admit
+        admission = self._admission
 
         def emit(item: T, timeout: float | None = None) -> bool:
             try:
                 credits.pop()
                 items.append(item)
             except IndexError:
-                return admit(lane, (item,), timeout) == 1
+                return admission.admit(lane, (item,), timeout) == 1
             except BaseException:
-                self._interrupted = True
+                admission.interrupted = True
                 raise
             if asleep:
                 rouse(asleep)
@@ -193,14 +211,18 @@ class BatchQueue:
             return 0
         kind = type(batch[0])
         lane = self._layout.lane_of_type(kind) if countOf(map(type, batch), kind) == len(batch) else None
-        if lane is not None:
-            return self._admit(lane, batch, timeout)
-        return self._produce_mixed(batch, timeout)
+        if lane is None:
+            return self._produce_mixed(batch, timeout)
+        partition = lane.partition
+        if not partition.put_all(lane, batch):
+            return self._admission.admit(lane, batch, timeout)
+        if partition.asleep:
+            rouse(partition.asleep)
+        return len(batch)
 
     def _produce_mixed(self, batch: Sequence[object], timeout: float | None) -> int:
-        patience = self._patience if timeout is None else timeout
-        deadline = None if not patience else self._clock.monotonic() + patience
-        routes, lane_for = self._routes, self._layout.lane_for
+        admission, routes, lane_for = self._admission, self._routes, self._layout.lane_for
+        deadline = admission.deadline(admission.patience(timeout))
         accepted = 0
         for item in batch:
             try:
@@ -208,14 +230,12 @@ class BatchQueue:
                 credits.pop()
                 items.append(item)
             except (KeyError, IndexError):
-                left = patience if deadline is None else max(0.0, deadline - self._clock.monotonic())
-                if self._admit(lane_for(item), (item,), left):
+                if self._produce_routed(item, lane_for(item), deadline.left()):
                     accepted += 1
-                elif patience != 0:
-                    self._refuse(lane_for(item), 0)
-                    break
+                elif deadline.patience != 0:
+                    break  # time is up, or the queue has closed
             except BaseException:
-                self._interrupted = True
+                admission.interrupted = True
                 raise
             else:
                 accepted += 1
@@ -225,7 +245,8 @@ class BatchQueue:
 
     async def produce_async(self, item: object, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as `produce`
         """`produce` for a coroutine: it awaits room, and the event loop goes on meanwhile."""
-        return await self.produce_many_async((item,), timeout) == 1
+        patience = self._admission.patience(timeout)
+        return await self._admission.admit_async(self._layout.lane_for(item), (item,), patience) == 1
 
     async def produce_many_async(
         self,
@@ -233,119 +254,15 @@ class BatchQueue:
         timeout: float | None = None,  # noqa: ASYNC109 - as `produce_many`
     ) -> int:
         """`produce_many` for a coroutine."""
+        deadline = self._admission.deadline(self._admission.patience(timeout))
         accepted = 0
-        patience = self._patience if timeout is None else timeout
-        deadline = None if not patience else self._clock.monotonic() + patience
-        for lane, group in self._groups(items):
-            sizes = self._sizes(group)
-            granted = self._offer(lane, group, sizes)
-            if granted < len(group) and patience != 0 and not lane.partition.closed:
-                left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
-                granted += await self._wait_async(lane, group[granted:], sizes and sizes[granted:], left)
+        for lane, run in groupby(items, self._layout.lane_for):
+            batch = list(run)
+            granted = await self._admission.admit_async(lane, batch, deadline.left())
             accepted += granted
-            if granted < len(group):
-                self._refuse(lane, len(group) - granted)
-                if patience != 0:
-                    break
+            if granted < len(batch) and deadline.patience != 0:
+                break
         return accepted
-
-    async def _wait_async(
-        self, lane: Lane, items: Sequence[object], sizes: Sequence[int] | None, patience: float | None
-    ) -> int:
-        waiter = AsyncWaiter(lane, items, sizes)
-        try:
-            if lane.partition.offer(lane, items, sizes, waiter) < len(items) and not lane.partition.closed:
-                rouse(lane.partition.asleep)
-                async with asyncio.timeout(patience):
-                    await waiter.future
-        except TimeoutError:
-            pass
-        finally:
-            granted = lane.partition.withdraw(waiter)
-            rouse(lane.partition.asleep)
-        return granted
-
-    def _groups(self, items: Iterable[object]) -> Iterable[tuple[Lane, list[object]]]:
-        """Runs of items that go to the same lane."""
-        run: list[object] = []
-        current: Lane | None = None
-        for item in items:
-            lane = self._layout.lane_for(item)
-            if current is not None and lane is not current:
-                yield current, run
-                run = []
-            current = lane
-            run.append(item)
-        if current is not None:
-            yield current, run
-
-    def _admit(self, lane: Lane, items: Sequence[object], timeout: float | None) -> int:
-        """Take the lock and see; wait in line if that is wanted. How many were accepted, always the first of them."""
-        sizes = self._sizes(items)
-        try:
-            granted = self._offer(lane, items, sizes)
-            if granted == len(items):
-                return granted
-            patience = self._patience if timeout is None else timeout
-            if patience != 0 and not lane.partition.closed and not is_of_crew(self._crew):
-                granted += self._wait(lane, items[granted:], sizes and sizes[granted:], patience)
-        except BaseException:
-            self._interrupted = True
-            raise
-        if granted < len(items):
-            self._refuse(lane, len(items) - granted)
-        return granted
-
-    def _offer(self, lane: Lane, items: Sequence[object], sizes: Sequence[int] | None) -> int:
-        partition = lane.partition
-        granted = partition.offer(lane, items, sizes, None)
-        if granted and partition.asleep:
-            rouse(partition.asleep)
-        return granted
-
-    def _wait(self, lane: Lane, items: Sequence[object], sizes: Sequence[int] | None, timeout: float | None) -> int:
-        partition = lane.partition
-        waiter = ThreadWaiter(lane, items, sizes)
-        try:
-            if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
-                rouse(partition.asleep)
-                self._hint_at_idle_threads()
-                waiter.wait(timeout)
-        finally:
-            granted = partition.withdraw(waiter)
-            rouse(partition.asleep)
-        return granted
-
-    def _sizes(self, items: Sequence[object]) -> list[int] | None:
-        limit = self.config.buffer_bytes
-        if limit is None:
-            return None
-        sizes = [self.config.size_of(item) for item in items]
-        if max(sizes) > limit:
-            raise BlockTooLarge(f"an item of {max(sizes)} bytes never fits into buffer_bytes={limit}")
-        return sizes
-
-    def _refuse(self, lane: Lane, count: int) -> None:
-        if lane.partition.refuse(lane, count):
-            log.warning(
-                "Queue started dropping. queue=%s partition=%d type=%s",
-                self.name, lane.partition.index, lane.registration.type,
-            )  # fmt: skip
-            self._hint_at_idle_threads()
-
-    def _hint_at_idle_threads(self) -> None:
-        """Types that all live in a few partitions leave the other threads idle: that must not pass in silence."""
-        if self._hinted or len(self._tasks) < 2:
-            return
-        with self._lock:
-            hinted, self._hinted = self._hinted, True
-        busy = {lane.partition.owner.index for lane in self._layout.lanes()}
-        if not hinted and len(busy) < len(self._tasks):
-            log.warning(
-                "A partition is full while threads have nothing to drain: there are fewer types than threads. "
-                "PartitionSelector.round_robin() or by_key() would use them. queue=%s threads=%d used=%d",
-                self.name, len(self._tasks), len(busy),
-            )  # fmt: skip
 
     # Balancing
 
@@ -393,15 +310,13 @@ class BatchQueue:
     def stop_accepting(self) -> None:
         """Answer every `produce` False from now on, also those that wait; what is held is still consumed."""
         with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-            partitions = self._layout.partitions
-            self._loud = len(partitions)
-        for partition in partitions:
-            for waiter in partition.close_gate():
-                waiter.wake()
-        for partition in partitions:
+            if not self._closing:
+                self._loud = self._layout.freeze()
+                self._closing = True
+        # Also when it is closing already: the first call may have been interrupted.
+        for partition in self._layout.partitions:
+            partition.close_gate()
+        for partition in self._layout.partitions:
             rouse(partition.asleep)  # its owner will see that it is closed
 
     def close(self, timeout: float | None = None) -> bool:
@@ -414,7 +329,7 @@ class BatchQueue:
         self.stop_accepting()
         if is_of_crew(self._crew):
             return False
-        if self._interrupted:
+        if self._admission.interrupted:
             self._finished.wait(min(INTERRUPTED_GRACE, max(0.0, deadline - self._clock.monotonic())))
             self._forgive()
         if not self._finished.wait(max(0.0, deadline - self._clock.monotonic())):

@@ -36,10 +36,10 @@ class OwnTask(DrainTask):
         self._lock = threading.Lock()
         self.thread: DrainThread | None = None
 
-    def submit(self, partition: Partition) -> None:
-        super().submit(partition)
+    def inbox(self) -> "SimpleQueue[Partition | None]":
         if self.thread is None:  # after a fork nothing runs until it is needed
             self.start()
+        return self.ready
 
     def start(self) -> None:
         """Start the thread, if it does not run."""
@@ -61,7 +61,7 @@ class OwnTask(DrainTask):
     def _run(self) -> None:
         while not self._stopping:
             try:
-                timeout = max(0.0, self.pace.due - self._clock.monotonic()) if self.calls_idle else None
+                timeout = max(0.0, self.pace.due - self._clock.monotonic()) if self.idle_partitions else None
                 partition = self.ready.get(timeout=timeout)
             except Empty:
                 self.idle(self._clock.monotonic())
@@ -78,40 +78,39 @@ class SharedTask(DrainTask):
         self._scheduler = scheduler
         self._resting: list[SharedTask] = [self]  # the task's token, as `Partition.asleep` is a partition's
 
-    def submit(self, partition: Partition) -> None:
-        super().submit(partition)
-        self._schedule()
+    def inbox(self) -> "SimpleQueue[Partition | None]":
+        return self._scheduler.inbox()
 
     def nudge(self) -> None:
-        super().nudge()
-        self._schedule()
+        self._scheduler.inbox().put(None)
 
     def reset(self) -> None:
         super().reset()
         self._resting[:] = [self]
 
-    def _schedule(self) -> None:
-        try:
-            task = self._resting.pop()
-        except IndexError:
-            return
-        self._scheduler.submit(task)
+    def run(self, partition: Partition) -> None:
+        """Drain `partition`, now or, if another thread runs the task, when that one has time."""
+        self.ready.put(partition)
+        self._run_ready()
 
     @property
     def is_resting(self) -> bool:
         return bool(self._resting)
 
-    def run_once(self) -> None:
-        """One cycle for each partition that is ready now. The caller holds the token and gives it up."""
-        try:
-            for _ in range(self.ready.qsize()):
+    def _run_ready(self) -> None:
+        while not self.ready.empty():
+            try:
+                self._resting.pop()
+            except IndexError:
+                return  # who has the token looks at `ready` once more after putting it back
+            try:
                 partition = self.ready.get_nowait()
                 if partition is not None:
                     self.cycle(partition)
-        except Empty:
-            pass  # a cycle took several at once
-        finally:
-            self._rest()
+            except Empty:
+                pass  # whoever had the token just before us has drained it
+            finally:
+                self._resting.append(self)
 
     def idle_if_due(self, now: float) -> None:
         """Call the idle handlers if it is time and nobody runs the task."""
@@ -124,12 +123,8 @@ class SharedTask(DrainTask):
         try:
             self.idle(now)
         finally:
-            self._rest()
-
-    def _rest(self) -> None:
-        self._resting.append(self)
-        if not self.ready.empty():
-            self._schedule()
+            self._resting.append(self)
+        self._run_ready()
 
 
 class SharedScheduler:
@@ -142,7 +137,7 @@ class SharedScheduler:
         self.name = name
         self.policy = policy
         self._clock = clock
-        self._ready: SimpleQueue[SharedTask | None] = SimpleQueue()
+        self._ready: SimpleQueue[Partition | None] = SimpleQueue()
         self._stopping = False
         # _lock guards everything below.
         self._lock = threading.Lock()
@@ -168,15 +163,11 @@ class SharedScheduler:
         with self._lock:
             self._tasks = tuple(other for other in self._tasks if other is not task)
 
-    def submit(self, task: SharedTask) -> None:
-        """Have `task`, whose token the caller took, run."""
-        self._ready.put(task)
+    def inbox(self) -> "SimpleQueue[Partition | None]":
+        """Where partitions of any of the queues are put."""
         if not self.threads:  # after a fork nothing runs until it is needed
             self.start()
-
-    def nudge(self) -> None:
-        """Have the threads look at the tasks' settings again."""
-        self._ready.put(None)
+        return self._ready
 
     def stop(self, timeout: float) -> bool:
         """End the threads; False if one is still in a handler after `timeout` seconds."""
@@ -198,13 +189,13 @@ class SharedScheduler:
     def _run(self) -> None:
         while not self._stopping:
             try:
-                task = self._ready.get(timeout=self._until_idle_is_due())
+                partition = self._ready.get(timeout=self._until_idle_is_due())
             except Empty:
-                for idle in self._tasks:
-                    idle.idle_if_due(self._clock.monotonic())
+                for task in self._tasks:
+                    task.idle_if_due(self._clock.monotonic())
             else:
-                if task is not None:
-                    task.run_once()
+                if partition is not None:
+                    partition.owner.run(partition)
 
     def _until_idle_is_due(self) -> float | None:
         # A task that runs just now is left to its thread, which comes here when it is done.

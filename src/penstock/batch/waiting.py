@@ -40,7 +40,10 @@ class ThreadWaiter(Waiter):
         self._woken.acquire()
 
     def wake(self) -> None:
-        self._woken.release()  # at most once: whoever wakes has taken the waiter out of the line
+        try:
+            self._woken.release()
+        except RuntimeError:
+            pass  # woken already, by a `close` that was interrupted and called again
 
     def wait(self, timeout: float | None) -> None:
         """Until woken, or for `timeout` seconds."""

@@ -31,11 +31,16 @@ class Acked:
 
     def add(self, first: int, end: int) -> int:
         """Put [first, end) into the set; how many were not in it."""
+        if end <= first:
+            return 0
+        if first == self.low and not self._starts:  # nearly always
+            self.low = end
+            return end - first
         if first <= self.low and not self._starts:
             new = max(0, end - self.low)
             self.low += new
             return new
-        new = max(0, end - first) - self.overlap(first, end)
+        new = end - first - self.overlap(first, end)
         if not new:
             return 0
         if first <= self.low:
@@ -66,7 +71,9 @@ class Acked:
 
     def covers(self, first: int, end: int) -> bool:
         """Whether all of [first, end) are in the set."""
-        return end <= self.low or first >= end or self.overlap(first, end) == end - first
+        if end <= self.low or not self._starts:
+            return end <= self.low
+        return self.overlap(first, end) == end - first
 
     def __contains__(self, sequence: int) -> bool:
         if sequence < self.low:

@@ -67,7 +67,7 @@ class Backlog:
     def write(self, batch: Sequence[bytes], now: float) -> int:
         """Put the blocks into the log, all or (with an OSError) none; the first sequence."""
         first = self.next_sequence
-        self.store.append(batch, first, now)
+        self._appended(self.store.append(batch, first, now))
         length = sum(map(len, batch))
         self.next_sequence = first + len(batch)
         self.store.unread_count += len(batch)
@@ -80,7 +80,7 @@ class Backlog:
     def spill(self) -> None:
         """Move every block of the memory layer into the log; after an OSError what is not there is still in memory."""
         out = [lease for part in (self.leased, self.returned) for lease in part.values() if isinstance(lease, Lease)]
-        waiting = sorted(out) + list(self.memory)
+        waiting = sorted([*out, *self.memory]) if out else list(self.memory)
         if not waiting:
             return
         if out:
@@ -98,6 +98,7 @@ class Backlog:
             blocks = [by_sequence[s].data if s in by_sequence else None for s in range(first, end)]
             times = [by_sequence[s].enqueued_at if s in by_sequence else times[0] for s in range(first, end)]
         refs = self.store.append(blocks, first, times[0], times if times[-1] > times[0] else None)
+        self._appended(refs)
         at = 0
         for lease in run:
             if lease.sequence >= refs[at].end:
@@ -113,10 +114,19 @@ class Backlog:
                 self.store.unread_bytes += len(lease.data)
         self._log_has_more = True
 
+    def _appended(self, refs: list[FrameRef]) -> None:
+        """Frames have come to the end of the log."""
+
     # -- out -------------------------------------------------------------------------------------------------------
 
     def take(self, most: int, now: float) -> list[Lease]:
         """Lease up to `most` blocks, oldest first."""
+        if most == 1 and not self._log_has_more and not self._ready and not self.returned:
+            if not self.memory:
+                return []
+            lease = self.memory.popleft()
+            self.leased[lease.sequence] = lease
+            return [lease]
         taken: list[Lease] = []
         if self.returned:
             self._take_returned(most, now, taken)
@@ -134,15 +144,12 @@ class Backlog:
 
     def note_leased(self, taken: list[Lease]) -> None:
         """Write down who has been handed out, so that a crash counts as an attempt."""
-        if self.store.journals:
-            self.store.note(
-                b"".join(
-                    journal.pack(journal.LEASED, first, count, attempts=attempts)
-                    for first, count, attempts in _attempt_runs(taken)
-                )
-            )
-        else:
-            self.store.changed = True
+        if len(taken) == 1:
+            lease = taken[0]
+            self.store.note(journal.pack(journal.LEASED, lease.sequence, 1, attempts=lease.attempts))
+            return
+        runs = _attempt_runs(taken)
+        self.store.note(b"".join(journal.pack(journal.LEASED, first, n, attempts=tries) for first, n, tries in runs))
 
     def next_due(self) -> float | None:
         """When the next delayed block may go out."""
@@ -153,6 +160,8 @@ class Backlog:
         if self.store.attempts:
             for lease in leases:
                 self.store.attempts.pop(lease.sequence, None)
+        if len(leases) == 1:
+            return self._finish_one(leases[0])
         popped = list(map(self.leased.pop, map(_sequence_of, leases), repeat(None)))
         if None in popped:
             leases = [lease for lease, held in zip(leases, popped) if held is not None]
@@ -166,6 +175,19 @@ class Backlog:
         self.count -= len(leases)
         self.bytes -= sum(len(lease.data) for lease in leases)
         return len(leases)
+
+    def _finish_one(self, lease: Lease) -> int:
+        if self.leased.pop(lease.sequence, None) is None:
+            return 0
+        store, sequence, length = self.store, lease.sequence, len(lease.data)
+        if store.journals:
+            store.note(store.ack(sequence, sequence + 1, length))
+        else:
+            store.acked.add(sequence, sequence + 1)
+            store.changed = True
+        self.count -= 1
+        self.bytes -= length
+        return 1
 
     def give_back(self, lease: Lease, due_at: float | None) -> bool:
         """Let the block go out again, at once or at `due_at`; False if it was not out any more."""
@@ -183,13 +205,22 @@ class Backlog:
 
     def evict(self, now: float) -> bool:
         """Drop the oldest block that nobody has on lease, else the oldest of all; False if there is none."""
+        if self.returned:  # what came back is older than all that was never out
+            return self._evict_returned()
         taken = self.take(1, now)
-        if not taken and self._delayed:
-            self._delayed = [(0.0 if s == min(self.returned) else at, s) for at, s in self._delayed]
-            heapq.heapify(self._delayed)
-            taken = self.take(1, now)
-        if taken:
-            return bool(self.finish(taken))
+        return bool(self.finish(taken)) if taken else self._evict_leased()
+
+    def _evict_returned(self) -> bool:
+        oldest = min(self.returned)
+        self._due = [sequence for sequence in self._due if sequence != oldest]
+        self._delayed = [entry for entry in self._delayed if entry[1] != oldest]
+        heapq.heapify(self._due)
+        heapq.heapify(self._delayed)
+        lease = self._take_again(oldest)
+        return lease is None or bool(self.finish([lease]))
+
+    def _evict_leased(self) -> bool:
+        """Everything is on lease: let go of the oldest. Its holder may still succeed with it, only not fail."""
         if not self.leased:
             return False
         oldest = min(self.leased)
@@ -219,16 +250,19 @@ class Backlog:
     def _take_returned(self, most: int, now: float, taken: list[Lease]) -> None:
         self._wake_delayed(now)
         while self._due and len(taken) < most:
-            sequence = heapq.heappop(self._due)
-            lease = self._again(sequence)
-            held = self.returned.pop(sequence)
-            if lease is None:  # damaged since it was read first
-                self.leased[sequence] = held
-                self.store.quarantine.lost_blocks += 1
-                self.finish([Lease(sequence, 1, b"", 0.0)])
-                continue
-            self.leased[sequence] = lease if isinstance(held, Lease) else held
-            taken.append(lease)
+            lease = self._take_again(heapq.heappop(self._due))
+            if lease is not None:
+                taken.append(lease)
+
+    def _take_again(self, sequence: int) -> Lease | None:
+        """Lease a block that came back; None if it has been damaged since it was read first."""
+        lease = self._again(sequence)
+        held = self.returned.pop(sequence)
+        self.leased[sequence] = lease if lease is not None and isinstance(held, Lease) else held
+        if lease is None:
+            self.store.quarantine.lost_blocks += 1
+            self.finish([Lease(sequence, 1, b"", 0.0)])
+        return lease
 
     def _again(self, sequence: int) -> Lease | None:
         held = self.returned[sequence]
@@ -242,16 +276,20 @@ class Backlog:
 
     def _read_log(self) -> bool:
         """Fill `_ready` from the next frame; False at the end of the log."""
-        found = self.store.read()
-        self.count -= self.store.drift_count
-        self.bytes -= self.store.drift_bytes
-        self.store.drift_count = self.store.drift_bytes = 0
+        found = self._correct_counts(self.store.read())
         if found is None:
             self._log_has_more = False
             return False
         self._ready_ref, leases = found
         self._ready.extend(leases)
         return True
+
+    def _correct_counts(self, found: tuple[FrameRef, list[Lease]] | None) -> tuple[FrameRef, list[Lease]] | None:
+        """Reading has shown what was counted and is not there."""
+        self.count -= self.store.drift_count
+        self.bytes -= self.store.drift_bytes
+        self.store.drift_count = self.store.drift_bytes = 0
+        return found
 
     # -- remembering -----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from penstock.spool import frames
 from penstock.spool.files import Buffers, Files, write_all
 
 _NAME = re.compile(r"[0-9a-f]{16}")
+_LOOK = 1 << 20
+_LOOK_FRAMES = 8  # so many plausible lengths in a row are no accident
 _OPEN_CHUNKS = 16  # handles kept open; a backlog of a terabyte has two thousand chunks
 
 
@@ -38,7 +40,8 @@ class Chunk:
 class ChunkLog:
     """The chunk files of one folder. Not thread-safe: the queue's lock guards it."""
 
-    def __init__(self, files: Files, folder: str, chunk_size: int) -> None:
+    def __init__(self, files: Files, folder: str, chunk_size: int, seed_end: int | None) -> None:
+        """`seed_end`: only chunks below this offset are in the seed's format; None where nobody wrote that down."""
         self._files = files
         self._folder = folder
         self._chunk_size = chunk_size
@@ -48,10 +51,13 @@ class ChunkLog:
         self._starts = [chunk.start for chunk in self.chunks]
         self._writer: Chunk | None = None
         self._dirty: list[Chunk] = []
+        self._opened: list[Chunk] = []
         self._names_changed = False
         self.rotations = 0
         for chunk in self.chunks:
-            chunk.checked, chunk.first = self._first_frame(chunk)
+            chunk.checked = chunk.start >= seed_end if seed_end is not None else not self._looks_like_seed(chunk)
+            chunk.first = self._first_sequence(chunk)
+        self.seed_end = max([0, *(chunk.end for chunk in self.chunks if not chunk.checked)])
 
     @property
     def end(self) -> int:
@@ -102,28 +108,44 @@ class ChunkLog:
         """Let the next frame lie in a new chunk: the current one belongs to another writer or its sync has failed."""
         self._writer = None
 
+    def begin_empty_chunk(self, first: int) -> None:
+        """Begin the next chunk now, so that the one before can be deleted."""
+        self._begin_chunk(first)
+
+    @property
+    def last_size(self) -> int:
+        return self.chunks[-1].size if self.chunks else 0
+
     def _begin_chunk(self, first: int) -> Chunk:
         chunk = Chunk(self.end, 0)
         if self.chunks and self.chunks[-1].start == chunk.start:  # an empty file: nothing to keep
             chunk = self.chunks[-1]
-            chunk.handle = chunk.handle if chunk.handle >= 0 else self._files.open(self.path(chunk))
+            self._open(chunk)
         else:
-            chunk.handle = self._files.open(self.path(chunk), create=True)
+            self._open(chunk, create=True)
             self.rotations += bool(self.chunks)
             self.chunks.append(chunk)
             self._starts.append(chunk.start)
         chunk.first, chunk.checked = first, True
         self._writer = chunk
         self._names_changed = True
-        self._close_some()
         return chunk
 
-    def _close_some(self) -> None:
-        opened = [chunk for chunk in self.chunks if chunk.handle >= 0]
-        for chunk in opened[:-_OPEN_CHUNKS]:
-            if chunk is not self._writer and not chunk.syncing and chunk not in self._dirty:
-                self._files.close(chunk.handle)
-                chunk.handle = -1
+    def _open(self, chunk: Chunk, *, create: bool = False) -> None:
+        """Have a handle of the chunk; the one that was opened longest ago may lose its own."""
+        if chunk.handle >= 0:
+            return
+        chunk.handle = self._files.open(self.path(chunk), create=create)
+        self._opened.append(chunk)
+        for other in self._opened[:-_OPEN_CHUNKS]:
+            if other is not self._writer and not other.syncing and other not in self._dirty:
+                self._close(other)
+
+    def _close(self, chunk: Chunk) -> None:
+        if chunk.handle >= 0:
+            self._files.close(chunk.handle)
+            chunk.handle = -1
+            self._opened.remove(chunk)
 
     def at(self, offset: int) -> Chunk | None:
         """The chunk in which a reader at `offset` goes on, None at the end of the log."""
@@ -138,16 +160,14 @@ class ChunkLog:
     def read(self, chunk: Chunk, offset: int, length: int) -> bytes:
         """At most `length` bytes of the chunk from the log's `offset` on."""
         if chunk.handle < 0:
-            chunk.handle = self._files.open(self.path(chunk))
-            self._close_some()
+            self._open(chunk)
         at = offset - chunk.start
         return self._files.pread(chunk.handle, min(length, chunk.size - at), at)
 
     def cut(self, offset: int) -> None:
         """End the last chunk at `offset`: what lay behind was never a whole frame."""
         chunk = self.chunks[-1]
-        if chunk.handle < 0:
-            chunk.handle = self._files.open(self.path(chunk))
+        self._open(chunk)
         self._files.truncate(chunk.handle, offset - chunk.start)
         chunk.size = offset - chunk.start
 
@@ -155,9 +175,16 @@ class ChunkLog:
         """Go on in the last chunk, if it is ours and has room."""
         if self.chunks and self.chunks[-1].checked and self.chunks[-1].size < self._chunk_size:
             chunk = self.chunks[-1]
-            if chunk.handle < 0:
-                chunk.handle = self._files.open(self.path(chunk))
+            self._open(chunk)
             self._writer = chunk
+
+    def doubt(self, offset: int) -> None:
+        """Sync what lies behind `offset` the next time: the process that wrote it may not have come to it."""
+        for chunk in self.chunks:
+            if chunk.end > offset:
+                self._open(chunk)
+                self._dirty.append(chunk)
+                self._names_changed = True
 
     def take_dirty(self) -> tuple[list[Chunk], bool]:
         """The chunks with writes that no sync has covered, pinned until `synced`, and whether names have changed."""
@@ -171,7 +198,7 @@ class ChunkLog:
         for chunk in chunks:
             chunk.syncing -= 1
             if chunk.deleted and not chunk.syncing:
-                self._files.close(chunk.handle)
+                self._close(chunk)
 
     def delete(self, chunk: Chunk) -> None:
         self._files.unlink(self.path(chunk))
@@ -182,27 +209,34 @@ class ChunkLog:
             self._writer = None
         if chunk in self._dirty:
             self._dirty.remove(chunk)
-        if chunk.handle >= 0 and not chunk.syncing:
-            self._files.close(chunk.handle)
-            chunk.handle = -1
+        if not chunk.syncing:
+            self._close(chunk)
 
     def close(self) -> None:
         for chunk in self.chunks:
             chunk.deleted = True  # one that is being synced is closed when that is over
-            if chunk.handle >= 0 and not chunk.syncing:
-                self._files.close(chunk.handle)
-                chunk.handle = -1
+            if not chunk.syncing:
+                self._close(chunk)
 
-    def _first_frame(self, chunk: Chunk) -> tuple[bool, int | None]:
-        """Whether the chunk is one of ours, and its first sequence if the first frame is whole."""
+    def _first_sequence(self, chunk: Chunk) -> int | None:
         data = self.read(chunk, chunk.start, frames.HEADER_SIZE)
         try:
-            return True, frames.parse_header(data, 0, chunk.start, checked=True).first
+            return frames.parse_header(data, 0, chunk.start, checked=chunk.checked).first
         except frames.DamagedFrame:
-            pass
-        try:
-            header = frames.parse_header(data, 0, chunk.start, checked=False)
-        except frames.DamagedFrame:
-            return True, None
-        is_seed = header.size <= chunk.size and data[frames.MAGIC_AT :][:4] != frames.MAGIC
-        return (False, chunk.start) if is_seed else (True, None)
+            return None
+
+    def _looks_like_seed(self, chunk: Chunk) -> bool:
+        """Whether frames of the seed follow one another here, and none of ours is to be seen."""
+        data = self.read(chunk, chunk.start, _LOOK)
+        if frames.MAGIC in data:
+            return False
+        at = seen = 0
+        while at < len(data) and seen < _LOOK_FRAMES:
+            try:
+                header = frames.parse_header(data, at, chunk.start + at, checked=False)
+            except frames.DamagedFrame:
+                break
+            if at + header.size > chunk.size:
+                break
+            at, seen = at + header.size, seen + 1
+        return seen == _LOOK_FRAMES or (seen > 0 and at >= len(data))

@@ -17,6 +17,7 @@ from typing import Protocol
 from penstock.clock import Clock
 from penstock.spool.lease import Lease
 
+FOLDER_NAME = "dead-letters"  # inside the queue's own folder, unless the settings name another
 LENGTH = struct.Struct("<I")
 LONGEST_REASON = 1000
 OVERHEAD = 4096  # more than the JSON can need

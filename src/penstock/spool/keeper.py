@@ -1,4 +1,4 @@
-"""The queue's one thread: brings the log and the meta file to the disk at their interval and frees what is done."""
+"""What brings a queue to the disk: group commit of the log, the meta file, and the one thread that does it in time."""
 
 import errno
 import logging
@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 
 from penstock.spool.backlog import Backlog
+from penstock.spool.commit import GroupCommit, Round
+from penstock.spool.files import Files
 
 log = logging.getLogger(__name__)
 
@@ -13,16 +15,18 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Keeper:
-    """Syncs one queue. `lock` is the queue's; `sync_log` returns when the log is on the disk.
+    """Syncs one queue. `lock` is the queue's.
 
-    Threads: `sync` may be called from any thread that does not hold the queue's lock.
+    Threads: every method may be called from any thread that does not hold the queue's lock.
     """
 
-    def __init__(self, lock: threading.Lock, backlog: Backlog, sync_log: Callable[[], None]) -> None:
+    def __init__(self, lock: threading.Lock, backlog: Backlog, files: Files) -> None:
         self._lock = lock
         self._backlog = backlog
-        self._sync_log = sync_log
-        self._one_at_a_time = threading.Lock()  # taken before the queue's
+        self._files = files
+        self.gathering = Round()  # guarded by the queue's lock: who writes now, waits for this round
+        self._commit = GroupCommit(self._begin_sync)
+        self._one_meta_at_a_time = threading.Lock()  # taken before the queue's
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.failures = 0
@@ -38,16 +42,26 @@ class Keeper:
         self._thread = threading.Thread(target=run, name=name, daemon=True)
         self._thread.start()
 
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait_for(self, gathering: Round) -> None:
+        """Return when what was written while `gathering` gathered is on the disk; OSError if it cannot be."""
+        self._commit.wait(gathering)
+
     def sync(self, *, clean: bool = False) -> None:
         """Write the meta if anything has changed; then delete the chunks that it does not need. Raises OSError."""
         backlog, store = self._backlog, self._backlog.store
-        with self._one_at_a_time:
+        with self._one_meta_at_a_time:
             with self._lock:
                 if not store.changed and not clean:
                     return
                 snapshot = backlog.snapshot(clean=clean)
+                gathering = self.gathering
             try:
-                self._sync_log()
+                self._commit.wait(gathering)  # else the meta might survive a power cut that its frames did not
                 store.write_meta(snapshot)
             except OSError as error:
                 self._failed(error)
@@ -68,9 +82,29 @@ class Keeper:
         with self._lock:
             store.changed = True
             if error.errno in DISK_FULL:
-                store.reclaim()  # a meta needs room: acked chunks go first, at worst their blocks count as lost twice
+                store.reclaim()  # without the meta that says so: the room for that meta has to come from somewhere
 
-    def close(self) -> None:
-        self._stop.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+    def _begin_sync(self) -> tuple[Round, Callable[[], None]]:
+        """Close the gathering round, and say how to sync what it has written."""
+        with self._lock:
+            current = self.gathering
+            current.following = self.gathering = Round()
+            chunks = self._backlog.store.chunks
+            dirty, names_changed = chunks.take_dirty()
+
+        def sync() -> None:
+            try:
+                for chunk in dirty:
+                    self._files.sync(chunk.handle)
+                if names_changed:
+                    self._files.sync_folder(self._backlog.store.folder)
+            except OSError:
+                # The kernel has given up on those pages; another sync of this file would claim success.
+                with self._lock:
+                    chunks.begin_chunk()
+                raise
+            finally:
+                with self._lock:
+                    chunks.synced(dirty)
+
+        return current, sync

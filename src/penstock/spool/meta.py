@@ -14,6 +14,7 @@
     clean              closed properly: next_sequence is exact
     low, acked         every sequence below `low` is acked, and so are the ranges [first, end) in `acked`
     attempts           [first, end, n]: those blocks have been handed out n times
+    seed_end           chunks below this offset are in the seed's format
     journal, journal_offset   acks that came later are in this journal behind this offset
     crc                CRC32C of the JSON text without this key
 """
@@ -50,6 +51,7 @@ class Meta:
     low: int = 0
     acked: list[tuple[int, int]] = field(default_factory=list)
     attempts: list[tuple[int, int, int]] = field(default_factory=list)
+    seed_end: int = 0
     journal: int = 0
     journal_offset: int = 0
 

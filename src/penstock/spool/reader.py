@@ -24,6 +24,7 @@ class Quarantine:
         self.regions = 0
         self.bytes = 0
         self.lost_blocks = 0
+        self.foreign_files = 0
 
     def keep(self, chunks: ChunkLog, chunk: Chunk, start: int, end: int, reason: str) -> None:
         """Copy [start, end) of the log aside. A disk too full for the copy does not stop the reading."""

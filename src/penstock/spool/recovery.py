@@ -5,6 +5,7 @@ meta's `writer_offset`, one journal. Only a folder without a believable meta is 
 """
 
 import logging
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from penstock.spool.meta import DamagedMeta, Meta
 from penstock.spool.reader import FrameReader, Quarantine
 
 log = logging.getLogger(__name__)
+
+_OURS = re.compile(r"fastqueue\.(meta|meta\.tmp|lock)|acks-[0-9a-f]{8}|[0-9a-f]{16}|quarantine|dead-letters")
 
 
 @dataclass(slots=True)
@@ -37,9 +40,11 @@ class Recovered:
 
 def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) -> Recovered:
     """Read the folder's state. With `repair`, torn tails are cut; without, nothing is written but to the quarantine."""
-    chunks = ChunkLog(files, folder, chunk_size)
     quarantine = Quarantine(files, folder)
     known = _load_meta(files, folder, quarantine, repair)
+    is_ours = known is not None and known.version == meta.VERSION
+    chunks = ChunkLog(files, folder, chunk_size, known.seed_end if known is not None and is_ours else None)
+    quarantine.foreign_files = _foreign_files(files, folder)
     state = Recovered(chunks, quarantine, Acked())
     if known is None:
         _without_meta(state)
@@ -51,7 +56,16 @@ def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) 
     _count_tail(state, known, repair)
     state.next_sequence = max(state.next_sequence, state.log_end, state.acked.top, *(s + 1 for s in state.attempts), 0)
     state.unclean = bool(chunks.chunks) if known is None else not known.clean
+    if state.unclean and repair:
+        chunks.doubt(known.writer_offset if known is not None else 0)
     return state
+
+
+def _foreign_files(files: Files, folder: str) -> int:
+    foreign = sorted(name for name in files.names(folder) if not _OURS.fullmatch(name))
+    if foreign:
+        log.warning("Foreign files left alone. folder=%s files=%s", folder, ", ".join(foreign))
+    return len(foreign)
 
 
 def _load_meta(files: Files, folder: str, quarantine: Quarantine, repair: bool) -> Meta | None:

@@ -20,7 +20,10 @@ from penstock.spool.recovery import recover
 log = logging.getLogger(__name__)
 
 RESERVED_SEQUENCES = 1 << 20  # a crash skips so many, so that no sequence is ever given twice
+_KEEP_DRAINED = 16 << 20  # a drained queue may keep so much of its last chunk; to begin another one is not free
 _ONE_WRITE = 4 << 20
+_MOST_BUFFERS = 512  # a frame has at most 130; IOV_MAX is 1024
+_ALONE = 32 << 10  # blocks from this size on have a frame of their own: they fit the processor's cache, a joint one not
 
 
 class FrameRef(NamedTuple):
@@ -43,6 +46,7 @@ class Store:
         self._codec = frames.CODECS[config.compression]
         self._frame_bytes = size(config.write_buffer_size)
         self._write_bytes = min(_ONE_WRITE, size(config.chunk_size))
+        self._keep_drained = min(_KEEP_DRAINED, size(config.chunk_size) // 2)
         self._held = held
         state = recover(files, folder, size(config.chunk_size))
         self.chunks = state.chunks
@@ -55,6 +59,7 @@ class Store:
         self.unread_bytes = state.bytes
         self.drift_count = self.drift_bytes = 0
         self.unclean = state.unclean
+        self.reads_backward = config.order == "freshest"
         self.seen_below = max([state.acked.top, *(sequence + 1 for sequence in state.attempts)])
         self._reader = FrameReader(self.chunks, state.reader_offset, self.quarantine)
         self._expected = state.acked.low
@@ -86,8 +91,8 @@ class Store:
                     part, first + start, self.log_end, at, self._codec, times and times[start:stop]
                 )  # fmt: skip
                 self.log_end = first + stop
-                frame_length = len(encoded[0]) + len(encoded[1])
-                if pending and length + frame_length > self._write_bytes:
+                frame_length = sum(map(len, encoded))
+                if pending and (length + frame_length > self._write_bytes or len(pending) > _MOST_BUFFERS):
                     self._write(pending, length, pending_refs, refs)
                     pending, pending_refs, length = [], [], 0
                 pending_refs.append((length, first + start, first + stop))
@@ -111,6 +116,8 @@ class Store:
         """Cut a batch into frames of about `write_buffer_size`, so that small blocks share one."""
         if len(blocks) == 1:
             return [(0, 1)]
+        if self._codec and blocks[0] is not None and len(blocks[0]) >= _ALONE:
+            return [(at, at + 1) for at in range(len(blocks))]
         ends = list(accumulate(4 if block is None else len(block) + 4 for block in blocks))
         if ends[-1] <= self._frame_bytes:
             return [(0, len(blocks))]
@@ -128,8 +135,11 @@ class Store:
     def has_unread(self) -> bool:
         return not self._reader.at_end
 
-    def read(self) -> tuple[FrameRef, list[Lease]] | None:
-        """The blocks of the next frame that are still to be delivered, None at the end of the log."""
+    def read(self, *, is_counted: bool = True) -> tuple[FrameRef, list[Lease]] | None:
+        """The blocks of the next frame that are still to be delivered, None at the end of the log.
+
+        They count as read then; without `is_counted` somebody else will read and count them.
+        """
         while (found := self._reader.next_header()) is not None:
             offset, header = found
             self._pass_gap(header)
@@ -142,13 +152,21 @@ class Store:
             ref = FrameRef(offset, header.first, header.end)
             self._refs.append(ref)
             self._expected = header.end
-            leases = self._leases(frame)
-            self.unread_count -= len(leases)
-            self.unread_bytes -= sum(len(lease.data) for lease in leases)
+            leases = self.leases(frame)
+            if is_counted:
+                self.count_read(leases)
             if leases:
                 return ref, leases
-        self._pass_end()
+        if is_counted:
+            self.pass_end()
         return None
+
+    def is_done_or_held(self, sequence: int) -> bool:
+        return sequence in self.acked or sequence in self._held
+
+    def count_read(self, leases: Sequence[Lease]) -> None:
+        self.unread_count -= len(leases)
+        self.unread_bytes -= sum(len(lease.data) for lease in leases)
 
     def read_again(self, ref: FrameRef, sequence: int) -> Lease | None:
         """A block that was read before, to be handed out once more; None if it is damaged by now."""
@@ -164,10 +182,10 @@ class Store:
         at = frame.times[index] if frame.times else frame.header.enqueued_at
         return None if block is None else Lease(sequence, self.attempts.get(sequence, 0) + 1, block, at)
 
-    def _leases(self, frame: Frame) -> list[Lease]:
+    def leases(self, frame: Frame) -> list[Lease]:
         header = frame.header
         times = frame.times or repeat(header.enqueued_at)
-        if header.first >= self.seen_below and not header.holes and header.checked:
+        if header.first >= self.seen_below and not header.holes and header.checked and not self.reads_backward:
             rows = zip(range(header.first, header.end), repeat(1), frame.blocks, times)
             return list(map(Lease._make, rows))
         if not header.checked:
@@ -187,21 +205,21 @@ class Store:
         if header.first <= expected:
             return
         if header.follows > expected:
-            self._lose(expected, header.follows)
+            self.lose(expected, header.follows)
         self.acked.add(expected, header.first)
         self._expected = header.first
 
-    def _pass_end(self) -> None:
+    def pass_end(self) -> None:
         """At the end of the log there is nothing unread: whatever was still counted was lost."""
         if self._expected < self.log_end:
-            self._lose(self._expected, self.log_end)
+            self.lose(self._expected, self.log_end)
             self.acked.add(self._expected, self.log_end)
             self._expected = self.log_end
         self.drift_count += self.unread_count
         self.drift_bytes += self.unread_bytes
         self.unread_count = self.unread_bytes = 0
 
-    def _lose(self, first: int, end: int) -> None:
+    def lose(self, first: int, end: int) -> None:
         lost = end - first - self.acked.overlap(first, end)
         if lost:
             self.quarantine.lost_blocks += lost
@@ -222,6 +240,9 @@ class Store:
         if not records:
             return
         try:
+            if self._journal is not None and not self._journal.has_room(len(records)):
+                self._journal.close()
+                self._journal = None
             if self._journal is None:
                 self._journal = Journal(self._files, self.folder, self._journal_generation)
                 self._journal_generation += 1
@@ -252,6 +273,7 @@ class Store:
             low=self.acked.low,
             acked=self.acked.ranges,
             attempts=meta.attempt_ranges(attempts),
+            seed_end=self.chunks.seed_end,
             journal=self._journal.generation if self._journal else self._journal_generation,
             journal_offset=self._journal.offset if self._journal else 0,
         )
@@ -265,13 +287,19 @@ class Store:
                     self._files.unlink(journal.path(self.folder, generation))
 
     def reclaim(self) -> int:
-        """Delete the chunks of which every block is done; how many. The one being written stays."""
+        """Delete the chunks of which every block is done; how many.
+
+        The last one stays, unless all of it is done and it is large: then the next frame has a new chunk.
+        """
+        if self.acked.low >= self.log_end and self.chunks.last_size > self._keep_drained:
+            with suppress(OSError):
+                self.chunks.begin_empty_chunk(self.log_end)
         done = []
         first = 0
         chunks = self.chunks.chunks
         for chunk, following in pairwise(chunks):
             first = chunk.first if chunk.first is not None else first
-            is_passed = following.first is not None and chunk.end <= self._reader.offset
+            is_passed = following.first is not None and (self.reads_backward or chunk.end <= self._reader.offset)
             if is_passed and self.acked.covers(first, following.first or 0):
                 done.append(chunk)
         for chunk in done:

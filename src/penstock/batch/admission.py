@@ -1,0 +1,152 @@
+"""The producers' slow path, taken when there is no credit to pop: once in a thousand items, or when full."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.batch.config import BatchQueueConfig, BufferStrategy
+from penstock.batch.drain import rouse
+from penstock.batch.layout import Layout
+from penstock.batch.partition import Lane
+from penstock.batch.scheduler import is_of_crew
+from penstock.batch.waiting import AsyncWaiter, ThreadWaiter
+from penstock.clock import Clock
+from penstock.errors import BlockTooLarge
+
+log = logging.getLogger("penstock.batch")
+
+
+class Admission:
+    """Lets items in, makes their producers wait, or turns them away.
+
+    Threads: every method may be called from any thread.
+    """
+
+    def __init__(self, queue_name: str, config: BatchQueueConfig, layout: Layout, clock: Clock, crew: object) -> None:
+        self.interrupted = False  # a producer may have been interrupted between taking a slot and using it
+        self._queue_name = queue_name
+        self._layout = layout
+        self._clock = clock
+        self._crew = crew
+        self._byte_limit = config.buffer_bytes
+        self._size_of = config.size_of
+        self._patience = None if config.strategy is BufferStrategy.BLOCKING else 0.0
+        self._hinted = False
+
+    def patience(self, timeout: float | None) -> float | None:
+        """How long to wait for room: 0.0 is not at all, None for ever."""
+        if timeout is not None:
+            return max(0.0, timeout)
+        return self._patience
+
+    def deadline(self, patience: float | None) -> "Deadline":
+        return Deadline(patience, self._clock)
+
+    def admit(self, lane: Lane, items: Sequence[Any], timeout: float | None) -> int:
+        """How many of `items` were accepted, always the first of them."""
+        try:
+            sizes = None if self._byte_limit is None else self._sizes(items, self._byte_limit)
+            partition = lane.partition
+            granted = partition.offer(lane, items, sizes, None)
+            if partition.asleep:
+                rouse(partition.asleep)
+            if granted == len(items):
+                return granted
+            patience = self.patience(timeout)
+            # A drain thread of this queue would wait for itself, or for one that waits for it.
+            if patience != 0 and not partition.closed and not is_of_crew(self._crew):
+                granted += self._wait(lane, items[granted:], sizes and sizes[granted:], patience)
+        except BaseException:
+            self.interrupted = True
+            raise
+        if granted < len(items):
+            self._refuse(lane, len(items) - granted)
+        return granted
+
+    async def admit_async(self, lane: Lane, items: Sequence[Any], patience: float | None) -> int:
+        """The same for a coroutine."""
+        sizes = None if self._byte_limit is None else self._sizes(items, self._byte_limit)
+        partition = lane.partition
+        granted = partition.offer(lane, items, sizes, None)
+        if partition.asleep:
+            rouse(partition.asleep)
+        if granted < len(items) and patience != 0 and not partition.closed:
+            granted += await self._wait_async(lane, items[granted:], sizes and sizes[granted:], patience)
+        if granted < len(items):
+            self._refuse(lane, len(items) - granted)
+        return granted
+
+    def _wait(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, patience: float | None) -> int:
+        partition = lane.partition
+        waiter = ThreadWaiter(lane, items, sizes)
+        try:
+            if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
+                rouse(partition.asleep)
+                self._hint_at_idle_threads()
+                waiter.wait(patience)
+        finally:
+            granted = partition.withdraw(waiter)
+            rouse(partition.asleep)
+        return granted
+
+    async def _wait_async(
+        self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, patience: float | None
+    ) -> int:
+        partition = lane.partition
+        waiter = AsyncWaiter(lane, items, sizes)
+        try:
+            if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
+                rouse(partition.asleep)
+                self._hint_at_idle_threads()
+                async with asyncio.timeout(patience):
+                    await waiter.future
+        except TimeoutError:
+            pass
+        finally:
+            granted = partition.withdraw(waiter)
+            rouse(partition.asleep)
+        return granted
+
+    def _sizes(self, items: Sequence[Any], limit: int) -> list[int]:
+        sizes = [self._size_of(item) for item in items]
+        if max(sizes) > limit:
+            raise BlockTooLarge(f"an item of {max(sizes)} bytes never fits into buffer_bytes={limit}")
+        return sizes
+
+    def _refuse(self, lane: Lane, count: int) -> None:
+        if lane.partition.refuse(lane, count):
+            log.warning(
+                "Queue started dropping. queue=%s partition=%d type=%s",
+                self._queue_name, lane.partition.index, lane.registration.type,
+            )  # fmt: skip
+            self._hint_at_idle_threads()
+
+    def _hint_at_idle_threads(self) -> None:
+        """Types that all live in a few partitions leave the other threads idle: that must not pass in silence."""
+        threads = len(self._layout.tasks)
+        if self._hinted or threads < 2:
+            return
+        self._hinted = True
+        busy = len({lane.partition.owner.index for lane in self._layout.lanes()})
+        if busy < threads:
+            log.warning(
+                "A partition is full while threads have nothing to drain: there are fewer types than threads. "
+                "PartitionSelector.round_robin() or by_key() would use them. queue=%s threads=%d used=%d",
+                self._queue_name, threads, busy,
+            )  # fmt: skip
+
+
+class Deadline:
+    """One timeout, spent by several waits."""
+
+    __slots__ = ("_at", "_clock", "patience")
+
+    def __init__(self, patience: float | None, clock: Clock) -> None:
+        self.patience = patience
+        self._clock = clock
+        self._at = clock.monotonic() + patience if patience else None
+
+    def left(self) -> float | None:
+        """What remains of it, as `patience` says it."""
+        return self.patience if self._at is None else max(0.0, self._at - self._clock.monotonic())

@@ -1,0 +1,216 @@
+"""`penstock queue`: look into a durable queue's folder, check and mend it, bring dead letters back, empty it."""
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import IO
+
+import click
+
+from penstock.errors import PenstockError
+from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, dead_letters, examine
+from penstock.units import format_bytes
+
+# Whatever the queue's own limits are, these commands must not drop a block because of them.
+UNLIMITED = FastQueueConfig(
+    durability=Durability.DISK,
+    max_size=2**62,
+    max_bytes=2**62,
+    max_block_bytes=2**32,
+    full_behavior=FullBehavior.DROP_NEWEST,
+)
+BATCH = 256
+FOLDER = click.Path(exists=True, file_okay=False)
+JSON = click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+
+
+@click.group()
+def queue() -> None:
+    """Durable queues: what is in them, whether they are whole, how to empty them.
+
+    \b
+    Examples:
+      penstock queue inspect ./queue
+      penstock queue check ./queue --repair
+      penstock queue replay ./queue --dead-letters
+      penstock queue drain ./queue --to blocks.jsonl --format jsonl
+    """
+
+
+@queue.command()
+@click.argument("path", type=FOLDER)
+@JSON
+def inspect(path: str, as_json: bool) -> None:
+    """Show what the queue in PATH holds. Nothing changes, and the queue may be in use.
+
+    \b
+    Examples:
+      penstock queue inspect ./queue
+      penstock queue inspect ./queue --json
+    """
+    found = examine.overview(path)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    since = found.oldest_enqueued_at
+    oldest = "none" if since is None else datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
+    rows = [
+        ("blocks", f"{found.blocks} ({format_bytes(found.bytes)})"),
+        ("handed out before", f"{found.attempted}"),
+        ("oldest block", oldest),
+        ("on disk", f"{format_bytes(found.disk_bytes)} in {found.chunks} chunks"),
+        ("dead letters", f"{found.dead_letters}"),
+        ("quarantined files", f"{found.quarantined_files}"),
+        ("foreign files", f"{found.foreign_files}"),
+        ("meta", found.meta),
+        ("state", _state(found)),
+    ]
+    for name, value in rows:
+        click.echo(f"{name:>18}  {value}")
+
+
+def _state(found: examine.Overview) -> str:
+    if found.is_in_use:
+        return "in use"
+    return "closed" if found.was_closed_properly else "not closed properly: the next start will recover it"
+
+
+@queue.command()
+@click.argument("path", type=FOLDER)
+@click.option("--repair", is_flag=True, help="Cut the torn tail, set damaged bytes aside. The queue must be closed.")
+@JSON
+def check(path: str, repair: bool, as_json: bool) -> None:
+    """Read every byte of the queue in PATH. The exit code is 0 if all is whole, else 1.
+
+    \b
+    Examples:
+      penstock queue check ./queue
+      penstock queue check ./queue --repair
+    """
+    with _progress("Checking", examine.size_on_disk(path), as_json) as advance:
+        report = examine.check(path, repair=repair, advance=advance)
+    if as_json:
+        click.echo(report.as_json())
+    else:
+        click.echo(f"{report.blocks} blocks in {report.frames} frames, {format_bytes(report.bytes_read)} read")
+        click.echo(f"meta: {report.meta}")
+        for damage in report.damages:
+            blocks = "unknown" if damage.blocks is None else damage.blocks
+            mended = ", mended" if damage.is_mended else ""
+            click.echo(f"damage at {damage.offset:#x}: {damage.bytes} bytes, {damage.reason}, blocks: {blocks}{mended}")
+        if report.torn_bytes:
+            click.echo(f"torn tail of {report.torn_bytes} bytes: a push that was never accepted")
+        if report.missing_blocks:
+            click.echo(f"{report.missing_blocks} blocks are missing")
+        click.echo("whole" if report.is_whole else "damaged: the queue works and steps over it; --repair sets it aside")
+    sys.exit(0 if report.is_whole else 1)
+
+
+@queue.command()
+@click.argument("path", type=FOLDER)
+@click.option("--dead-letters", "from_dead_letters", is_flag=True, help="Bring the dead letters back into the queue.")
+@click.option("--reason", default="", help="Only letters whose reason contains this text.")
+@JSON
+def replay(path: str, from_dead_letters: bool, reason: str, as_json: bool) -> None:
+    """Put dead letters back into the queue in PATH, with no attempts counted. The queue must be closed.
+
+    A letter leaves the dead-letter queue only when the queue has it.
+
+    \b
+    Examples:
+      penstock queue replay ./queue --dead-letters
+      penstock queue replay ./queue --dead-letters --reason "400"
+    """
+    if not from_dead_letters:
+        raise click.UsageError("say what to replay: --dead-letters")
+    folder = f"{path}/{dead_letters.FOLDER_NAME}"
+    replayed = kept = 0
+    if os.path.isdir(folder):
+        with FastQueue(folder, UNLIMITED) as letters, FastQueue(path, UNLIMITED) as target:
+            left: list[Lease] = []
+            with _progress("Replaying", len(letters), as_json) as advance:
+                while leases := letters.lease(BATCH):
+                    chosen = [lease for lease in leases if reason in dead_letters.unpack(lease.data).reason]
+                    target.push_many(dead_letters.unpack(lease.data).data for lease in chosen)
+                    letters.ack(chosen)
+                    left += [lease for lease in leases if lease not in chosen]
+                    replayed += len(chosen)
+                    advance(len(leases))
+            kept = len(left)
+    if as_json:
+        click.echo(json.dumps({"replayed": replayed, "kept": kept}))
+    else:
+        click.echo(f"{replayed} dead letters are back in the queue, {kept} stay")
+
+
+@queue.command()
+@click.argument("path", type=FOLDER)
+@click.option("--to", "target", required=True, type=click.Path(dir_okay=False), help="The file to write.")
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["length-prefixed", "lines", "jsonl"]),
+    default="length-prefixed",
+    show_default=True,
+    help="4 bytes of length (little-endian) before each block; a newline behind it; or JSON with base64.",
+)
+@click.option("--append", is_flag=True, help="Write behind what the file holds, as after a drain that was stopped.")
+@JSON
+def drain(path: str, target: str, style: str, append: bool, as_json: bool) -> None:
+    """Move every block of the queue in PATH into a file. The queue must be closed.
+
+    A block leaves the queue only when the file has it on the disk.
+
+    \b
+    Examples:
+      penstock queue drain ./queue --to blocks.bin
+      penstock queue drain ./queue --to blocks.jsonl --format jsonl --append
+    """
+    written = size = 0
+    try:
+        file = open(target, "ab" if append else "xb")  # noqa: SIM115 - closed by the with below
+    except FileExistsError:
+        raise PenstockError(f"{target} exists: name another file, or say --append") from None
+    with file, FastQueue(path, UNLIMITED) as source, _progress("Draining", len(source), as_json) as advance:
+        while leases := source.lease(BATCH):
+            _write(file, leases, style)
+            source.ack(leases)
+            written += len(leases)
+            size += sum(len(lease.data) for lease in leases)
+            advance(len(leases))
+    if as_json:
+        click.echo(json.dumps({"blocks": written, "bytes": size, "file": target}))
+    else:
+        click.echo(f"{written} blocks ({format_bytes(size)}) are in {target}")
+
+
+def _write(file: IO[bytes], leases: list[Lease], style: str) -> None:
+    for lease in leases:
+        if style == "jsonl":
+            row = {
+                "sequence": lease.sequence,
+                "enqueued_at": lease.enqueued_at,
+                "data": base64.b64encode(lease.data).decode(),
+            }
+            file.write(json.dumps(row).encode() + b"\n")
+        elif style == "lines":
+            file.write(lease.data + b"\n")
+        else:
+            file.write(len(lease.data).to_bytes(4, "little") + lease.data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextmanager
+def _progress(label: str, length: int, is_quiet: bool) -> Iterator[Callable[[int], object]]:
+    """A bar on standard error while somebody watches; what is told to it otherwise goes nowhere."""
+    if is_quiet or not sys.stderr.isatty():
+        yield lambda amount: None
+        return
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
+        yield bar.update

@@ -1,0 +1,132 @@
+"""The gate of a queue: who may come in, what a full queue or a full disk does to those who may not."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from penstock.clock import Clock
+from penstock.errors import BlockTooLarge, DiskFailed, DiskFull, QueueClosed, QueueError, QueueFull
+from penstock.spool.backlog import Backlog
+from penstock.spool.config import FastQueueConfig, FullBehavior, seconds, size
+from penstock.spool.keeper import DISK_FULL, Keeper
+
+log = logging.getLogger(__name__)
+
+_DISK_RETRY = 0.25  # how often a blocked push looks whether the disk has room again
+
+
+class Gate:
+    """The policies of one queue. Every method wants the queue's lock held; those that wait let it go meanwhile."""
+
+    def __init__(
+        self, lock: threading.Lock, backlog: Backlog, keeper: Keeper, config: FastQueueConfig, clock: Clock
+    ) -> None:
+        self._lock = lock
+        self._backlog = backlog
+        self._keeper = keeper
+        self._clock = clock
+        self._behavior = config.full_behavior
+        self._block_timeout = seconds(config.block_timeout)
+        self.max_size = config.max_size
+        self.max_bytes = size(config.max_bytes)
+        self.max_block = size(config.max_block_bytes)
+        # The queue's lock guards everything below.
+        self.is_closed = False
+        self.not_full = threading.Condition(lock)
+        self.waiting = 0
+        self.dropped = dict.fromkeys(("oldest", "newest", "timeout", "disk_full"), 0)
+        self.disk_full = 0
+        self.disk_failures = 0
+        self.is_dropping = False
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise QueueClosed(f"the queue in {self._backlog.store.folder} is closed")
+
+    def make_room(self, count: int, length: int, largest: int, timeout: float | None) -> None:
+        """Return when `count` blocks of `length` bytes together may come in, as the policy says."""
+        self.check_open()
+        if largest > self.max_block:
+            raise BlockTooLarge(f"a block of {largest} bytes exceeds max_block_bytes = {self.max_block}")
+        if count > self.max_size or length > self.max_bytes:
+            raise QueueFull(
+                f"{count} blocks of {length} bytes never fit max_size = {self.max_size}, max_bytes = {self.max_bytes}"
+            )
+        backlog, deadline = self._backlog, self._deadline(timeout)
+        while True:
+            if backlog.count + count > self.max_size or backlog.bytes + length > self.max_bytes:
+                self._make_some_room(count, deadline)
+            elif backlog.next_sequence + count > backlog.sequence_limit:
+                self.on_disk(self._reserve, count, timeout)
+            else:
+                return
+
+    def _make_some_room(self, count: int, deadline: float) -> None:
+        if self._behavior is FullBehavior.DROP_OLDEST:
+            self._backlog.evict(self._clock.monotonic())
+            self.drop("oldest", 1)
+        elif self._behavior is FullBehavior.DROP_NEWEST or not self._wait(deadline):
+            self.drop("newest" if self._behavior is FullBehavior.DROP_NEWEST else "timeout", count)
+            raise QueueFull(
+                f"no room in {self._backlog.store.folder}: {self._backlog.count} blocks, {self._backlog.bytes} bytes"
+            )
+
+    def _reserve(self) -> int:
+        """Let the meta say that more sequences are spoken for."""
+        self._backlog.store.changed = True
+        self._lock.release()
+        try:
+            self._keeper.sync()
+        finally:
+            self._lock.acquire()
+        self.check_open()
+        return 0
+
+    def on_disk(self, write: Callable[[], int], count: int, timeout: float | None) -> int:
+        """Do what writes. A disk that refuses costs the new blocks only, under BLOCK after waiting for it."""
+        deadline = self._deadline(timeout)
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                is_full = error.errno in DISK_FULL
+                self.disk_full += is_full
+                self.disk_failures += not is_full
+                if is_full and self._behavior is FullBehavior.BLOCK and self._wait(deadline, _DISK_RETRY):
+                    continue
+                self.drop("disk_full", count)
+                raise disk_error(error) from error
+
+    def drop(self, reason: str, count: int) -> None:
+        self.dropped[reason] += count
+        if not self.is_dropping:
+            self.is_dropping = True
+            log.warning("Queue started dropping. queue=%s reason=%s", self._backlog.store.folder, reason)
+
+    def resumed(self) -> None:
+        """A block came in without a loss. Only well below the limits is that news: at them it changes by the push."""
+        if self._backlog.count < 0.9 * self.max_size and self._backlog.bytes < 0.9 * self.max_bytes:
+            self.is_dropping = False
+            log.warning("Queue takes everything again. queue=%s", self._backlog.store.folder)
+
+    def _deadline(self, timeout: float | None) -> float:
+        return self._clock.monotonic() + (self._block_timeout if timeout is None else timeout)
+
+    def _wait(self, deadline: float, longest: float = threading.TIMEOUT_MAX) -> bool:
+        """Wait for room; False if the deadline has passed."""
+        left = deadline - self._clock.monotonic()
+        if left <= 0:
+            return False
+        self.waiting += 1
+        try:
+            self.not_full.wait(min(left, longest))
+        finally:
+            self.waiting -= 1
+        self.check_open()
+        return True
+
+
+def disk_error(error: OSError) -> QueueError:
+    if error.errno in DISK_FULL:
+        return DiskFull(f"no room on the disk, what was accepted is safe: {error}")
+    return DiskFailed(f"the disk failed, what was accepted before is safe: {error}")

@@ -1,0 +1,22 @@
+"""What the tests do to a queue's folder, and how they look into it."""
+
+from pathlib import Path
+
+from penstock import FastQueue
+
+
+def chunk_paths(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if len(path.name) == 16 and path.is_file())
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def drain(queue: FastQueue) -> list[bytes]:
+    blocks = []
+    while (block := queue.pop()) is not None:
+        blocks.append(block)
+    return blocks

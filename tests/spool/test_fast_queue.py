@@ -1,0 +1,380 @@
+"""What every FastQueue does, whatever its durability, compression and order."""
+
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from penstock import (
+    BlockTooLarge,
+    Durability,
+    FastQueue,
+    FastQueueConfig,
+    Lease,
+    QueueClosed,
+    QueueLocked,
+)
+from penstock.testing import FakeClock, wait_until
+from tests.spool.damage import drain
+
+Open = Callable[..., FastQueue]
+
+
+@pytest.fixture(params=list(Durability), ids=lambda level: str(level.value))
+def open_queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Opens the queue in the test's folder; each durability level has to pass."""
+    opened = []
+
+    def open_it(**settings: object) -> FastQueue:
+        clock = settings.pop("clock", None)
+        given = {"durability": request.param, "inmemory_blocks": 8, "chunk_size": 4096, "write_buffer_size": 512}
+        queue = FastQueue(tmp_path / "q", FastQueueConfig(**{**given, **settings}), clock=clock)  # type: ignore[arg-type]
+        opened.append(queue)
+        return queue
+
+    yield open_it
+    for queue in opened:
+        queue.close()
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"block %d " % i * 7 for i in range(start, start + count)]
+
+
+def test_blocks_come_out_as_they_went_in(open_queue: Open) -> None:
+    queue = open_queue()
+    for block in numbered(50):
+        queue.push(block)
+    queue.push_many(numbered(50, start=50))
+
+    assert len(queue) == 100
+    assert queue.size_bytes == sum(map(len, numbered(100)))
+    assert drain(queue) == numbered(100)
+    assert len(queue) == queue.size_bytes == 0
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "lz4", "zstd"])
+def test_every_compression_brings_back_the_same_bytes(open_queue: Open, compression: str) -> None:
+    blocks = [b"", b"x", os.urandom(3000), b"abc" * 5000, bytes(20_000)]
+    queue = open_queue(compression=compression)
+    for block in blocks:
+        queue.push(block)
+    queue.push_many(blocks)
+    queue.close()
+
+    assert drain(open_queue(compression=compression)) == blocks * 2
+
+
+def test_sequences_grow_by_one_within_a_batch(open_queue: Open) -> None:
+    queue = open_queue()
+    first = queue.push(b"one")
+    assert queue.push_many([b"two", b"three"]) == range(first + 1, first + 3)
+    assert queue.push_many([]) == range(0)
+    assert [lease.sequence for lease in queue.lease(3)] == [first, first + 1, first + 2]
+
+
+def test_acks_may_come_in_any_order(open_queue: Open) -> None:
+    queue = open_queue()
+    queue.push_many(numbered(20))
+    leases = queue.lease(20)
+    queue.ack(leases[7])
+    queue.ack([leases[3], leases[1], leases[2]])
+    queue.close()
+
+    queue = open_queue()
+    assert [lease.data for lease in queue.lease(20)] == [
+        block for i, block in enumerate(numbered(20)) if i not in (1, 2, 3, 7)
+    ]
+
+
+def test_what_was_leased_and_not_acked_comes_back_in_order_with_its_attempts(open_queue: Open) -> None:
+    queue = open_queue()
+    queue.push_many(numbered(6))
+    assert [lease.attempts for lease in queue.lease(3)] == [1, 1, 1]
+    queue.close()
+
+    queue = open_queue()
+    assert [(lease.data, lease.attempts) for lease in queue.lease(6)] == list(
+        zip(numbered(6), [2, 2, 2, 1, 1, 1], strict=True)
+    )
+
+
+def test_a_nacked_block_keeps_its_place(open_queue: Open) -> None:
+    queue = open_queue()
+    queue.push_many(numbered(5))
+    first, second, *_ = queue.lease(3)
+    queue.nack(second)
+    queue.nack(first)
+
+    assert [(lease.data, lease.attempts) for lease in queue.lease(3)] == [
+        (numbered(5)[0], 2),
+        (numbered(5)[1], 2),
+        (numbered(5)[3], 1),
+    ]
+
+
+def test_a_nacked_block_waits_for_its_delay(open_queue: Open) -> None:
+    clock = FakeClock()
+    queue = open_queue(clock=clock, meta_sync_interval=3600)
+    queue.push_many(numbered(2))
+    queue.nack(queue.lease()[0], delay=10.0)
+
+    assert [lease.data for lease in queue.lease(5)] == numbered(2)[1:]
+    clock.advance(9.9)
+    assert queue.lease() == []
+    clock.advance(0.1)
+    assert [lease.data for lease in queue.lease()] == numbered(1)
+
+
+def test_a_waiting_lease_wakes_when_a_nacked_block_is_due(open_queue: Open) -> None:
+    queue = open_queue()
+    queue.push(b"block")
+    queue.nack(queue.lease()[0], delay=0.02)
+    assert [lease.attempts for lease in queue.lease(timeout=10)] == [2]
+
+
+def test_a_nacked_block_survives_a_restart_with_its_attempts(open_queue: Open) -> None:
+    queue = open_queue()
+    queue.push_many(numbered(2))
+    queue.nack(queue.lease()[0], delay=3600)
+    queue.close()
+
+    assert [(lease.data, lease.attempts) for lease in open_queue().lease(2)] == [
+        (numbered(2)[0], 2),
+        (numbered(2)[1], 1),
+    ]
+
+
+def test_a_lease_that_is_not_out_any_more_is_passed_over(open_queue: Open) -> None:
+    queue = open_queue()
+    queue.push_many(numbered(3))
+    leases = queue.lease(2)
+    queue.ack(leases)
+    queue.ack(leases)
+    queue.ack(leases[0])
+    queue.nack(leases[0])
+    queue.ack(Lease(10**9, 1, b"never", 0.0))
+
+    assert len(queue) == 1
+    assert drain(queue) == numbered(3)[2:]
+
+
+def test_blocks_are_leased_to_one_only(open_queue: Open) -> None:
+    queue = open_queue(max_size=100_000)
+    queue.push_many(numbered(2000))
+    taken: list[bytes] = []
+
+    def work() -> None:
+        while leases := queue.lease(7):
+            taken.extend(lease.data for lease in leases)
+            queue.ack(leases)
+
+    workers = [threading.Thread(target=work) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sorted(taken) == sorted(numbered(2000))
+
+
+def test_many_pushers_and_leasers_lose_and_double_nothing(open_queue: Open) -> None:
+    queue = open_queue(max_size=100_000)
+    taken: list[bytes] = []
+
+    def push(start: int) -> None:
+        for block in numbered(100, start):
+            queue.push(block)
+
+    def work() -> None:
+        with suppress(QueueClosed):
+            while leases := queue.lease(5, timeout=30.0):
+                taken.extend(lease.data for lease in leases)
+                queue.ack(leases)
+
+    threads = [threading.Thread(target=push, args=(i * 100,)) for i in range(8)]
+    threads += [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads[:8]:
+        thread.join()
+    wait_until(lambda: len(taken) >= 800)
+    queue.close()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(numbered(800))
+
+
+def test_lease_waits_for_a_push(open_queue: Open) -> None:
+    queue = open_queue()
+    leased: list[Lease] = []
+    thread = threading.Thread(target=lambda: leased.extend(queue.lease(timeout=30)))
+    thread.start()
+    wait_until(lambda: queue._waiting_to_lease)
+    queue.push(b"late")
+    thread.join()
+    assert [lease.data for lease in leased] == [b"late"]
+
+
+def test_close_wakes_those_who_wait(open_queue: Open) -> None:
+    queue = open_queue()
+    raised: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            queue.lease(timeout=30)
+        except QueueClosed as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_until(lambda: queue._waiting_to_lease)
+    queue.close()
+    thread.join()
+    assert len(raised) == 1
+
+
+def test_a_closed_queue_refuses_everything_and_closes_twice(open_queue: Open) -> None:
+    queue = open_queue()
+    queue.push(b"kept")
+    lease = queue.lease()[0]
+    queue.close()
+    queue.close()
+    for call in (
+        lambda: queue.push(b"x"),
+        lambda: queue.push_many([b"x"]),
+        lambda: queue.lease(),
+        lambda: queue.ack(lease),
+        lambda: queue.nack(lease),
+        lambda: queue.peek(),
+        lambda: queue.flush(),
+    ):
+        with pytest.raises(QueueClosed):
+            call()
+
+
+def test_close_leaves_no_thread_behind(open_queue: Open) -> None:
+    before = threading.active_count()
+    queue = open_queue()
+    assert [thread.name for thread in threading.enumerate() if thread.name == "penstock-spool-q"]
+    queue.close()
+    assert threading.active_count() == before
+
+
+def test_one_process_at_a_time_and_the_next_one_when_it_is_closed(open_queue: Open) -> None:
+    queue = open_queue()
+    with pytest.raises(QueueLocked, match="another process"):
+        open_queue()
+    queue.close()
+    open_queue()
+
+
+def test_the_folder_and_its_files_are_private(open_queue: Open, tmp_path: Path) -> None:
+    queue = open_queue()
+    queue.push_many(numbered(30))
+    queue.flush()
+    assert stat.S_IMODE((tmp_path / "q").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "q").iterdir()} == {0o600}
+
+
+def test_a_block_is_bytes_and_a_view_is_copied(open_queue: Open) -> None:
+    queue = open_queue()
+    data = bytearray(b"before")
+    queue.push(memoryview(data))  # type: ignore[arg-type]
+    queue.push_many([data])  # type: ignore[list-item]
+    data[:] = b"behind"
+    assert drain(queue) == [b"before", b"before"]
+    with pytest.raises(TypeError, match="a block is bytes, not str"):
+        queue.push("text")  # type: ignore[arg-type]
+
+
+def test_a_block_that_can_never_fit_has_its_own_error(open_queue: Open) -> None:
+    queue = open_queue(max_block_bytes=100)
+    queue.push(b"x" * 100)
+    with pytest.raises(BlockTooLarge, match="101 bytes exceeds max_block_bytes = 100"):
+        queue.push(b"x" * 101)
+    with pytest.raises(BlockTooLarge):
+        queue.push_many([b"small", b"x" * 101])
+    assert len(queue) == 1
+
+
+def test_sequences_are_never_used_twice_across_restarts(open_queue: Open) -> None:
+    seen: set[int] = set()
+    for _ in range(4):
+        queue = open_queue()
+        sequences = {*queue.push_many(numbered(10)), queue.push(b"one more")}
+        assert not sequences & seen
+        seen |= sequences
+        while leases := queue.lease(100):
+            queue.ack(leases)
+        queue.close()
+
+
+def test_enqueued_at_is_when_the_block_was_pushed(open_queue: Open) -> None:
+    clock = FakeClock(1000.0)
+    queue = open_queue(clock=clock, meta_sync_interval=3600)
+    for block in numbered(20):
+        queue.push(block)
+        clock.advance(0.5)
+    queue.close()
+
+    leases = open_queue(clock=clock).lease(20)
+    assert [lease.enqueued_at for lease in leases] == pytest.approx([1000.0 + i / 2 for i in range(20)])
+
+
+def test_a_drained_queue_gives_its_chunks_back(open_queue: Open, tmp_path: Path) -> None:
+    queue = open_queue(compression="none")
+    queue.push_many([os.urandom(500) for _ in range(200)])
+    queue.flush()
+    assert queue.stats().chunks > 10
+    while leases := queue.lease(10):
+        queue.ack(leases)
+    queue.flush()
+    assert queue.stats().chunks == 1
+    assert queue.stats().disk_bytes < 2048  # not even the last one, if it is large
+    queue.push(b"and on it goes")
+    queue.close()
+    assert drain(open_queue()) == [b"and on it goes"]
+
+
+def test_a_stuck_block_does_not_hold_the_chunks_behind_it(open_queue: Open) -> None:
+    queue = open_queue(compression="none", max_size=1000)
+    queue.push_many([b"%03d" % i + os.urandom(500) for i in range(200)])
+    queue.flush()
+    stuck = queue.lease()[0]
+    while leases := queue.lease(10):
+        queue.ack(leases)
+    queue.flush()
+    assert queue.stats().chunks == 2
+    queue.close()
+
+    queue = open_queue()
+    assert [lease.data for lease in queue.lease(10)] == [stuck.data]
+    assert queue.stats().lost_blocks == 0
+
+
+def test_reopening_costs_no_blocks_and_no_counts(open_queue: Open) -> None:
+    blocks = numbered(120)
+    queue = open_queue()
+    queue.push_many(blocks)
+    out: list[bytes] = []
+    for _ in range(12):
+        leases = queue.lease(10)
+        out += [lease.data for lease in leases]
+        queue.ack(leases)
+        assert (len(queue), queue.size_bytes) == (120 - len(out), sum(map(len, blocks[len(out) :])))
+        queue.close()
+        queue = open_queue()
+        assert (len(queue), queue.size_bytes) == (120 - len(out), sum(map(len, blocks[len(out) :])))
+    assert out == blocks
+
+
+def test_newest_first_with_some_on_lease_survives_a_restart(open_queue: Open) -> None:
+    queue = open_queue(order="freshest")
+    queue.push_many(numbered(4))
+    assert [lease.data for lease in queue.lease(2)] == numbered(4)[:1:-1]
+    queue.close()
+    assert [lease.data for lease in open_queue(order="freshest").lease(5)] == numbered(4)[::-1]

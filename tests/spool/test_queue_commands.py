@@ -1,0 +1,157 @@
+"""`penstock queue` as a user types it."""
+
+import base64
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from penstock import Durability, FastQueue, FastQueueConfig
+from penstock.cli import main
+from tests.spool.damage import chunk_paths, drain, flip
+
+Run = Callable[..., Result]
+CONFIG = FastQueueConfig(durability=Durability.DISK, compression="none")
+
+
+@pytest.fixture
+def run() -> Run:
+    return lambda *words: CliRunner().invoke(main, ["queue", *map(str, words)])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A closed queue of ten blocks, each in a frame of its own; one has been handed out before."""
+    with FastQueue(tmp_path / "q", CONFIG) as queue:
+        for i in range(10):
+            queue.push(b"block %d" % i * 9)
+        queue.lease()
+    return tmp_path / "q"
+
+
+def test_inspect_says_what_is_there(run: Run, folder: Path) -> None:
+    result = run("inspect", folder)
+    assert result.exit_code == 0
+    for text in ("10 (630 B)", "version 3", "closed", "1 chunks"):
+        assert text in result.output
+
+
+def test_inspect_for_programs(run: Run, folder: Path) -> None:
+    found = json.loads(run("inspect", folder, "--json").output)
+    assert (found["blocks"], found["bytes"], found["attempted"], found["dead_letters"]) == (10, 630, 1, 0)
+    assert found["oldest_enqueued_at"] > 1_700_000_000
+    assert found["is_in_use"] is False
+    assert found["was_closed_properly"] is True
+
+
+def test_inspect_and_check_work_while_the_queue_is_in_use(run: Run, folder: Path) -> None:
+    with FastQueue(folder, CONFIG) as queue:
+        assert "in use" in run("inspect", folder).output
+        assert run("check", folder).exit_code == 0
+        repaired = run("check", folder, "--repair")
+        assert repaired.exit_code == 1
+        assert "another process has the queue" in repaired.output
+        assert len(drain(queue)) == 10
+
+
+def test_a_folder_without_a_queue_is_said_to_be_none(run: Run, tmp_path: Path) -> None:
+    for command in ("inspect", "check"):
+        result = run(command, tmp_path)
+        assert result.exit_code == 1
+        assert "there is no queue in" in result.output
+    assert run("inspect", tmp_path / "nowhere").exit_code == 2
+
+
+def test_check_of_a_whole_queue(run: Run, folder: Path) -> None:
+    result = run("check", folder)
+    assert result.exit_code == 0
+    assert "10 blocks in 10 frames" in result.output
+    assert result.output.endswith("whole\n")
+
+
+@pytest.mark.parametrize("at", [2 * 119 + 9, 2 * 119 + 80], ids=["header", "payload"])
+def test_check_finds_damage_and_repair_leaves_the_queue_whole(run: Run, folder: Path, at: int) -> None:
+    flip(chunk_paths(folder)[0], at)
+    result = run("check", folder)
+    assert result.exit_code == 1
+    assert "damage at 0xee: 119 bytes" in result.output
+    assert "1 blocks are missing" in result.output
+
+    report = json.loads(run("check", folder, "--repair", "--json").output)
+    assert report["is_whole"]
+    assert [damage["is_mended"] for damage in report["damages"]] == [True]
+    assert len(list((folder / "quarantine").iterdir())) == 1
+
+    assert run("check", folder).exit_code == 0
+    with FastQueue(folder, CONFIG) as queue:
+        assert len(drain(queue)) == 9
+        assert len(queue) == queue.size_bytes == 0
+        assert queue.stats().damaged_regions == 0
+
+
+def test_repair_cuts_a_torn_tail_and_sets_a_damaged_meta_aside(run: Run, folder: Path) -> None:
+    os.truncate(chunk_paths(folder)[0], 9 * 119 + 70)
+    flip(folder / "fastqueue.meta", 40)
+    result = run("check", folder)
+    assert result.exit_code == 1
+    assert "torn tail of 70 bytes" in result.output
+    assert run("check", folder, "--repair").exit_code == 0
+    with FastQueue(folder, CONFIG) as queue:
+        assert len(queue) == 9
+        assert len(drain(queue)) == 9
+
+
+def test_replay_brings_dead_letters_back_as_they_were(run: Run, folder: Path) -> None:
+    with FastQueue(folder, CONFIG) as queue:
+        for reason in ("400 Bad Request", "400 Bad Request", "413 too large"):
+            queue.reject(queue.lease()[0], reason)
+    assert json.loads(run("inspect", folder, "--json").output)["dead_letters"] == 3
+
+    assert (
+        "2 dead letters are back in the queue, 1 stay"
+        in run("replay", folder, "--dead-letters", "--reason", "400").output
+    )
+    assert json.loads(run("replay", folder, "--dead-letters", "--json").output) == {"replayed": 1, "kept": 0}
+    with FastQueue(folder, CONFIG) as queue:
+        order = [3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
+        assert drain(queue) == [b"block %d" % i * 9 for i in order]
+
+
+def test_replay_has_to_be_told_what(run: Run, folder: Path) -> None:
+    result = run("replay", folder)
+    assert result.exit_code == 2
+    assert "--dead-letters" in result.output
+
+
+@pytest.mark.parametrize("style", ["length-prefixed", "lines", "jsonl"])
+def test_drain_moves_every_block_into_the_file(run: Run, folder: Path, tmp_path: Path, style: str) -> None:
+    target = tmp_path / "blocks"
+    result = run("drain", folder, "--to", target, "--format", style)
+    assert result.output == f"10 blocks (630 B) are in {target}\n"
+    content = target.read_bytes()
+    if style == "lines":
+        blocks = content.splitlines()
+    elif style == "jsonl":
+        blocks = [base64.b64decode(json.loads(line)["data"]) for line in content.splitlines()]
+    else:
+        blocks = []
+        while content:
+            length = int.from_bytes(content[:4], "little")
+            blocks.append(content[4 : 4 + length])
+            content = content[4 + length :]
+    assert blocks == [b"block %d" % i * 9 for i in range(10)]
+    assert json.loads(run("inspect", folder, "--json").output)["blocks"] == 0
+
+
+def test_drain_does_not_overwrite_and_can_go_on(run: Run, folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "blocks"
+    target.write_bytes(b"first\n")
+    refused = run("drain", folder, "--to", target)
+    assert refused.exit_code == 1
+    assert "exists: name another file, or say --append" in refused.output
+    report = json.loads(run("drain", folder, "--to", target, "--append", "--format", "lines", "--json").output)
+    assert report == {"blocks": 10, "bytes": 630, "file": str(target)}
+    assert target.read_bytes().startswith(b"first\nblock 0")
