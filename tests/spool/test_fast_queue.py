@@ -334,6 +334,10 @@ def test_a_drained_queue_gives_its_chunks_back(open_queue: Open, tmp_path: Path)
         queue.ack(leases)
     queue.flush()
     assert queue.stats().chunks == 1
+    assert queue.stats().disk_bytes < 2048  # not even the last one, if it is large
+    queue.push(b"and on it goes")
+    queue.close()
+    assert drain(open_queue()) == [b"and on it goes"]
 
 
 def test_a_stuck_block_does_not_hold_the_chunks_behind_it(open_queue: Open) -> None:
@@ -366,3 +370,11 @@ def test_reopening_costs_no_blocks_and_no_counts(open_queue: Open) -> None:
         queue = open_queue()
         assert (len(queue), queue.size_bytes) == (120 - len(out), sum(map(len, blocks[len(out) :])))
     assert out == blocks
+
+
+def test_newest_first_with_some_on_lease_survives_a_restart(open_queue: Open) -> None:
+    queue = open_queue(order="freshest")
+    queue.push_many(numbered(4))
+    assert [lease.data for lease in queue.lease(2)] == numbered(4)[:1:-1]
+    queue.close()
+    assert [lease.data for lease in open_queue(order="freshest").lease(5)] == numbered(4)[::-1]

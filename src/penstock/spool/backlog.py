@@ -80,7 +80,7 @@ class Backlog:
     def spill(self) -> None:
         """Move every block of the memory layer into the log; after an OSError what is not there is still in memory."""
         out = [lease for part in (self.leased, self.returned) for lease in part.values() if isinstance(lease, Lease)]
-        waiting = sorted(out) + list(self.memory)
+        waiting = sorted([*out, *self.memory]) if out else list(self.memory)
         if not waiting:
             return
         if out:
@@ -144,15 +144,12 @@ class Backlog:
 
     def note_leased(self, taken: list[Lease]) -> None:
         """Write down who has been handed out, so that a crash counts as an attempt."""
-        if self.store.journals:
-            self.store.note(
-                b"".join(
-                    journal.pack(journal.LEASED, first, count, attempts=attempts)
-                    for first, count, attempts in _attempt_runs(taken)
-                )
-            )
-        else:
-            self.store.changed = True
+        if len(taken) == 1:
+            lease = taken[0]
+            self.store.note(journal.pack(journal.LEASED, lease.sequence, 1, attempts=lease.attempts))
+            return
+        runs = _attempt_runs(taken)
+        self.store.note(b"".join(journal.pack(journal.LEASED, first, n, attempts=tries) for first, n, tries in runs))
 
     def next_due(self) -> float | None:
         """When the next delayed block may go out."""

@@ -1,6 +1,7 @@
 """The filesystem as an argument: the few calls that the queue makes, so that a test can make each of them fail."""
 
 import fcntl
+import mmap
 import os
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,6 +9,14 @@ from typing import Protocol
 from penstock.errors import QueueLocked
 
 Buffers = Sequence[bytes]
+
+
+class Mapped(Protocol):
+    """Bytes of a file, in memory; the kernel has them as soon as they are stored."""
+
+    def __setitem__(self, where: slice, data: bytes, /) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Files(Protocol):
@@ -32,6 +41,10 @@ class Files(Protocol):
 
     def pwritev(self, handle: int, buffers: Buffers, offset: int, /) -> int:
         """Bytes written; fewer than given is not an error yet."""
+        ...
+
+    def map(self, handle: int, length: int, /) -> Mapped:
+        """Reserve `length` bytes on the disk and map them: what is stored there needs no call and cannot fail."""
         ...
 
     def truncate(self, handle: int, length: int, /) -> None: ...
@@ -93,6 +106,10 @@ class OsFiles:
             os.close(handle)
             raise QueueLocked(f"another process has the queue in {os.path.dirname(path)}") from None
         return handle
+
+    def map(self, handle: int, length: int, /) -> Mapped:
+        os.posix_fallocate(handle, 0, length)  # a hole in the file would turn a full disk into a SIGBUS
+        return mmap.mmap(handle, length)
 
     def free_bytes(self, path: str) -> int:
         free = os.statvfs(path)
