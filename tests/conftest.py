@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from penstock.errors import MissingRequirement
-from tests.servers import PostgreSQL, RabbitMQ
+from tests.servers import PostgreSQL, Prometheus, RabbitMQ
 
 settings.register_profile("shared machine", deadline=None)  # a slow example there is no slow code
 settings.load_profile("shared machine")
@@ -52,3 +52,14 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
         missing(error)
     with database:
         yield database
+
+
+@pytest.fixture(scope="session")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """One Prometheus for all tests, with its remote-write receiver on."""
+    try:
+        server = Prometheus(tmp_path_factory.mktemp("prometheus"))
+    except MissingRequirement as error:
+        missing(error)
+    with server:
+        yield server

@@ -10,6 +10,7 @@ Debian's packages are installed when we are root. Where a server cannot be had, 
 """
 
 import fcntl
+import json
 import os
 import pwd
 import shutil
@@ -18,9 +19,11 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.parse
+import urllib.request
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from penstock.errors import MissingRequirement
 
@@ -274,3 +277,44 @@ class PostgreSQL(Server):
     ) -> None:
         super().__exit__(kind, error, trace)
         shutil.rmtree(self._data, ignore_errors=True)
+
+
+class Prometheus(Server):
+    """A Prometheus that scrapes nothing and takes remote writes."""
+
+    name = "Prometheus"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._program = provide("prometheus", "prometheus")
+        (folder / "prometheus.yml").write_text("global: {}\n")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        arguments = [
+            self._program,
+            f"--config.file={self.folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self.folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            "--web.enable-remote-write-receiver",
+            "--log.level=warn",
+        ]
+        return arguments, {"GOMAXPROCS": "1"}
+
+    def ready(self) -> bool:
+        """It listens before it serves: while it replays its log it answers 503."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def query(self, expression: str, at: float) -> list[dict[str, Any]]:
+        """The instant vector or matrix of `expression` at `at` (seconds since the epoch)."""
+        parameters = urllib.parse.urlencode({"query": expression, "time": at})
+        with urllib.request.urlopen(f"{self.url}/api/v1/query?{parameters}", timeout=10) as answer:
+            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return result

@@ -5,6 +5,11 @@
     ├── MissingRequirement     Java, an extra or a server that is not there, and what to do about it
     ├── UndeclaredMetric       telemetry under a name that `penstock.telemetry` does not declare
     ├── BrokerError            the broker, or the way to it, refused what we need
+    ├── ExportError            a destination did not take what was sent; `error_class` says what kind of failure
+    │   ├── TransientExportError   it may take the same batch later, at `retry_after` if it said when
+    │   ├── PermanentExportError   it will never take this batch
+    │   │   └── PayloadTooLarge    but it might take its halves
+    │   └── CircuitOpen        it was not even asked, because it keeps failing
     ├── SegmentVanished        a segment that a batch must have is gone: the batch cannot be repeated exactly
     ├── TableConflict          a batch that does not follow what a table holds: adding it would lose or repeat points
     └── QueueError             what both holders can say
@@ -20,6 +25,8 @@
 
 Decide by type, never by text.
 """
+
+from enum import Enum
 
 
 class PenstockError(Exception):
@@ -43,6 +50,51 @@ class UndeclaredMetric(PenstockError, KeyError):
 
 class BrokerError(PenstockError):
     """The broker, or the way to it, refused what we need; the message says what and why, and holds no secret."""
+
+
+class ErrorClass(Enum):
+    """What kind of failure an export met: the label `error_type` of the metrics."""
+
+    AUTH = "auth"
+    RATE_LIMIT = "rate_limit"
+    CLIENT_ERROR = "client_error"
+    SERVER_ERROR = "server_error"
+    NETWORK = "network"
+    TIMEOUT = "timeout"
+    UNKNOWN = "unknown"
+
+
+class ExportError(PenstockError):
+    """A destination did not take what was sent."""
+
+    def __init__(self, message: str, error_class: ErrorClass = ErrorClass.UNKNOWN) -> None:
+        super().__init__(message)
+        self.error_class = error_class
+
+
+class TransientExportError(ExportError):
+    """The same batch may be taken later: in `retry_after` seconds, if the destination said when."""
+
+    def __init__(
+        self, message: str, error_class: ErrorClass = ErrorClass.UNKNOWN, *, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message, error_class)
+        self.retry_after = retry_after
+
+
+class PermanentExportError(ExportError):
+    """The destination will never take this batch."""
+
+    def __init__(self, message: str, error_class: ErrorClass = ErrorClass.CLIENT_ERROR) -> None:
+        super().__init__(message, error_class)
+
+
+class PayloadTooLarge(PermanentExportError):
+    """The batch is too large for the destination; its halves may not be."""
+
+
+class CircuitOpen(ExportError):
+    """The destination keeps failing and was not even asked."""
 
 
 class SegmentVanished(PenstockError):

@@ -41,6 +41,10 @@ class Client:
         count: int = self.channel.queue_declare(queue, passive=True).method.message_count
         return count
 
+    def consumers(self, queue: str) -> int:
+        count: int = self.channel.queue_declare(queue, passive=True).method.consumer_count
+        return count
+
     def take(self, queue: str) -> tuple[bytes, pika.BasicProperties] | None:
         method, properties, body = self.channel.basic_get(queue, auto_ack=True)
         return None if method is None else (body, properties)
@@ -83,3 +87,8 @@ def consume(shared_rabbitmq: RabbitMQ) -> Iterator[Callable[..., ConsumerRegistr
     yield start
     for registry in started:
         registry.stop(2.0)
+
+
+@pytest.fixture
+def shared_rabbitmq_url(shared_rabbitmq: RabbitMQ) -> str:
+    return shared_rabbitmq.url

@@ -9,12 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from penstock.export import SendQueue
+from penstock.export.exporters.segments import SegmentExporter
 from penstock.export.segments import SegmentWriter
 from penstock.model.partial import of_points
 from penstock.model.point import chunk_type
 from penstock.model.segment import encode, read, sealed
-from penstock.spool import Durability, FastQueue, FastQueueConfig
+from penstock.spool import Durability, FastQueue, FastQueueConfig, Lease
 from penstock.telemetry import Telemetry
+from penstock.testing import wait_until
+from tests.export.quick import quick
 
 CONFIG = FastQueueConfig(durability=Durability.DISK)
 KILLED_BETWEEN = """
@@ -89,3 +93,39 @@ def test_a_segment_that_cannot_be_written_is_reported_and_its_blocks_stay_queued
         monkeypatch.undo()
         assert len(queue) == 1
         assert entities(tmp_path / "segments") == []
+
+
+def test_through_a_send_queue_a_full_disk_only_delays_and_a_bad_block_is_a_dead_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = iter([OSError(28, "No space left on device")] * 3)
+    sync = os.fsync
+
+    def full_for_a_while(handle: int) -> None:
+        error = next(refusals, None)
+        if error is not None:
+            raise error
+        sync(handle)
+
+    exporter = SegmentExporter(tmp_path / "segments", max_blocks=7)
+    with FastQueue(tmp_path / "queue", CONFIG) as queue:
+        for number in range(30):
+            queue.push(block(number))
+        queue.push(b"not a block of partials")
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.model.segment.os.fsync", full_for_a_while)
+            with SendQueue(queue, exporter, quick()) as sender:
+                wait_until(lambda: not len(queue))
+                stats = sender.stats()
+    assert entities(tmp_path / "segments") == [f"e{n}" for n in range(30)]
+    assert stats.queue.dead_lettered == 1
+    assert sum(stats.errors.values()) == 3
+
+
+def test_a_block_that_cannot_be_read_is_a_dead_letter_also_after_a_crash_before_that(tmp_path: Path) -> None:
+    exporter = SegmentExporter(tmp_path / "segments")
+    leases = [Lease(0, 1, block(0), 0.0), Lease(1, 1, b"nonsense", 0.0), Lease(2, 1, block(2), 0.0)]
+    assert [lease.sequence for lease, _ in exporter.send_group(leases)] == [1]
+    again = SegmentExporter(tmp_path / "segments")
+    assert [lease.sequence for lease, _ in again.send_group(leases)] == [1]
+    assert entities(tmp_path / "segments") == ["e0", "e2"]

@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 from penstock.cli import main
 from penstock.errors import MissingRequirement
+from penstock.machine import cpu_quota, memory_limit
 from penstock.service import doctor
-from penstock.service.doctor import cpu_quota, examine, memory_limit, render, require_extra
+from penstock.service.doctor import examine, render, require_extra
 
 
 def test_a_machine_that_has_everything_can_run_the_default() -> None:

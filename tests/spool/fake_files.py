@@ -20,6 +20,19 @@ class Inode:
         self.durable = b""
 
 
+class FakeMapped:
+    """A mapped file: what is stored there is written, and only a sync makes it durable."""
+
+    def __init__(self, inode: Inode) -> None:
+        self._inode = inode
+
+    def __setitem__(self, where: slice, data: bytes, /) -> None:
+        self._inode.written[where] = data
+
+    def close(self) -> None:
+        pass
+
+
 class FakeFiles:
     """Implements `penstock.spool.files.Files`."""
 
@@ -32,6 +45,7 @@ class FakeFiles:
         self.calls: list[str] = []
         self._fault: Callable[[str, int], int | None] = lambda call, number: None
         self.free = 1 << 40
+        self.reads_fail = False
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -110,6 +124,8 @@ class FakeFiles:
     def pread(self, handle: int, length: int, offset: int, /) -> bytes:
         assert length >= 0
         assert offset >= 0
+        if self.reads_fail:
+            raise OSError(errno.EIO, "injected into a read")
         return bytes(self._open(handle).written[offset : offset + length])
 
     def pwritev(self, handle: int, buffers: Buffers, offset: int, /) -> int:
@@ -129,6 +145,12 @@ class FakeFiles:
         if len(inode.written) < offset:
             inode.written.extend(bytes(offset - len(inode.written)))
         inode.written[offset : offset + len(data)] = data
+
+    def map(self, handle: int, length: int, /) -> FakeMapped:
+        self._call("map")
+        inode = self._open(handle)
+        inode.written.extend(bytes(length - len(inode.written)))
+        return FakeMapped(inode)
 
     def truncate(self, handle: int, length: int, /) -> None:
         self._call("truncate")

@@ -86,11 +86,25 @@ def test_the_last_frame_cut_at_every_byte_costs_that_frame_only(tmp_path: Path) 
         shutil.rmtree(folder)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_whatever_is_done_to_the_bytes_the_rest_comes_out(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
+    vandalise(tmp_path_factory, data)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@settings(max_examples=2000, deadline=None)
+@given(data=st.data())
+def test_whatever_is_done_to_the_bytes_the_rest_comes_out_for_long(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    vandalise(tmp_path_factory, data)
+
+
+def vandalise(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("q")
     blocks = filled(folder)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -197,7 +211,7 @@ def test_damaged_journal_records_bring_their_blocks_again_and_no_others(tmp_path
     records = journal.read_bytes()
     acked_second = 32 * 3  # lease, ack, lease, ack, ...
     flip(journal, acked_second + 9)
-    assert len(records) == 32 * 12
+    assert len(records.rstrip(b"\0")) <= 32 * 12 < len(records)
     with FastQueue(tmp_path / "copy", DISK) as queue:
         assert [lease.data for lease in queue.lease(10)] == [b"1", b"6", b"7", b"8", b"9"]
         assert queue.stats().damaged_regions == 1

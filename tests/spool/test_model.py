@@ -21,7 +21,7 @@ from tests.spool.fake_files import FakeFiles
 
 BLOCKS = st.binary(max_size=60)
 SETTINGS = settings(
-    max_examples=35,
+    max_examples=25,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,  # the same examples each time; the soak target draws others

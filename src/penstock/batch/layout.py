@@ -23,11 +23,12 @@ class Layout:
     def __init__(self, config: BatchQueueConfig, tasks: tuple[DrainTask, ...], partitions: int) -> None:
         selector = config.resolved_selector
         self.tasks = tasks
-        self.routes: dict[type, Route] = {}  # the only thing that `produce` reads
         self._config = config
         self._spreads = selector.kind != "type_hash" and (partitions > 1 or config.partitions.kind == "adaptive")
         self._key = selector.key
-        self._turn = count()
+        self._turn = count()  # of items whose partition has to be asked for room; `_Turns` counts the others
+        # The only thing that `produce` reads.
+        self.routes: dict[type, Route] = _Turns(self) if self._spreads and self._key is None else {}
         # lock guards everything below; `partitions` is replaced, never changed, so it may be read without.
         self.lock = threading.Lock()
         self.registrations: dict[type, Registration] = {}
@@ -47,8 +48,15 @@ class Layout:
         kind = type(item)
         if not self._spreads:
             return self._lanes.get(kind) or self._first_of(kind, None)
+        if self._key is None:
+            return self.lane_in_turn(kind, next(self._turn))
         partitions = self.partitions
-        turn = next(self._turn) if self._key is None else stable_hash(self._key(item))
+        partition = partitions[stable_hash(self._key(item)) % len(partitions)]
+        return partition.lane_of.get(self._lane_type(kind)) or self._first_of(kind, partition)
+
+    def lane_in_turn(self, kind: type, turn: int) -> Lane:
+        """Where an item of `kind` goes if the partitions take turns."""
+        partitions = self.partitions
         partition = partitions[turn % len(partitions)]
         return partition.lane_of.get(self._lane_type(kind)) or self._first_of(kind, partition)
 
@@ -197,6 +205,17 @@ class Layout:
             partition.reset()
         for task in self.tasks:
             task.reset()
+
+
+class _Turns(dict[type, Route]):
+    """Routes where the partitions take turns: never the same twice, so nothing is ever kept."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._turn = count()
+
+    def __missing__(self, kind: type) -> Route:
+        return self._layout.lane_in_turn(kind, next(self._turn)).route
 
 
 def callbacks(handler: Handler) -> tuple[Callable[..., object], Callable[[], object] | None]:

@@ -55,8 +55,8 @@ class Lane:
     """The items of one type in one partition, so that grouping by type costs nothing when they are drained."""
 
     __slots__ = (
-        "abandoned", "consumed", "dropped", "errors", "idle_mark", "items", "partition", "registration", "sizes",
-        "taken", "unregistered",
+        "abandoned", "consumed", "dropped", "errors", "idle_mark", "items", "partition", "registration", "route",
+        "sizes", "taken", "unregistered",
     )  # fmt: skip
 
     def __init__(self, registration: Registration, partition: "Partition") -> None:
@@ -71,10 +71,7 @@ class Lane:
         self.unregistered = 0
         self.idle_mark = 0
         self.abandoned = 0  # belongs to `close`
-
-    @property
-    def route(self) -> Route:
-        return (self.partition.credits, self.items, self.partition.asleep)
+        self.route: Route = (partition.credits, self.items, partition.asleep)
 
 
 class Partition:

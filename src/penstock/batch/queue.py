@@ -26,7 +26,7 @@ from penstock.batch.config import BatchQueueConfig, HandlerConsumer
 from penstock.batch.drain import DrainTask, call_on_idle, report_batch, rouse
 from penstock.batch.layout import Layout
 from penstock.batch.lifecycle import LIVE_QUEUES
-from penstock.batch.partition import Partition
+from penstock.batch.partition import Lane, Partition
 from penstock.batch.scheduler import OwnTask, SharedScheduler, SharedTask, is_of_crew
 from penstock.batch.stats import BatchQueueStats, snapshot
 from penstock.clock import Clock, SystemClock
@@ -155,7 +155,22 @@ class BatchQueue:
             credits.pop()
             items.append(item)
         except (KeyError, IndexError):
-            return self._admission.admit(self._layout.lane_for(item), (item,), timeout) == 1
+            return self._produce_routed(item, self._layout.lane_for(item), timeout)
+        except BaseException:
+            self._admission.interrupted = True
+            raise
+        if asleep:
+            rouse(asleep)
+        return True
+
+    def _produce_routed(self, item: object, lane: Lane, timeout: float | None) -> bool:
+        """The same for an item whose lane had to be found: another for each item, or out of credits."""
+        credits, items, asleep = lane.route
+        try:
+            credits.pop()
+            items.append(item)
+        except IndexError:
+            return self._admission.admit(lane, (item,), timeout) == 1
         except BaseException:
             self._admission.interrupted = True
             raise
@@ -215,7 +230,7 @@ class BatchQueue:
                 credits.pop()
                 items.append(item)
             except (KeyError, IndexError):
-                if admission.admit(lane_for(item), (item,), deadline.left()):
+                if self._produce_routed(item, lane_for(item), deadline.left()):
                     accepted += 1
                 elif deadline.patience != 0:
                     break  # time is up, or the queue has closed

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from penstock.errors import MissingRequirement
+from penstock.machine import cpu_quota, machine_memory, memory_limit
 from penstock.spark.java import find_java
 from penstock.units import format_bytes
 
@@ -131,36 +132,9 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = machine_memory()
     limit = memory_limit()
     usable = min(machine, limit or machine)
     found = f"{format_bytes(machine)}" + (f", limited to {format_bytes(limit)} by the container" if limit else "")
     advice = f"give it at least {format_bytes(NEEDED_MEMORY)}: Spark's driver alone takes half of that"
     return Finding("Memory", usable >= NEEDED_MEMORY, found, advice)
-
-
-def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The container's memory limit in bytes (cgroup v2, then v1); None if there is none."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = (root / name).read_text().strip()
-        except OSError:
-            continue
-        # v1 says "no limit" with a number near 2**63
-        return int(text) if text.isdigit() and int(text) < 2**60 else None
-    return None
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """How many cores' worth of time the container may use (cgroup v2, then v1); None if there is no limit."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        quota_us = int((root / "cpu/cpu.cfs_quota_us").read_text())
-        period_us = int((root / "cpu/cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
-    return quota_us / period_us if quota_us > 0 else None

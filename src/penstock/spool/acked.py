@@ -71,7 +71,9 @@ class Acked:
 
     def covers(self, first: int, end: int) -> bool:
         """Whether all of [first, end) are in the set."""
-        return end <= self.low or first >= end or self.overlap(first, end) == end - first
+        if end <= self.low or not self._starts:
+            return end <= self.low
+        return self.overlap(first, end) == end - first
 
     def __contains__(self, sequence: int) -> bool:
         if sequence < self.low:

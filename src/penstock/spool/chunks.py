@@ -108,6 +108,14 @@ class ChunkLog:
         """Let the next frame lie in a new chunk: the current one belongs to another writer or its sync has failed."""
         self._writer = None
 
+    def begin_empty_chunk(self, first: int) -> None:
+        """Begin the next chunk now, so that the one before can be deleted."""
+        self._begin_chunk(first)
+
+    @property
+    def last_size(self) -> int:
+        return self.chunks[-1].size if self.chunks else 0
+
     def _begin_chunk(self, first: int) -> Chunk:
         chunk = Chunk(self.end, 0)
         if self.chunks and self.chunks[-1].start == chunk.start:  # an empty file: nothing to keep
@@ -144,7 +152,13 @@ class ChunkLog:
         index = bisect_right(self._starts, offset) - 1
         if index >= 0 and offset < self.chunks[index].end:
             return self.chunks[index]
-        index += 1
+        return self._from(index + 1)
+
+    def after(self, chunk: Chunk) -> Chunk | None:
+        """The next chunk that holds anything."""
+        return self._from(bisect_right(self._starts, chunk.start))
+
+    def _from(self, index: int) -> Chunk | None:
         while index < len(self.chunks) and not self.chunks[index].size:
             index += 1
         return self.chunks[index] if index < len(self.chunks) else None

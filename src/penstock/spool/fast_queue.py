@@ -22,12 +22,12 @@ from penstock.spool.backlog import Backlog
 from penstock.spool.commit import Round
 from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, seconds
 from penstock.spool.dead_letters import FOLDER_NAME, OVERHEAD, DeadLetters
-from penstock.spool.files import Files, OsFiles
+from penstock.spool.files import Files, OsFiles, disk_error
 from penstock.spool.freshest import FreshestBacklog
-from penstock.spool.gate import Gate, disk_error
+from penstock.spool.gate import Gate
 from penstock.spool.keeper import Keeper
 from penstock.spool.lease import Lease
-from penstock.spool.stats import QueueStats
+from penstock.spool.stats import QueueStats, snapshot
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ class FastQueue:
         self.config = config = config or FastQueueConfig()
         self.path = os.fspath(path)
         self._clock = clock or SystemClock()
+        self._time, self._monotonic = self._clock.time, self._clock.monotonic
         self._files = files or OsFiles()
         self._in_memory = config.durability is Durability.MEMORY
         self._syncs = config.durability is Durability.FSYNC
@@ -116,7 +117,7 @@ class FastQueue:
                 gate.resumed()
             if self._in_memory and len(backlog.memory) < self._inmemory_blocks:
                 sequence = backlog.next_sequence
-                backlog.memory.append(Lease(sequence, 1, block, self._clock.time()))
+                backlog.memory.append(Lease(sequence, 1, block, self._time()))
                 backlog.next_sequence = sequence + 1
                 backlog.count += 1
                 backlog.bytes += length
@@ -164,8 +165,8 @@ class FastQueue:
                 if len(backlog.memory) + len(batch) > self._inmemory_blocks:
                     backlog.spill()
                 if len(batch) <= self._inmemory_blocks:
-                    return backlog.keep(batch, self._clock.time())
-            return backlog.write(batch, self._clock.time())
+                    return backlog.keep(batch, self._time())
+            return backlog.write(batch, self._time())
 
         first = self._gate.on_disk(take_in, len(batch), timeout)
         self._pushed += len(batch)
@@ -193,19 +194,22 @@ class FastQueue:
         deadline = None
         while True:
             with self._lock:
+                backlog = self._backlog
                 if self._gate.is_closed:
                     self._gate.check_open()
-                taken = self._backlog.take(max_blocks, self._clock.monotonic())
+                taken = backlog.take(max_blocks, self._monotonic() if backlog.returned else 0.0)
                 if not taken and timeout:
-                    deadline = self._clock.monotonic() + timeout if deadline is None else deadline
+                    deadline = self._monotonic() + timeout if deadline is None else deadline
                     taken = self._wait_to_lease_locked(max_blocks, deadline)
                 if not taken:
                     return taken
-                spent = self._withhold_spent_locked(taken) if self._backlog.store.attempts else ()
-                if taken:
-                    self._backlog.note_leased(taken)
+                spent = self._withhold_spent_locked(taken) if backlog.store.attempts else ()
+                if self._in_memory:
+                    backlog.store.changed = True
+                elif taken:
+                    backlog.note_leased(taken)
             for lease in spent:
-                self._bury(lease, "too many attempts")
+                self.reject(lease, "too many attempts")
             if taken:
                 return taken
 
@@ -213,7 +217,7 @@ class FastQueue:
         self._waiting_to_lease += 1
         try:
             while True:
-                now = self._clock.monotonic()
+                now = self._monotonic()
                 taken = self._backlog.take(max_blocks, now)
                 if taken or now >= deadline:
                     return taken
@@ -234,34 +238,35 @@ class FastQueue:
 
     def ack(self, leases: Lease | Iterable[Lease]) -> None:
         """The blocks are done with. A lease that is not out any more (acked, nacked, dropped) is passed over."""
-        done = (leases,) if isinstance(leases, Lease) else tuple(leases)
-        if not done:
+        if type(leases) is not list:
+            leases = [leases] if isinstance(leases, Lease) else list(leases)
+        if not leases:
             return
+        gate = self._gate
         with self._lock:
-            if self._gate.is_closed:
-                self._gate.check_open()
-            self._acked += self._backlog.finish(done)
-            if self._gate.waiting:
-                self._gate.not_full.notify_all()
+            if gate.is_closed:
+                gate.check_open()
+            self._acked += self._backlog.finish(leases)
+            if gate.waiting:
+                gate.not_full.notify_all()
 
     def nack(self, lease: Lease, delay: float = 0.0) -> None:
         """Deliver the block again, in its order, `delay` seconds from now; after `max_attempts` it is a dead letter."""
         if self.config.max_attempts is not None and lease.attempts >= self.config.max_attempts:
-            self._bury(lease, "too many attempts")
+            self.reject(lease, "too many attempts")
             return
         with self._lock:
             self._gate.check_open()
-            due_at = self._clock.monotonic() + delay if delay > 0 else None
+            due_at = self._monotonic() + delay if delay > 0 else None
             if self._backlog.give_back(lease, due_at):
                 self._nacked += 1
                 self._not_empty.notify()
 
     def reject(self, lease: Lease, reason: str) -> None:
-        """The block can never succeed: move it to the dead-letter queue."""
-        self._bury(lease, reason)
+        """The block can never succeed: move it to the dead-letter queue.
 
-    def _bury(self, lease: Lease, reason: str) -> None:
-        """First into the dead-letter queue, then out of this one; if that fails, it stays here and comes again."""
+        First it is written there, then acked here; if the first fails it stays here and comes again.
+        """
         with self._lock:
             self._gate.check_open()
             if lease.sequence not in self._backlog.leased:
@@ -271,7 +276,7 @@ class FastQueue:
         except QueueError as error:
             log.warning("Dead letter cannot be written, the block stays. queue=%s error=%s", self.path, error)
             with self._lock:
-                self._backlog.give_back(lease, self._clock.monotonic() + _DEAD_LETTER_RETRY)
+                self._backlog.give_back(lease, self._monotonic() + _DEAD_LETTER_RETRY)
             return
         self.ack(lease)
 
@@ -287,7 +292,7 @@ class FastQueue:
         """The block that `lease` would hand out first; None if there is none. Nothing changes."""
         with self._lock:
             self._gate.check_open()
-            lease = self._backlog.peek(self._clock.monotonic())
+            lease = self._backlog.peek(self._monotonic())
             return None if lease is None else lease.data
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -304,36 +309,17 @@ class FastQueue:
     def stats(self) -> QueueStats:
         """A frozen snapshot; its `samples()` are what `Telemetry.watch` wants."""
         with self._lock:
-            backlog, store, gate = self._backlog, self._backlog.store, self._gate
-            oldest = None if gate.is_closed else backlog.peek(self._clock.monotonic())
-            return QueueStats(
-                size=backlog.count,
-                bytes=backlog.bytes,
-                max_size=gate.max_size,
-                max_bytes=gate.max_bytes,
-                leased=len(backlog.leased),
-                delayed=len(backlog.returned),
-                inmemory_blocks=len(backlog.memory),
-                disk_bytes=store.chunks.size_bytes,
+            return snapshot(
+                self._backlog,
+                self._gate,
+                self._keeper,
+                now=(self._monotonic(), self._time()),
                 disk_available_bytes=self._files.free_bytes(self.path),
-                chunks=len(store.chunks.chunks),
                 pushed=self._pushed,
                 acked=self._acked,
                 nacked=self._nacked,
                 redelivered=self._redelivered,
                 dead_lettered=self._dead.pushed,
-                dropped=dict(gate.dropped),
-                disk_full=gate.disk_full,
-                disk_failures=gate.disk_failures + self._keeper.failures,
-                meta_syncs=store.meta_syncs,
-                chunk_rotations=store.chunks.rotations,
-                inmemory_flushes=backlog.flushes,
-                damaged_regions=store.quarantine.regions,
-                damaged_bytes=store.quarantine.bytes,
-                lost_blocks=store.quarantine.lost_blocks,
-                foreign_files=store.quarantine.foreign_files,
-                unclean_start=store.unclean,
-                oldest_age=max(0.0, self._clock.time() - oldest.enqueued_at) if oldest is not None else 0.0,
             )
 
     # -- disk ------------------------------------------------------------------------------------------------------
@@ -386,7 +372,7 @@ class FastQueue:
         with suppress(OSError):  # the keeper has logged and counted it; the next turn tries again
             with self._lock:
                 memory = self._backlog.memory
-                if memory and self._clock.time() - memory[0].enqueued_at >= seconds(self.config.stale_flush):
+                if memory and self._time() - memory[0].enqueued_at >= seconds(self.config.stale_flush):
                     self._backlog.spill()
             self._keeper.sync()
         with self._lock:

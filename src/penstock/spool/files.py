@@ -1,13 +1,24 @@
 """The filesystem as an argument: the few calls that the queue makes, so that a test can make each of them fail."""
 
+import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.errors import QueueLocked
+from penstock.errors import DiskFailed, DiskFull, QueueError, QueueLocked
 
 Buffers = Sequence[bytes]
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Mapped(Protocol):
+    """Bytes of a file, in memory; the kernel has them as soon as they are stored."""
+
+    def __setitem__(self, where: slice, data: bytes, /) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Files(Protocol):
@@ -32,6 +43,10 @@ class Files(Protocol):
 
     def pwritev(self, handle: int, buffers: Buffers, offset: int, /) -> int:
         """Bytes written; fewer than given is not an error yet."""
+        ...
+
+    def map(self, handle: int, length: int, /) -> Mapped:
+        """Reserve `length` bytes on the disk and map them: what is stored there needs no call and cannot fail."""
         ...
 
     def truncate(self, handle: int, length: int, /) -> None: ...
@@ -94,6 +109,10 @@ class OsFiles:
             raise QueueLocked(f"another process has the queue in {os.path.dirname(path)}") from None
         return handle
 
+    def map(self, handle: int, length: int, /) -> Mapped:
+        os.posix_fallocate(handle, 0, length)  # a hole in the file would turn a full disk into a SIGBUS
+        return mmap.mmap(handle, length)
+
     def free_bytes(self, path: str) -> int:
         free = os.statvfs(path)
         return free.f_bavail * free.f_frsize
@@ -117,3 +136,10 @@ def read_file(files: Files, path: str) -> bytes:
         return files.pread(handle, files.size_of(path), 0)
     finally:
         files.close(handle)
+
+
+def disk_error(error: OSError) -> QueueError:
+    """What the kernel said, as one of ours."""
+    if error.errno in DISK_FULL:
+        return DiskFull(f"no room on the disk, what was accepted is safe: {error}")
+    return DiskFailed(f"the disk failed, what was accepted before is safe: {error}")

@@ -49,12 +49,14 @@ HEADER_SIZE = HEADER.size + CRC.size
 HOLE = 0xFFFFFFFF
 LENGTHS, TIMES = 1, 2
 _MOST_HOLES = 0xFFFF
+_COPY_BELOW = 2048  # bytes of a block up to which joining is cheaper than one more buffer to write
 
 CODECS: dict[Compression, int] = {"none": 0, "snappy": 1, "lz4": 2, "zstd": 3}
 _NONE, _SNAPPY, _LZ4, _ZSTD = range(4)
 _ZSTD_LEVEL = 1  # a queue's data lives for seconds: the fastest level already halves what snappy leaves
 
 
+_SMALL_BODY = 100_000  # beyond it, cramjam's own buffers come fresh from the kernel, at ten times the price
 _SNAPPY_RATIO = 32  # snappy's best is 64 bytes from 3; a damaged length must not make us allocate gigabytes
 
 
@@ -120,6 +122,8 @@ def encode(
         if times is not None:
             flags |= TIMES
             tables += struct.pack(f"<{count}I", *[max(0, round((time - enqueued_at) * 1000)) for time in times])
+        if codec == _NONE and payload_bytes > _COPY_BELOW * count:
+            return _encode_uncopied(tables, whole, flags, holes, first, follows, enqueued_at, count, payload_bytes)
         raw = b"".join((tables, *whole))
     body = raw if codec == _NONE else _compress(raw, codec)
     if len(body) >= len(raw):
@@ -130,6 +134,26 @@ def encode(
         length, MAGIC, codec, flags, holes, first, follows, enqueued_at, count, payload_bytes, crc
     )  # fmt: skip
     return [header + CRC.pack(google_crc32c.value(header)), body]
+
+
+def _encode_uncopied(
+    tables: bytes,
+    whole: list[bytes],
+    flags: int,
+    holes: int,
+    first: int,
+    follows: int,
+    at: float,
+    count: int,
+    size: int,
+) -> list[bytes]:
+    """Large blocks are checksummed and written where they are; joining them would cost more than the extra calls."""
+    crc = google_crc32c.value(tables)
+    for block in whole:
+        crc = google_crc32c.extend(crc, block)
+    length = HEADER_SIZE - SEED_HEADER.size + len(tables) + size | CHECKED
+    header = HEADER.pack(length, MAGIC, _NONE, flags, holes, first, follows, at, count, size, crc)
+    return [header + CRC.pack(google_crc32c.value(header)), tables, *whole]
 
 
 def filler(size: int, first: int, count: int) -> bytes | None:
@@ -215,7 +239,6 @@ def _compress(raw: bytes, codec: int) -> bytes:
     return bytes(cramjam.zstd.compress(raw, _ZSTD_LEVEL))
 
 
-# Into a bytearray and out as bytes: cramjam's own buffers cost ten times the decompression in page faults.
 def _decompress(body: bytes, codec: int, length: int | None) -> bytes:
     if codec == _NONE:
         return body
@@ -225,6 +248,8 @@ def _decompress(body: bytes, codec: int, length: int | None) -> bytes:
                 length = cramjam.snappy.decompress_raw_len(body)
                 if length > _SNAPPY_RATIO * len(body):
                     raise DamagedFrame("damaged compressed body")
+            if length < _SMALL_BODY:
+                return _whole(bytes(cramjam.snappy.decompress_raw(body)), length)
             raw = bytearray(length)
             written = cramjam.snappy.decompress_raw_into(body, raw)
         elif codec == _LZ4 and length is not None:
@@ -237,6 +262,12 @@ def _decompress(body: bytes, codec: int, length: int | None) -> bytes:
             raise DamagedFrame(f"unknown codec {codec}")
     except cramjam.DecompressionError as error:
         raise DamagedFrame("damaged compressed body") from error
-    if length is not None and written != length:
+    if written != length:
         raise DamagedFrame("damaged compressed body")
     return bytes(raw)
+
+
+def _whole(raw: bytes, length: int) -> bytes:
+    if len(raw) != length:
+        raise DamagedFrame("damaged compressed body")
+    return raw

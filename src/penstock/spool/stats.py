@@ -1,8 +1,13 @@
 """A queue's state as a frozen snapshot, and as samples for `/metrics`."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
+from penstock.errors import DiskFailed
+from penstock.spool.backlog import Backlog
+from penstock.spool.gate import Gate
+from penstock.spool.keeper import Keeper
 from penstock.telemetry import Sample
 
 
@@ -63,3 +68,52 @@ class QueueStats:
         yield Sample("penstock_fastqueue_damaged_regions_total", self.damaged_regions)
         yield Sample("penstock_fastqueue_damaged_bytes_total", self.damaged_bytes)
         yield Sample("penstock_fastqueue_lost_blocks_total", self.lost_blocks)
+
+
+def snapshot(
+    backlog: Backlog,
+    gate: Gate,
+    keeper: Keeper,
+    *,
+    now: tuple[float, float],
+    disk_available_bytes: int,
+    pushed: int,
+    acked: int,
+    nacked: int,
+    redelivered: int,
+    dead_lettered: int,
+) -> QueueStats:
+    """The state of a queue, whose lock the caller holds. `now` is the monotonic time and the time of day."""
+    store = backlog.store
+    oldest = None
+    with suppress(DiskFailed):
+        oldest = None if gate.is_closed else backlog.peek(now[0])
+    return QueueStats(
+        size=backlog.count,
+        bytes=backlog.bytes,
+        max_size=gate.max_size,
+        max_bytes=gate.max_bytes,
+        leased=len(backlog.leased),
+        delayed=len(backlog.returned),
+        inmemory_blocks=len(backlog.memory),
+        disk_bytes=store.chunks.size_bytes,
+        disk_available_bytes=disk_available_bytes,
+        chunks=len(store.chunks.chunks),
+        pushed=pushed,
+        acked=acked,
+        nacked=nacked,
+        redelivered=redelivered,
+        dead_lettered=dead_lettered,
+        dropped=dict(gate.dropped),
+        disk_full=gate.disk_full,
+        disk_failures=gate.disk_failures + keeper.failures,
+        meta_syncs=store.meta_syncs,
+        chunk_rotations=store.chunks.rotations,
+        inmemory_flushes=backlog.flushes,
+        damaged_regions=store.quarantine.regions,
+        damaged_bytes=store.quarantine.bytes,
+        lost_blocks=store.quarantine.lost_blocks,
+        foreign_files=store.quarantine.foreign_files,
+        unclean_start=store.unclean,
+        oldest_age=max(0.0, now[1] - oldest.enqueued_at) if oldest is not None else 0.0,
+    )

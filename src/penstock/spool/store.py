@@ -20,7 +20,10 @@ from penstock.spool.recovery import recover
 log = logging.getLogger(__name__)
 
 RESERVED_SEQUENCES = 1 << 20  # a crash skips so many, so that no sequence is ever given twice
+_KEEP_DRAINED = 16 << 20  # a drained queue may keep so much of its last chunk; to begin another one is not free
 _ONE_WRITE = 4 << 20
+_MOST_BUFFERS = 512  # a frame has at most 130; IOV_MAX is 1024
+_ALONE = 32 << 10  # blocks from this size on have a frame of their own: they fit the processor's cache, a joint one not
 
 
 class FrameRef(NamedTuple):
@@ -43,6 +46,7 @@ class Store:
         self._codec = frames.CODECS[config.compression]
         self._frame_bytes = size(config.write_buffer_size)
         self._write_bytes = min(_ONE_WRITE, size(config.chunk_size))
+        self._keep_drained = min(_KEEP_DRAINED, size(config.chunk_size) // 2)
         self._held = held
         state = recover(files, folder, size(config.chunk_size))
         self.chunks = state.chunks
@@ -87,8 +91,8 @@ class Store:
                     part, first + start, self.log_end, at, self._codec, times and times[start:stop]
                 )  # fmt: skip
                 self.log_end = first + stop
-                frame_length = len(encoded[0]) + len(encoded[1])
-                if pending and length + frame_length > self._write_bytes:
+                frame_length = sum(map(len, encoded))
+                if pending and (length + frame_length > self._write_bytes or len(pending) > _MOST_BUFFERS):
                     self._write(pending, length, pending_refs, refs)
                     pending, pending_refs, length = [], [], 0
                 pending_refs.append((length, first + start, first + stop))
@@ -112,6 +116,8 @@ class Store:
         """Cut a batch into frames of about `write_buffer_size`, so that small blocks share one."""
         if len(blocks) == 1:
             return [(0, 1)]
+        if self._codec and blocks[0] is not None and len(blocks[0]) >= _ALONE:
+            return [(at, at + 1) for at in range(len(blocks))]
         ends = list(accumulate(4 if block is None else len(block) + 4 for block in blocks))
         if ends[-1] <= self._frame_bytes:
             return [(0, len(blocks))]
@@ -124,10 +130,6 @@ class Store:
         return groups
 
     # -- reading ---------------------------------------------------------------------------------------------------
-
-    @property
-    def has_unread(self) -> bool:
-        return not self._reader.at_end
 
     def read(self, *, is_counted: bool = True) -> tuple[FrameRef, list[Lease]] | None:
         """The blocks of the next frame that are still to be delivered, None at the end of the log.
@@ -234,6 +236,9 @@ class Store:
         if not records:
             return
         try:
+            if self._journal is not None and not self._journal.has_room(len(records)):
+                self._journal.close()
+                self._journal = None
             if self._journal is None:
                 self._journal = Journal(self._files, self.folder, self._journal_generation)
                 self._journal_generation += 1
@@ -278,13 +283,19 @@ class Store:
                     self._files.unlink(journal.path(self.folder, generation))
 
     def reclaim(self) -> int:
-        """Delete the chunks of which every block is done; how many. The one being written stays."""
+        """Delete the chunks of which every block is done; how many.
+
+        The last one stays, unless all of it is done and it is large: then the next frame has a new chunk.
+        """
+        if self.acked.low >= self.log_end and self.chunks.last_size > self._keep_drained:
+            with suppress(OSError):
+                self.chunks.begin_empty_chunk(self.log_end)
         done = []
         first = 0
         chunks = self.chunks.chunks
         for chunk, following in pairwise(chunks):
             first = chunk.first if chunk.first is not None else first
-            is_passed = following.first is not None and (self.reads_backward or chunk.end <= self._reader.offset)
+            is_passed = following.first is not None and (self.reads_backward or self._reader.has_passed(chunk))
             if is_passed and self.acked.covers(first, following.first or 0):
                 done.append(chunk)
         for chunk in done:

@@ -16,6 +16,7 @@ REASON = "x-penstock-reason"
 QUEUE = "x-penstock-queue"
 EXCHANGE = "x-penstock-exchange"
 ROUTING_KEY = "x-penstock-routing-key"
+MAX_REASON = 1000  # characters; headers share one frame with the other properties
 DELIVERY_COUNT = "x-delivery-count"
 
 
@@ -55,13 +56,10 @@ def for_another_attempt(
     return kept
 
 
-def for_the_dead_letters(
-    headers: Mapping[str, Any] | None, *, queue: str, attempt: int, reason: str, exchange: str, routing_key: str
-) -> dict[str, Any]:
-    """The headers of a message that is given up: where it was, how often it was tried and why it failed.
+def for_the_dead_letters(headers: Mapping[str, Any], queue: str, reason: str) -> dict[str, Any]:
+    """The headers for another attempt, made those of a message that is given up: where it was, and why it failed.
 
-    Whoever sends it back to its queue means it to be tried afresh, so the count changes its name.
+    Whoever sends it back to its queue means it to be tried afresh, so the count of attempts changes its name.
     """
-    kept = for_another_attempt(headers, attempt, exchange, routing_key)
-    del kept[ATTEMPTS]
-    return {**kept, QUEUE: queue, TRIED: attempt, REASON: reason[:1000]}
+    kept = dict(headers)
+    return {TRIED: kept.pop(ATTEMPTS), **kept, QUEUE: queue, REASON: reason[:MAX_REASON]}

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from penstock.errors import BlockTooLarge, DiskFull, QueueClosed, QueueFull
+from penstock.errors import BlockTooLarge, QueueError
 from penstock.receive.amqp.message import Message, Reject, Retry
+from penstock.receive.amqp.options import Answer
 
 
 class TakesBlocks(Protocol):
@@ -13,8 +14,8 @@ class TakesBlocks(Protocol):
     def push(self, block: bytes) -> int: ...
 
 
-class TakesManyBlocks(Protocol):
-    """The same for many blocks at once."""
+class TakesManyBlocks(TakesBlocks, Protocol):
+    """The same for many blocks at once: all of them or, with an exception, none."""
 
     def push_many(self, blocks: Sequence[bytes]) -> object: ...
 
@@ -38,7 +39,7 @@ def into_queue(queue: TakesBlocks, encode: Callable[[Message], bytes] = body_of)
             queue.push(encode(message))
         except BlockTooLarge as error:
             raise Reject(str(error)) from error
-        except (QueueFull, DiskFull, QueueClosed, OSError) as error:
+        except (QueueError, OSError) as error:
             raise Retry(AGAIN, f"{type(error).__name__}: {error}", counted=False) from error
 
     return handle
@@ -46,20 +47,25 @@ def into_queue(queue: TakesBlocks, encode: Callable[[Message], bytes] = body_of)
 
 def batches_into_queue(
     queue: TakesManyBlocks, encode: Callable[[Message], bytes] = body_of
-) -> Callable[[Sequence[Message]], None]:
+) -> Callable[[Sequence[Message]], Answer]:
     """A batch handler that pushes its messages at once: one fsync for all of them.
 
-    A batch is accepted as a whole or tried again as a whole, so after a failure part of it may be there twice.
+    Where the queue refuses a batch, the messages are pushed one by one, so that each is answered for itself.
     """
+    push_one = into_queue(queue, encode)
 
-    def handle(messages: Sequence[Message]) -> None:
+    def outcome(message: Message) -> Retry | Reject | None:
+        try:
+            push_one(message)
+        except (Retry, Reject) as error:
+            return error
+        return None
+
+    def handle(messages: Sequence[Message]) -> Answer:
         try:
             queue.push_many([encode(message) for message in messages])
-        except BlockTooLarge as error:
-            if len(messages) == 1:
-                raise Reject(str(error)) from error
-            raise Retry(0.0, str(error)) from error  # one by one: a message that failed before is a batch of its own
-        except (QueueFull, DiskFull, QueueClosed, OSError) as error:
-            raise Retry(AGAIN, f"{type(error).__name__}: {error}", counted=False) from error
+        except (QueueError, OSError):
+            return [outcome(message) for message in messages]
+        return None
 
     return handle

@@ -74,19 +74,24 @@ class Link:
 
     def call(self, callback: Callable[[], None]) -> None:
         """Call back soon on the I/O thread. Once that has ended, nothing is called."""
-        if self._ended:
-            return
-        try:
-            self._loop.add_callback_threadsafe(callback)
-        except (OSError, AttributeError):
-            if not self._ended:  # the loop was closed meanwhile
-                raise
+        while not self._ended:
+            loop = self._loop
+            try:
+                loop.add_callback_threadsafe(callback)
+            except (OSError, AttributeError):  # that loop is closed: it has ended, or begun anew
+                continue
+            if loop is self._loop:
+                return
 
     def close(self, timeout: float) -> bool:
         """Close the connection and end the thread; False if it did not end in time."""
         self.call(self._close)
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            self.call(self._loop.stop)  # the broker does not answer
+            self._thread.join(0.5)
+            return False
+        return True
 
     # The I/O thread ------------------------------------------------------------------------------------------------
 
@@ -98,10 +103,30 @@ class Link:
 
     def _run(self) -> None:
         try:
-            self._loop.start()
+            while not self._closing:
+                try:
+                    self._loop.start()
+                except Exception:
+                    # A defect, of pika or ours. Whatever the connection's state is, a new one is sound.
+                    log.exception("The I/O thread failed and begins anew. broker=%s", self._broker)
+                    self._begin_anew()
         finally:
             self._ended = True
             self._loop.close()
+
+    def _begin_anew(self) -> None:
+        broken, self._loop = self._loop, IOLoop()
+        broken.close()
+        # pika closes a socket only from its loop. Unless this one is closed, the broker waits for our acks.
+        socket = getattr(getattr(self._connection, "_transport", None), "_sock", None)
+        if socket is not None:
+            socket.close()
+        self._connection = None
+        self.publisher.lose()
+        for subscription in self.subscriptions:
+            subscription.lose()
+            self._loop.add_callback(subscription.drain)  # whom the broken loop was to wake
+        self._failed("the I/O thread failed")
 
     def _connect(self) -> None:
         if self._closing:
@@ -172,7 +197,7 @@ class Link:
 
     def _subscribe(self, subscription: Subscription) -> Steps:
         channel: Channel = yield self._open_channel(partial(self._on_channel_closed, subscription))
-        subscription.attach(channel)
+        subscription.acks.channel = channel
         channel.add_on_cancel_callback(lambda frame: self._on_cancelled(subscription, frame))
         yield lambda done: channel.basic_qos(prefetch_count=subscription.size.prefetch, callback=done)
         yield from self._consume(subscription, channel)
@@ -247,7 +272,7 @@ class Link:
             self._advance(self._open_publisher())
 
     def _on_channel_closed(self, subscription: Subscription, channel: Channel, error: Exception) -> None:
-        if subscription.channel is not channel or not self._connection_is_open():
+        if subscription.acks.channel is not channel or not self._connection_is_open():
             return
         subscription.lose()
         if self._closing:
@@ -279,8 +304,9 @@ class Link:
 
     def _restoration(self, subscription: Subscription) -> Steps:
         yield from self._declare_topology()
-        if subscription.channel is not None and subscription.channel.is_open:
-            yield from self._consume(subscription, subscription.channel)
+        channel = subscription.acks.channel
+        if channel is not None and channel.is_open:
+            yield from self._consume(subscription, channel)
         else:
             yield from self._subscribe(subscription)
         subscription.restores += 1
@@ -292,8 +318,9 @@ class Link:
             return
         self._closing = True
         self.connected = False
+        self.failure = self.failure or "stopped"
         for subscription in self.subscriptions:
-            subscription.flush_everything()
+            subscription.acks.flush(everything=True)
         if self._connection_is_open():
             assert self._connection is not None
             self._connection.close()

@@ -170,8 +170,12 @@ def pool_size(options: ConsumerOptions, batch_size: int = 1, cpu_count: int | No
     asked = options.prefetch or options.prefetch_count
     if asked == "latency":
         prefetch = workers * LATENCY_PREFETCH_PER_WORKER
+    elif asked:
+        prefetch = asked
+    elif batch_size > 1:
+        prefetch = min(workers * max(PREFETCH_PER_WORKER, batch_size), MAX_PREFETCH)  # a batch for every worker
     else:
-        prefetch = asked or min(workers * PREFETCH_PER_WORKER, MAX_AUTO_PREFETCH)
+        prefetch = min(workers * PREFETCH_PER_WORKER, MAX_AUTO_PREFETCH)
     if prefetch > MAX_PREFETCH:
         caps.append(f"prefetch {prefetch} -> {MAX_PREFETCH}")
         prefetch = MAX_PREFETCH

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from penstock.clock import Clock
+from penstock.errors import ConfigError
 from penstock.receive.amqp.delivery import RETURNED, Job, Outcome, Outcomes, Verdict, judge, judge_answer
 from penstock.receive.amqp.message import Message
 from penstock.receive.amqp.workers import Reports, ThreadWorkers
@@ -47,9 +48,18 @@ class ProcessWorkers(ThreadWorkers):
         self._killed = False
 
     def start(self) -> None:
-        """Start the processes side by side, so that the first messages do not wait for an interpreter to start."""
-        for number in range(1, self._size + 1):
-            self._child(number)
+        """Start the processes side by side and wait for them; ConfigError if they cannot import the handler."""
+        children = [self._child(number) for number in range(1, self._size + 1)]
+        try:
+            for child in children:
+                child.wait_until_ready()
+        except (EOFError, OSError) as error:
+            for child in children:
+                child.end(kill=True)
+            raise ConfigError(
+                f"the worker processes of {self._name} do not start (their own message is on stderr): the handler must "
+                'be importable, and the program must start its consumers under `if __name__ == "__main__":`'
+            ) from error
         super().start()
 
     def processes(self) -> list[int]:
@@ -90,6 +100,8 @@ class ProcessWorkers(ThreadWorkers):
                 return RETURNED
             how = child.end(kill=True) if child else "could not be started"
             log.warning("Worker process died. consumer=%s worker=%d %s", self._name, number, how)
+            with contextlib.suppress(EOFError, OSError):
+                self._child(number)  # the next job need not wait for an interpreter to start
             return Outcome(Verdict.RETRY, f"the worker process died ({how})")
         except Exception as error:  # noqa: BLE001 - what cannot be pickled fails as the handler would
             return judge(error)
@@ -102,6 +114,7 @@ class _Child:
         ours, theirs = _spawn.Pipe()
         self._pipe: Connection[Any, Any] = ours
         self._process = _spawn.Process(target=_serve, args=(theirs, calls), name=name, daemon=True)
+        self._ready = False
         self._process.start()
         theirs.close()  # so that we see the end of the pipe when the process dies
         self.pid = self._process.pid or 0
@@ -110,7 +123,13 @@ class _Child:
     def alive(self) -> bool:
         return self._process.is_alive()
 
+    def wait_until_ready(self) -> None:
+        """Return when the process has imported what it needs; EOFError if it died of it."""
+        if not self._ready:
+            self._ready = bool(self._pipe.recv())
+
     def perform(self, index: int, messages: Message | list[Message]) -> Outcomes:
+        self.wait_until_ready()
         self._pipe.send_bytes(pickle.dumps((index, messages), protocol=pickle.HIGHEST_PROTOCOL))
         outcomes: Outcomes = self._pipe.recv()
         return outcomes
@@ -134,6 +153,7 @@ def _serve(pipe: "Connection[Any, Any]", calls: Sequence[Callable[[Any], Any]]) 
     # A signal to the whole group is for the parent to act on: what is in hand is to finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pipe.send(True)
     while True:
         try:
             index, messages = pipe.recv()

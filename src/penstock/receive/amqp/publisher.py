@@ -51,7 +51,7 @@ class Publisher:
             message.done(False)
 
     def publish(self, exchange: str, key: str, body: bytes, properties: BasicProperties, done: Done) -> None:
-        if self._channel is None or not self._channel.is_open:
+        if self._channel is None or not self._channel.is_open or not self._channel.connection.is_open:
             done(False)
             return
         self._sequence += 1

@@ -70,11 +70,12 @@ class ConsumerRegistry:
             if self._state != "new":
                 raise RuntimeError(f"a registry starts once, this one is {self._state}")
             self._state = "running"
-        for subscription in self._link.subscriptions:
-            self._announce(subscription)
-            subscription.workers = self._workers(subscription)
-            subscription.workers.start()
         try:
+            for subscription in self._link.subscriptions:
+                self._announce(subscription)
+                workers = self._workers(subscription)
+                workers.start()
+                subscription.workers = workers
             self._link.start(timeout)
         except BaseException:
             self._state = "failed"
@@ -169,7 +170,7 @@ class ConsumerRegistry:
         kind = subscription.consumer.pool.runs_as
         name = f"penstock-amqp-{subscription.name}"
         size, reports, in_place = subscription.size.workers, subscription.reports, subscription.in_place
-        finish_all = subscription.auto_ack
+        finish_all = subscription.early_ack
         if kind is Execution.PROCESS:
             calls = [options.call for options in subscription.consumer.options]
             return ProcessWorkers(

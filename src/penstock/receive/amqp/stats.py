@@ -79,7 +79,7 @@ def _consumer_stats(one: Subscription) -> ConsumerStats:
         consuming=one.consuming,
         in_flight=one.in_flight,
         busy=min(one.handed, one.size.workers),
-        ack_frames=one.ack_frames,
+        ack_frames=one.acks.frames,
         restores=one.restores,
         event_types=types,
     )

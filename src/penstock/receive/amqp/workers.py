@@ -93,11 +93,13 @@ class ThreadWorkers:
             thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
+        if not self._stopping.is_set():
+            self._stopping.set()
+            for _ in self._threads:
+                self._jobs.put(None)  # behind the last job: whoever has nothing to do ends now
 
     def close(self, deadline: float) -> list[str]:
-        for _ in self._threads:
-            self._jobs.put(None)
+        self.stop()
         for thread in self._threads:
             thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name for thread in self._threads if thread.is_alive()]

@@ -1,0 +1,239 @@
+"""The send queue against a plain loop of the same HTTP client, both into one local sink, so that ratios can be trusted.
+
+Arms are interleaved, every figure is the median of its rounds. The sink is a process of its own that reads and
+forgets. Rates are given by the wall clock and, since the machine may be busy with other things, by the processor time
+of this process.
+
+    python -m bench.export [--rounds 5] [--batches 2000] [--only pass-through]
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from penstock import BreakerConfig, FastQueue, FastQueueConfig, PipelineSplitConfig, SendQueue, SendQueueConfig
+from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
+from penstock.export.http import HttpClient
+from penstock.testing import wait_until
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\nContent-Length: 0\r\n\r\n"
+BATCH = 50 * 1024
+LARGE = 1024 * 1024
+LIMITS = FastQueueConfig(max_size=1_000_000, max_bytes="8Gi", inmemory_blocks=100_000)
+QUIET = SendQueueConfig(adaptive_enabled=False)
+
+
+# -- the sink ----------------------------------------------------------------------------------------------------------
+
+
+def serve(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    view = memoryview(bytearray(1 << 20))
+    pending = b""
+    while True:
+        while b"\r\n\r\n" not in pending:
+            part = connection.recv(65536)
+            if not part:
+                return
+            pending += part
+        head, _, rest = pending.partition(b"\r\n\r\n")
+        left = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]) - len(rest)
+        while left > 0:
+            left -= connection.recv_into(view, min(left, len(view)))
+        pending = b""
+        connection.sendall(ANSWER)
+
+
+def sink(port: Connection) -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    port.send(listener.getsockname()[1])
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+
+def start_sink() -> tuple[multiprocessing.Process, int]:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=sink, args=(theirs,), daemon=True)
+    process.start()
+    return process, ours.recv()  # type: ignore[return-value]
+
+
+# -- arms --------------------------------------------------------------------------------------------------------------
+
+
+class Stopwatch:
+    """Seconds by the wall and by this process's processor time."""
+
+    def __init__(self) -> None:
+        self.began = (time.perf_counter(), time.process_time())
+
+    def stop(self) -> tuple[float, float]:
+        return time.perf_counter() - self.began[0], time.process_time() - self.began[1]
+
+
+def config_of(port: int, compression: str = "none") -> OtlpHttpConfig:
+    return OtlpHttpConfig(url=f"http://127.0.0.1:{port}", compression=compression)  # type: ignore[arg-type]
+
+
+def plain_loop(port: int, bodies: list[bytes], threads: int, compression: str = "none") -> tuple[float, float]:
+    """The limit: nothing but prepare and post, in so many threads."""
+    exporter = OtlpHttpExporter(config_of(port, compression))
+    shares = [bodies[number::threads] for number in range(threads)]
+
+    def loop(share: list[bytes]) -> None:
+        for body in share:
+            exporter.send(exporter.prepare(body))
+
+    workers = [threading.Thread(target=loop, args=(share,)) for share in shares]
+    watch = Stopwatch()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    spent = watch.stop()
+    exporter.close()
+    return spent
+
+
+def through_queue(
+    port: int, bodies: list[bytes], config: SendQueueConfig, compression: str = "none", *, filled: bool
+) -> tuple[float, float]:
+    """All of it through a send queue; `filled`: it is in the queue already, as after an outage."""
+    with tempfile.TemporaryDirectory() as folder, FastQueue(folder, LIMITS) as queue:
+        if filled:
+            queue.push_many(bodies)
+        sender = SendQueue(queue, OtlpHttpExporter(config_of(port, compression)), config)
+        watch = Stopwatch()
+        sender.start()
+        if not filled:
+            for body in bodies:
+                sender.push(body)
+        wait_until(lambda: not len(queue), timeout=600)
+        spent = watch.stop()
+        assert sender.stats().exported_batches == len(bodies)
+        sender.close()
+        return spent
+
+
+def push_latencies(port: int, count: int, *, alive: bool) -> list[float]:
+    """Seconds of each push, a thousand a second, while the destination takes or refuses."""
+    target = port if alive else closed_port()
+    with tempfile.TemporaryDirectory() as folder, FastQueue(folder, LIMITS) as queue:
+        breaker = BreakerConfig(reset_timeout=0.2)
+        config = SendQueueConfig(adaptive_enabled=False, circuit_breaker=breaker, retry_interval=0.1)
+        with SendQueue(queue, OtlpHttpExporter(config_of(target)), config) as sender:
+            body = random.randbytes(BATCH)
+            taken = []
+            for _ in range(count):
+                before = time.perf_counter()
+                sender.push(body)
+                taken.append(time.perf_counter() - before)
+                time.sleep(0.001)
+            sender.close(1.0)
+    return taken
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def median(rounds: list[tuple[float, float]]) -> tuple[float, float]:
+    return statistics.median(r[0] for r in rounds), statistics.median(r[1] for r in rounds)
+
+
+def compare(arms: dict[str, Callable[[], tuple[float, float]]], rounds: int, count: int, size: int) -> None:
+    """Run the arms in turns and print them beside the first ones, which are the limit."""
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
+    for _ in range(rounds):
+        for name, arm in arms.items():
+            spent[name].append(arm())
+    limit_wall = min(median(spent[name])[0] for name in arms if name.startswith("plain"))
+    limit_cpu = min(median(spent[name])[1] for name in arms if name.startswith("plain"))
+    print(f"{'':34}{'batches/s':>10}{'MB/s':>8}{'of limit':>10}{'CPU µs':>9}{'of limit':>10}")
+    for name, measured in spent.items():
+        wall, cpu = median(measured)
+        print(
+            f"{name:34}{count / wall:10.0f}{count * size / wall / 1e6:8.0f}{limit_wall / wall:10.2f}"
+            f"{cpu / count * 1e6:9.0f}{limit_cpu / cpu:10.2f}"
+        )
+
+
+def pass_through(port: int, rounds: int, count: int) -> None:
+    bodies = [random.randbytes(BATCH)] * count
+    workers = QUIET.worker_count()
+    print(f"\nPass-through of {count} serialised batches of {BATCH // 1024} KB, no compression, {workers} workers")
+    arms: dict[str, Callable[[], tuple[float, float]]] = {
+        "plain loop, 1 thread": lambda: plain_loop(port, bodies, 1),
+        f"plain loop, {workers} threads": lambda: plain_loop(port, bodies, workers),
+        "send queue, pushed meanwhile": lambda: through_queue(port, bodies, QUIET, filled=False),
+        "send queue, drain of a backlog": lambda: through_queue(port, bodies, QUIET, filled=True),
+    }
+    compare(arms, rounds, count, BATCH)
+
+
+def split(port: int, rounds: int, count: int) -> None:
+    rng = random.Random(1)
+    words = [rng.randbytes(8) for _ in range(500)]
+    bodies = [b"".join(rng.choices(words, k=LARGE // 8)) for _ in range(8)] * (count // 8)
+    workers = QUIET.worker_count()
+    ratio = LARGE / len(OtlpHttpExporter(config_of(port, "zstd")).prepare(bodies[0]).body)
+    print(f"\n{len(bodies)} compressible batches of 1 MB with zstd (ratio {ratio:.1f})")
+    divided = SendQueueConfig(adaptive_enabled=False, pipeline_split=PipelineSplitConfig(enabled=True))
+    arms: dict[str, Callable[[], tuple[float, float]]] = {
+        f"plain loop, {workers} threads": lambda: plain_loop(port, bodies, workers, "zstd"),
+        "send queue": lambda: through_queue(port, bodies, QUIET, "zstd", filled=True),
+        "send queue, pipeline split": lambda: through_queue(port, bodies, divided, "zstd", filled=True),
+    }
+    compare(arms, rounds, len(bodies), LARGE)
+
+
+def push(port: int, rounds: int, count: int) -> None:
+    print(f"\nLatency of push at durability memory, {count} pushes of {BATCH // 1024} KB, a thousand a second")
+    print(f"{'destination':14}{'p50 µs':>9}{'p99 µs':>9}{'max µs':>9}")
+    taken: dict[bool, list[list[float]]] = {True: [], False: []}
+    for _ in range(rounds):
+        for alive in (True, False):
+            taken[alive].append(sorted(push_latencies(port, count, alive=alive)))
+    for alive, measured in taken.items():
+        figures = [statistics.median(one[int(len(one) * share)] for one in measured) for share in (0.5, 0.99)]
+        figures.append(statistics.median(one[-1] for one in measured))
+        print(f"{'alive' if alive else 'dead':14}" + "".join(f"{seconds * 1e6:9.0f}" for seconds in figures))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=2000)
+    parser.add_argument("--only", choices=["pass-through", "split", "push"])
+    given = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores, {given.rounds} rounds")
+    process, port = start_sink()
+    try:
+        HttpClient(config_of(port), "/v1/metrics").post(b"", {})
+        if given.only in (None, "pass-through"):
+            pass_through(port, given.rounds, given.batches)
+        if given.only in (None, "split"):
+            split(port, given.rounds, max(8, given.batches // 20))
+        if given.only in (None, "push"):
+            push(port, given.rounds, given.batches)
+    finally:
+        process.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""One batch to its destination: prepare, send, and settle its lease by what came of it."""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.clock import Clock
+from penstock.errors import (
+    ExportError,
+    PayloadTooLarge,
+    PermanentExportError,
+    QueueClosed,
+    QueueError,
+    TransientExportError,
+)
+from penstock.export.classify import of_exception
+from penstock.export.exporter import Exporter, PartialSuccess, Prepared
+from penstock.export.gate import Gate, Permit
+from penstock.export.scaler import Ewma
+from penstock.export.source import Source
+from penstock.export.stats import Tally
+from penstock.spool import Lease
+
+log = logging.getLogger(__name__)
+
+_MOST_IN_PARTS = 1000
+
+
+class Job(NamedTuple):
+    """A leased batch, ready to travel."""
+
+    lease: Lease
+    prepared: Prepared
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a batch is that has to be sent in parts: those to come, in order, and how many are done."""
+
+    waiting: deque[bytes]
+    refused: list[bytes]
+
+
+class Delivery:
+    """Sends batches of one source to one exporter.
+
+    Order: a batch that failed keeps its place: it is nacked, never pushed again.
+    Loss: none. A batch is acked when the destination has all of it, and a dead letter when it will never take it.
+    Threads: every method may be called from any thread.
+    """
+
+    def __init__(self, source: Source, exporter: Exporter, gate: Gate, tally: Tally, clock: Clock) -> None:
+        self._source = source
+        self._exporter = exporter
+        self._gate = gate
+        self._tally = tally
+        self._clock = clock
+        self.latency = Ewma()
+        self._progress: dict[int, _Progress] = {}  # by sequence; only the thread that has the lease touches its entry
+        self._partial_message = ""
+
+    def prepare(self, lease: Lease) -> Job | None:
+        """The batch ready to travel; None if it cannot be prepared, and is a dead letter by now."""
+        try:
+            return Job(lease, self._exporter.prepare(lease.data))
+        except Exception as error:  # noqa: BLE001 - preparing does no I/O: whatever it raises, it will raise again
+            self._tally.failed(of_exception(error).error_class, is_retry=lease.attempts > 1)
+            self._reject(lease, f"cannot be prepared: {of_exception(error)}")
+            return None
+
+    def send(self, job: Job, permit: Permit) -> bool:
+        """Send and settle; whether the destination took it. The permit is back afterwards."""
+        lease = job.lease
+        is_retry = lease.attempts > 1
+        if is_retry:
+            self._tally.add(retries=1)
+        progress = self._progress.pop(lease.sequence, None)
+        if progress is not None:
+            return self._send_parts(lease, progress, permit)
+        try:
+            self._transmit(job.prepared, permit, is_retry)
+        except PayloadTooLarge as error:
+            parts = self._split(lease.data)
+            if parts is None:
+                self._reject(lease, str(error))
+                return False
+            return self._send_parts(lease, _Progress(deque(parts), []))
+        except PermanentExportError as error:
+            self._reject(lease, str(error))
+            return False
+        except TransientExportError as error:
+            self._give_back(lease, self._gate.failed(permit, error, lease.attempts))
+            return False
+        self._done(lease, is_retry)
+        return True
+
+    def _transmit(self, prepared: Prepared, permit: Permit, is_retry: bool) -> None:
+        """One send. Raises an ExportError of ours; all but a transient one have given the permit back."""
+        try:
+            with self._gate.sending():
+                began = self._clock.monotonic()
+                result = self._exporter.send(prepared)
+                self.latency.add(self._clock.monotonic() - began)
+        except Exception as error:
+            failure = of_exception(error)
+            self._tally.failed(failure.error_class, is_retry=is_retry)
+            if not isinstance(failure, TransientExportError):
+                self._gate.refused(permit)
+            raise failure from error
+        except BaseException:
+            self._gate.release(permit)
+            raise
+        self._gate.succeeded(permit)
+        if result is not None:
+            self._note_partial(result)
+
+    # -- too large ---------------------------------------------------------------------------------------------------
+
+    def _split(self, batch: bytes) -> list[bytes] | None:
+        parts = self._exporter.split(batch)
+        if not parts or len(parts) < 2:
+            return None
+        self._tally.add(splits=1)
+        return parts
+
+    def _send_parts(self, lease: Lease, progress: _Progress, permit: Permit | None = None) -> bool:
+        """Send what is still to come, in order. What the destination has taken is not sent again after a failure."""
+        while progress.waiting:
+            part = progress.waiting[0]
+            current, permit = permit or self._gate.permit(), None
+            try:
+                self._transmit(self._prepare_part(part, current), current, lease.attempts > 1)
+            except PayloadTooLarge:
+                smaller = self._split(part)
+                progress.waiting.popleft()
+                if smaller is None:
+                    progress.refused.append(part)
+                else:
+                    progress.waiting.extendleft(reversed(smaller))
+                continue
+            except PermanentExportError:
+                progress.refused.append(part)
+            except TransientExportError as error:
+                self._remember(lease, progress)
+                self._give_back(lease, self._gate.failed(current, error, lease.attempts))
+                return False
+            progress.waiting.popleft()
+        return self._settle_parts(lease, progress.refused)
+
+    def _prepare_part(self, part: bytes, permit: Permit) -> Prepared:
+        try:
+            return self._exporter.prepare(part)
+        except Exception as error:
+            self._gate.release(permit)
+            raise PermanentExportError(f"cannot be prepared: {error}") from error
+
+    def _remember(self, lease: Lease, progress: _Progress) -> None:
+        """For the next attempt. A batch that the queue evicted meanwhile never comes back for its entry."""
+        self._progress[lease.sequence] = progress
+        if len(self._progress) > _MOST_IN_PARTS:
+            self._progress.pop(min(self._progress), None)
+
+    def _settle_parts(self, lease: Lease, refused: list[bytes]) -> bool:
+        """A part that was refused becomes a batch of its own, so that it alone meets its end as a dead letter."""
+        if sum(map(len, refused)) >= len(lease.data):
+            self._reject(lease, "too large or refused, also in parts")
+            return False
+        try:
+            for part in refused:
+                self._source.push(part)
+        except QueueError as error:
+            self._reject(lease, f"parts of it were refused, and could not be queued by themselves: {error}")
+            return False
+        self._done(lease, lease.attempts > 1)
+        return not refused
+
+    # -- settling ----------------------------------------------------------------------------------------------------
+
+    def _done(self, lease: Lease, is_retry: bool) -> None:
+        self._tally.add(batches=1, bytes=len(lease.data), retry_successes=int(is_retry))
+        try:
+            self._source.ack(lease)
+        except QueueClosed:
+            log.warning("Queue was closed before a send was acknowledged: it will be sent again. %r", lease)
+
+    def _give_back(self, lease: Lease, delay: float) -> None:
+        try:
+            self._source.nack(lease, delay)
+        except QueueClosed:
+            pass  # it was never acked: it comes again when the queue is opened
+
+    def _reject(self, lease: Lease, reason: str) -> None:
+        try:
+            self._source.reject(lease, reason)
+        except QueueClosed:
+            return
+        log.warning("Batch became a dead letter. %r reason=%s", lease, reason)
+
+    def _note_partial(self, result: PartialSuccess) -> None:
+        self._tally.add(partial_rejected=result.rejected)
+        if result.message != self._partial_message:
+            self._partial_message = result.message
+            log.warning("Destination refused part of a batch. rejected=%d message=%s", result.rejected, result.message)
+
+
+def send_directly(exporter: Exporter, batch: bytes) -> PartialSuccess | None:
+    """Send once, on the caller's thread, without a queue. Raises an ExportError."""
+    try:
+        return exporter.send(exporter.prepare(batch))
+    except ExportError:
+        raise
+    except Exception as error:
+        raise of_exception(error) from error

@@ -1,0 +1,110 @@
+"""The safety net: batches that the durable queue could not take wait in memory and are sent from there."""
+
+import logging
+import threading
+
+from penstock.clock import Clock
+from penstock.errors import BlockTooLarge, QueueError
+from penstock.export.config import FailoverConfig
+from penstock.export.delivery import Delivery
+from penstock.export.exporter import Exporter
+from penstock.export.gate import Gate
+from penstock.export.source import LeasedMemory, Source
+from penstock.export.stats import Tally
+from penstock.spool import MemoryQueue
+
+log = logging.getLogger(__name__)
+
+
+class Failover:
+    """Holds what the queue's disk refused; every `drain_interval` up to `drain_batch` of it is sent.
+
+    Loss: its oldest batches where there is no room, and what is still in it when the process ends; both are counted
+        as data loss.
+    Threads: every method may be called from any thread. Its own thread starts with the first batch.
+    """
+
+    def __init__(self, config: FailoverConfig, exporter: Exporter, gate: Gate, tally: Tally, clock: Clock) -> None:
+        self._config = config
+        self._queue = MemoryQueue(config.max_size, config.max_bytes)
+        self._leased = LeasedMemory(self._queue, clock=clock)
+        self._delivery = Delivery(self._leased, exporter, gate, tally, clock)
+        self._gate = gate
+        self._tally = tally
+        self._clock = clock
+        # _lock guards everything below.
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+
+    def push(self, batch: bytes) -> bool:
+        """Keep the batch; False if it could never fit. Older ones may have to go for it."""
+        try:
+            evicted = self._queue.push(batch)
+        except BlockTooLarge:
+            self._tally.add(data_loss=1)
+            return False
+        if evicted:
+            self._tally.add(data_loss=evicted)
+            log.error("Failover is full and lost its oldest batches. lost=%d", evicted)
+        with self._lock:
+            if self._thread is None and not self._stopping.is_set():
+                log.warning("Queue cannot take batches: the failover holds them in memory.")
+                self._thread = threading.Thread(target=self._run, name="penstock-failover", daemon=True)
+                self._thread.start()
+        return True
+
+    def drain(self, most: int) -> int:
+        """Send up to `most` batches, as long as the gate lets them out; how many were taken."""
+        taken = 0
+        for _ in range(most):
+            permit = self._gate.enter(0.0)
+            if permit is None:
+                break
+            leases = self._leased.lease()
+            job = self._delivery.prepare(leases[0]) if leases else None
+            if job is None:
+                self._gate.release(permit)
+                if not leases:
+                    break
+                continue
+            if not self._delivery.send(job, permit):
+                break
+            taken += 1
+        return taken
+
+    def move_to(self, source: Source) -> None:
+        """Bring everything into the durable queue, if its disk has recovered; what it does not take stays."""
+        while leases := self._leased.lease():
+            try:
+                source.push(leases[0].data)
+            except QueueError:
+                self._leased.nack(leases[0])
+                return
+            self._leased.ack(leases)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def join(self, deadline: float) -> list[str]:
+        """Wait for its thread; its name if it was not done by `deadline`."""
+        thread = self._thread
+        if thread is None:
+            return []
+        thread.join(max(0.0, deadline - self._clock.monotonic()))
+        return [thread.name] if thread.is_alive() else []
+
+    def __len__(self) -> int:
+        return len(self._leased)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._leased.size_bytes
+
+    @property
+    def evicted(self) -> int:
+        return self._queue.evicted
+
+    def _run(self) -> None:
+        while not self._stopping.wait(float(self._config.drain_interval)):
+            self.drain(self._config.drain_batch)

@@ -1,0 +1,203 @@
+"""The gate before a destination: whether and when a send may go out, and what its outcome means for the next ones.
+
+It joins three things behind one lock: the breaker, the pause that backoff or Retry-After ask for, and the limit of
+sends that are under way.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from penstock.clock import Clock
+from penstock.errors import ErrorClass, TransientExportError
+from penstock.export.backoff import Backoff
+from penstock.export.breaker import CircuitBreaker, CircuitState
+
+log = logging.getLogger(__name__)
+
+# These say nothing about the batch that met them: another one would have failed as well.
+_NOT_THE_BATCH = (ErrorClass.NETWORK, ErrorClass.RATE_LIMIT, ErrorClass.AUTH)
+
+
+class Permit(NamedTuple):
+    """Leave to send, and where breaker and backoff were when it was given."""
+
+    generation: int
+    step: int
+
+
+class Gate:
+    """Lets sends out.
+
+    Threads: every method may be called from any thread.
+    Blocks: `enter`, `wait_open` and `sending`, while the destination is to be left alone or has enough to do.
+    """
+
+    def __init__(
+        self, breaker: CircuitBreaker, backoff: Backoff, send_limit: int, clock: Clock, *, in_order: bool = False
+    ) -> None:
+        self._clock = clock
+        self._in_order = in_order
+        self._send_limit = send_limit
+        # _lock guards everything below.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._has_room = threading.Condition(self._lock)
+        self._breaker = breaker
+        self._backoff = backoff
+        self._paused_until = 0.0
+        self._failing = False
+        self._stopped = False
+        self.inflight = 0
+
+    # -- going out ---------------------------------------------------------------------------------------------------
+
+    def enter(self, timeout: float) -> Permit | None:
+        """Leave to send one batch, None if there is none within `timeout` seconds.
+
+        Every permit goes back, by exactly one of `succeeded`, `refused`, `failed` and `release`.
+        """
+        deadline = self._clock.monotonic() + timeout
+        with self._lock:
+            while not self._stopped:
+                now = self._clock.monotonic()
+                pause = self._paused_until - now
+                if pause <= 0 and self._breaker.allow(now):
+                    return self._permit_locked()
+                if now >= deadline:
+                    return None
+                # With a probe out there is nothing to wait for but its outcome.
+                rest = max(pause, self._breaker.wait(now)) or timeout
+                self._changed.wait(min(rest, deadline - now))
+            return None
+
+    def wait_open(self, timeout: float) -> bool:
+        """Whether a send could go out, within `timeout` seconds. Takes no permit: for those who only prepare."""
+        deadline = self._clock.monotonic() + timeout
+        with self._lock:
+            while not self._stopped:
+                now = self._clock.monotonic()
+                rest = max(self._paused_until - now, self._breaker.wait(now))
+                if rest <= 0:
+                    return True
+                if now >= deadline:
+                    return False
+                self._changed.wait(min(rest, deadline - now))
+            return False
+
+    def is_current(self, permit: Permit) -> bool:
+        """Whether nothing has happened since the permit was given that would forbid the send now."""
+        with self._lock:
+            return permit == self._permit_locked() and self._paused_until <= self._clock.monotonic()
+
+    def permit(self) -> Permit:
+        """For what is sent because the destination has just answered: the halves of a batch that was too large."""
+        with self._lock:
+            return self._permit_locked()
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Hold one of the sends that may be under way at a time."""
+        with self._lock:
+            while self.inflight >= self._send_limit:
+                self._has_room.wait()
+            self.inflight += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.inflight -= 1
+                self._has_room.notify()
+
+    # -- what became of it -------------------------------------------------------------------------------------------
+
+    def succeeded(self, permit: Permit) -> None:
+        """The destination took it."""
+        with self._lock:
+            self._breaker.succeeded(permit.generation)
+            if self._breaker.state is not CircuitState.CLOSED:
+                return  # it was sent before the circuit opened: old news
+            self._backoff.succeeded()
+            self._paused_until = 0.0
+            recovered, self._failing = self._failing, False
+            self._changed.notify_all()
+        if recovered:
+            log.info("Export recovered.")
+
+    def refused(self, permit: Permit) -> None:
+        """The destination works and will not have this batch."""
+        self.succeeded(permit)
+
+    def failed(self, permit: Permit, error: TransientExportError, attempts: int) -> float:
+        """The destination could not take it now. How long that batch has to wait, by itself, before its next attempt.
+
+        The first failure in a row is the batch's alone; from the second on the destination is left alone. So one reset
+        connection does not stop the others, and an outage does not send every batch into it. Where batches must stay in
+        order, nothing may pass the one that failed: the destination is left alone from the first failure on.
+        """
+        with self._lock:
+            now = self._clock.monotonic()
+            if error.retry_after is not None:
+                self._breaker.released(permit.generation)  # it said when: that is no failure to be counted
+                self._pause_locked(now + error.retry_after)
+                return 0.0
+            was, began = self._breaker.state, not self._failing
+            self._failing = True
+            self._breaker.failed(now, permit.generation)
+            delay = self._backoff.failed(permit.step)
+            is_open = self._breaker.state is CircuitState.OPEN
+            if is_open:
+                self._paused_until = 0.0  # now its rest is what counts: a probe each time, not minutes of backoff
+                self._changed.notify_all()
+            elif self._backoff.failures > 1 or self._in_order:
+                self._pause_locked(now + delay)
+            opened = is_open and was is not CircuitState.OPEN
+            is_held = is_open or self._paused_until > now
+            own = delay if attempts <= 1 else self._backoff.delay_after(attempts)
+        if began:
+            log.warning("Export started failing. error_type=%s error=%s", error.error_class.value, error)
+        if opened:
+            log.warning("Circuit opened. error_type=%s error=%s", error.error_class.value, error)
+        return 0.0 if is_held and (self._in_order or error.error_class in _NOT_THE_BATCH) else own
+
+    def release(self, permit: Permit) -> None:
+        """Nothing was sent."""
+        with self._lock:
+            self._breaker.released(permit.generation)
+            if self._breaker.state is CircuitState.HALF_OPEN:
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Let nothing out any more; whoever waits is told so."""
+        with self._lock:
+            self._stopped = True
+            self._changed.notify_all()
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> CircuitState:
+        return self._breaker.state
+
+    @property
+    def opened(self) -> int:
+        return self._breaker.opened
+
+    @property
+    def rejected(self) -> int:
+        return self._breaker.rejected
+
+    def rest(self) -> float:
+        """Seconds until the destination is asked again, by backoff, Retry-After or breaker; 0.0 if it may be now."""
+        with self._lock:
+            now = self._clock.monotonic()
+            return max(0.0, self._paused_until - now, self._breaker.wait(now))
+
+    def _permit_locked(self) -> Permit:
+        return Permit(self._breaker.generation, self._backoff.step)
+
+    def _pause_locked(self, until: float) -> None:
+        self._paused_until = max(self._paused_until, until)
+        self._changed.notify_all()

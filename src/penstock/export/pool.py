@@ -1,0 +1,77 @@
+"""A pool of threads that all do the same, and of which there can be more or fewer while they do it."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from penstock.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_REST = 1.0  # seconds after a failure that nobody foresaw, so that it does not fill the log
+
+Retired = Callable[[], bool]  # a worker asks it between two batches
+
+
+class Pool:
+    """Threads `name-0`, `name-1`, … that run `work` until it returns or they are retired.
+
+    Threads: every method may be called from any thread.
+    """
+
+    def __init__(self, name: str, work: Callable[[int, Retired], None], clock: Clock) -> None:
+        self._name = name
+        self._work = work
+        self._clock = clock
+        # _lock guards everything below.
+        self._lock = threading.Lock()
+        self._threads: dict[int, threading.Thread] = {}
+        self._size = 0
+        self._stopping = threading.Event()
+
+    @property
+    def size(self) -> int:
+        """How many threads there are to be."""
+        return self._size
+
+    def resize(self, size: int) -> None:
+        """Have `size` threads: start what is missing, let the last ones finish what they do and end."""
+        with self._lock:
+            self._size = size
+            for number in range(size):
+                thread = self._threads.get(number)
+                if thread is None or not thread.is_alive():
+                    thread = threading.Thread(
+                        target=self._run,
+                        args=(number,),
+                        name=f"{self._name}-{number}",
+                        daemon=True,  # one that hangs in a send must not keep the process
+                    )
+                    self._threads[number] = thread
+                    thread.start()
+
+    def stop(self) -> None:
+        """Ask all of them to end after what they are at."""
+        with self._lock:
+            self._size = 0
+            self._stopping.set()
+
+    def join(self, deadline: float) -> list[str]:
+        """Wait until they have; the names of those that have not by `deadline`."""
+        with self._lock:
+            threads = list(self._threads.values())
+        for thread in threads:
+            thread.join(max(0.0, deadline - self._clock.monotonic()))
+        return [thread.name for thread in threads if thread.is_alive()]
+
+    def _run(self, number: int) -> None:
+        def retired() -> bool:
+            return number >= self._size
+
+        while not retired():
+            try:
+                self._work(number, retired)
+                return
+            except Exception:
+                log.exception("Worker failed and goes on. worker=%s-%d", self._name, number)
+                self._stopping.wait(_REST)

@@ -1,0 +1,309 @@
+"""SendQueue: every batch goes through a queue, and workers bring it to its destination.
+
+push ─► FastQueue (memory, then disk) ─► workers ─► exporter ─► destination
+  │                                        ▲  └─ never: dead letters
+  └─ the disk refuses ─► failover ─────────┘     (every 5 s, up to 10)
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from penstock.clock import Clock, SystemClock
+from penstock.errors import (
+    CircuitOpen,
+    ConfigError,
+    DiskFailed,
+    DiskFull,
+    ExportError,
+    QueueClosed,
+    QueueFull,
+    TransientExportError,
+)
+from penstock.export.breaker import CircuitBreaker
+from penstock.export.config import SendQueueConfig
+from penstock.export.delivery import Delivery, send_directly
+from penstock.export.exporter import Exporter, GroupExporter
+from penstock.export.failover import Failover
+from penstock.export.gate import Gate
+from penstock.export.limits import AdaptiveLimit
+from penstock.export.scaler import INTERVAL, WorkerScaler
+from penstock.export.source import Source, as_source
+from penstock.export.stats import SendQueueStats, Tally
+from penstock.export.workers import GroupWorker, Workers
+from penstock.spool import FastQueue, FullBehavior, MemoryQueue
+from penstock.telemetry import Sample
+
+log = logging.getLogger(__name__)
+
+_LAST_WORDS = 0.5  # seconds of the deadline kept for sends that were cut off to say so
+
+
+class SendQueue:
+    """Takes batches at once and brings them to a destination in its own time.
+
+    Order: oldest first, as far as several workers keep it. A batch that failed keeps its place.
+    Loss: what the queue's durability and `full_behavior` say; beyond it none. What the destination will never take is a
+        dead letter.
+    Delivery: at least once. What was acknowledged is not sent again, unless the process dies between the two.
+    Threads: every method may be called from any thread; `start` and `close` once.
+    Blocks: `push` only where `full_behavior` is BLOCK, or where `always_queue` or `enabled` is False.
+    """
+
+    def __init__(
+        self,
+        queue: FastQueue | MemoryQueue,
+        exporter: Exporter | GroupExporter,
+        config: SendQueueConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        owns_queue: bool = False,
+    ) -> None:
+        self.config = config = config or SendQueueConfig()
+        self._clock = clock = clock or SystemClock()
+        self._exporter = exporter
+        self._owns_queue = owns_queue
+        self._is_durable = isinstance(queue, FastQueue)
+        self._source: Source = as_source(queue, config.full_behavior, float(config.block_timeout), clock)
+        self._tally = Tally()
+        breaker = CircuitBreaker(config.circuit_breaker)
+        in_order = isinstance(exporter, GroupExporter) or exporter.in_order
+        self._gate = Gate(breaker, config.new_backoff(), config.send_limit(), clock, in_order=in_order)
+        self._limit = self._adaptive_limit(queue)
+        self._delivery: Delivery | None = None
+        self._failover: Failover | None = None
+        self._workers: Workers | GroupWorker
+        if isinstance(exporter, GroupExporter):
+            if config.order == "freshest" or (isinstance(queue, FastQueue) and queue.config.order == "freshest"):
+                raise ConfigError("order must be 'fifo' for an exporter that needs blocks in order, got 'freshest'")
+            if not config.always_queue or not config.enabled:
+                raise ConfigError("an exporter that needs blocks in order always queues: enabled and always_queue")
+            self._workers = GroupWorker(self._source, exporter, self._gate, self._tally, clock)
+        else:
+            self._delivery = Delivery(self._source, exporter, self._gate, self._tally, clock)
+            self._workers = Workers(self._source, self._delivery, self._gate, _ordered(config, exporter), clock)
+            if config.failover.enabled and self._is_durable:
+                self._failover = Failover(config.failover, exporter, self._gate, self._tally, clock)
+        self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())
+        self._tender = threading.Thread(target=self._tend, name="penstock-export-tender", daemon=True)
+        self._closing = threading.Event()
+        self._is_closed = False
+
+    @classmethod
+    def open(cls, exporter: Exporter | GroupExporter, config: SendQueueConfig, *, clock: Clock | None = None) -> Self:
+        """With a queue of its own, as the configuration describes it. `close` closes that queue, too."""
+        queue: FastQueue | MemoryQueue
+        if config.type == "memory":
+            queue = MemoryQueue(config.max_size, config.memory_bytes())
+        else:
+            queue = FastQueue(config.path, config.queue_config(), clock=clock)
+        return cls(queue, exporter, config, clock=clock, owns_queue=True)
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start sending. What is pushed before waits."""
+        if not self.config.enabled:
+            return self
+        adaptive = self.config.adaptive_workers
+        self._workers.start(adaptive.min_workers if adaptive.enabled else None)
+        if adaptive.enabled:
+            self._tender.start()
+        return self
+
+    def push(self, batch: bytes) -> None:
+        """Take the batch. It is as safe as the queue's durability says once this returns.
+
+        Raises QueueFull (`drop_newest`, `block`), BlockTooLarge or QueueClosed, and DiskFull or DiskFailed where the
+        failover cannot take it either: the batch was not taken. Without a queue (`enabled` is False) an ExportError.
+        """
+        if self._closing.is_set():
+            raise QueueClosed("the send queue is closed")
+        if not self.config.enabled:
+            self._send_now(batch)
+            return
+        if not self.config.always_queue and not len(self._source) and self._try_now(batch):
+            return
+        if self._limit is not None:
+            self._limit.seen(len(batch))
+            if len(self._source) >= self._limit.blocks:
+                self._make_room(self._limit.blocks)
+        try:
+            self._source.push(batch)
+        except (DiskFull, DiskFailed):
+            if self._failover is None or not self._failover.push(batch):
+                raise
+
+    def _send_now(self, batch: bytes) -> None:
+        """Send on the caller's thread; an ExportError says that the destination does not have the batch."""
+        assert not isinstance(self._exporter, GroupExporter)
+        permit = self._gate.enter(0.0)
+        if permit is None:
+            raise CircuitOpen("the destination keeps failing and is left alone for now")
+        try:
+            with self._gate.sending():
+                result = send_directly(self._exporter, batch)
+        except ExportError as error:
+            self._tally.failed(error.error_class, is_retry=False)
+            if isinstance(error, TransientExportError):
+                self._gate.failed(permit, error, 1)
+            else:
+                self._gate.refused(permit)
+            raise
+        except BaseException:
+            self._gate.release(permit)
+            raise
+        self._gate.succeeded(permit)
+        self._tally.add(batches=1, bytes=len(batch), partial_rejected=result.rejected if result else 0)
+
+    def _try_now(self, batch: bytes) -> bool:
+        try:
+            self._send_now(batch)
+        except ExportError:
+            return False  # the workers will find out what is to become of it
+        return True
+
+    def _make_room(self, limit: int) -> None:
+        """Hold the adaptive limit of blocks by the same policy as the queue holds its own."""
+        behavior = self.config.full_behavior
+        if behavior is FullBehavior.DROP_NEWEST:
+            self._tally.add(dropped_newest=1)
+            raise QueueFull(f"no room: {len(self._source)} blocks, the limit for blocks of their size is {limit}")
+        while behavior is FullBehavior.DROP_OLDEST and len(self._source) >= limit:
+            oldest = self._source.lease()
+            if not oldest:
+                return
+            self._source.ack(oldest)
+            self._tally.add(dropped_oldest=1)
+
+    def _adaptive_limit(self, queue: FastQueue | MemoryQueue) -> AdaptiveLimit | None:
+        # BLOCK waits for bytes inside the queue, where it is woken; a second place to wait would only be slower.
+        if not self.config.adaptive_enabled or self.config.full_behavior is FullBehavior.BLOCK:
+            return None
+        max_bytes = queue.max_bytes if isinstance(queue, MemoryQueue) else int(queue.config.max_bytes)
+        return AdaptiveLimit(self.config.max_size, max_bytes, self.config.target_utilization)
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float = 30.0) -> list[str]:
+        """Take nothing any more, finish what is under way, flush; the rest stays in the durable queue.
+
+        A queue in memory is emptied first, as far as `timeout` seconds allow; what is lost with it is counted. Returns
+        the names of threads whose send did not end in time: their batches are not acked and will be sent again.
+        """
+        if self._is_closed:
+            return []
+        self._is_closed = True
+        deadline = self._clock.monotonic() + timeout
+        self._closing.set()
+        if self._tender.ident is not None:
+            self._tender.join(max(0.0, deadline - self._clock.monotonic()))
+        if self._failover is not None:
+            self._failover.stop()
+            self._failover.join(deadline)
+            self._failover.move_to(self._source)
+        if not self._is_durable:
+            self._wait_empty(deadline - _LAST_WORDS)
+        if self._failover is not None:
+            while len(self._failover) and self._clock.monotonic() < deadline and self._failover.drain(1):
+                pass
+        late = self._workers.close(max(self._clock.monotonic(), deadline - _LAST_WORDS))
+        self._exporter.close()  # cuts off what is still under way
+        if late:
+            late = self._workers.close(deadline)
+        self._count_lost()
+        self._source.flush()
+        if self._owns_queue or not self._is_durable:
+            self._source.close()
+        return late
+
+    def _wait_empty(self, deadline: float) -> None:
+        while len(self._source) and self._clock.monotonic() < deadline and self.config.enabled:
+            threading.Event().wait(0.005)
+
+    def _count_lost(self) -> None:
+        lost = len(self._failover) if self._failover is not None else 0
+        if not self._is_durable:
+            lost += len(self._source)
+        if lost:
+            self._tally.add(data_loss=lost)
+            log.error("Batches in memory were lost at the end. lost=%d", lost)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tend(self) -> None:
+        """Have as many workers as are worth it."""
+        while not self._closing.wait(INTERVAL):
+            wanted = self._scaler.decide(
+                self._clock.monotonic(),
+                workers=self._workers.total,
+                depth=len(self._source),
+                latency=self._delivery.latency.value if self._delivery else 0.0,
+            )
+            self._workers.resize(wanted)
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether `close` was called: nothing is taken any more."""
+        return self._closing.is_set()
+
+    def __len__(self) -> int:
+        """Batches that the destination has not acknowledged yet, those in the failover included."""
+        return len(self._source) + (len(self._failover) if self._failover is not None else 0)
+
+    def stats(self) -> SendQueueStats:
+        """A frozen snapshot."""
+        workers, tally, failover, gate = self._workers, self._tally, self._failover, self._gate
+        queue = self._source.stats()
+        if self._limit is not None:
+            queue = replace(queue, max_size=min(queue.max_size, self._limit.blocks))
+        return SendQueueStats(
+            queue=queue,
+            exported_batches=tally["batches"],
+            exported_bytes=tally["bytes"],
+            retries=tally["retries"],
+            retry_successes=tally["retry_successes"],
+            retry_failures=tally.retry_errors(),
+            errors=tally.errors(),
+            splits=tally["splits"],
+            partial_rejected=tally["partial_rejected"],
+            data_loss=tally["data_loss"],
+            dropped_oldest=tally["dropped_oldest"],
+            dropped_newest=tally["dropped_newest"],
+            workers_active=0 if workers.is_split else len(workers.active),
+            workers_total=workers.total,
+            preparers_active=len(workers.preparing),
+            senders_active=len(workers.active) if workers.is_split else 0,
+            sends_inflight=gate.inflight,
+            latency_ewma=self._delivery.latency.value if self._delivery else 0.0,
+            circuit=gate.state,
+            circuit_opened=gate.opened,
+            circuit_rejected=gate.rejected,
+            backoff=gate.rest(),
+            failover_size=len(failover) if failover is not None else 0,
+            failover_bytes=failover.size_bytes if failover is not None else 0,
+            failover_evicted=failover.evicted if failover is not None else 0,
+        )
+
+    def samples(self) -> Iterator[Sample]:
+        """For `Telemetry.watch`."""
+        return self.stats().samples()
+
+
+def _ordered(config: SendQueueConfig, exporter: Exporter) -> SendQueueConfig:
+    """One worker for a destination that wants its batches in order, where the configuration does not say how many."""
+    if not exporter.in_order or config.workers or config.pipeline_split.sender_count:
+        return config
+    # Without the pipeline split: what is prepared ahead would pass a batch that failed.
+    return replace(config, workers=1, pipeline_split=replace(config.pipeline_split, enabled=False))

@@ -1,0 +1,257 @@
+"""The threads that empty the queue: workers that do it all, or preparers and senders with a channel between them.
+
+worker:    ask the gate ─► lease ─► prepare ─► send ─► ack
+split:     preparer: ask the gate ─► lease ─► prepare ─► channel ─► sender: ask the gate ─► send ─► ack
+group:     ask the gate ─► lease many ─► send them as one ─► ack        (one thread, strictly in order)
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from penstock.clock import Clock
+from penstock.errors import QueueClosed, TransientExportError
+from penstock.export.channel import Channel
+from penstock.export.classify import of_exception
+from penstock.export.config import SendQueueConfig
+from penstock.export.delivery import Delivery, Job
+from penstock.export.exporter import GroupExporter
+from penstock.export.gate import Gate, Permit
+from penstock.export.pool import Pool, Retired
+from penstock.export.source import Source
+from penstock.export.stats import Tally
+from penstock.spool import Lease
+
+log = logging.getLogger(__name__)
+
+TURN = 0.2  # seconds that an idle thread waits before it looks whether it is still wanted
+
+
+class Active:
+    """How many of a kind are at work. Threads: every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at_work: dict[int, int] = {}
+
+    def enter(self, number: int) -> None:
+        with self._lock:
+            self._at_work[number] = self._at_work.get(number, 0) + 1
+
+    def leave(self, number: int) -> None:
+        with self._lock:
+            self._at_work[number] -= 1
+            if not self._at_work[number]:
+                del self._at_work[number]
+
+    def __len__(self) -> int:
+        return len(self._at_work)
+
+
+class Workers:
+    """Threads that send what the source holds, until they are stopped."""
+
+    def __init__(self, source: Source, delivery: Delivery, gate: Gate, config: SendQueueConfig, clock: Clock) -> None:
+        self._source = source
+        self._delivery = delivery
+        self._gate = gate
+        self.active = Active()
+        self.preparing = Active()
+        self._channel: Channel | None = None
+        self._preparers: Pool | None = None
+        self._lanes = 1
+        take: Callable[[float], Job | None] = self._lease_and_prepare
+        first = config.worker_count()
+        if config.pipeline_split.enabled:
+            self._channel = Channel(config.pipeline_split.channel_size, newest_first=config.order == "freshest")
+            self._preparers = Pool("penstock-preparer", self._prepare, clock)
+            self._preparer_count = config.preparer_count()
+            self._lanes = config.max_concurrent_sends
+            take, first = self._channel.get, config.sender_count()
+        self._first = first
+        self._most = config.send_limit()
+        self._take = take
+        name = "penstock-sender" if self._channel else "penstock-worker"
+        self._pool = Pool(name, self._send, clock)
+        self._clock = clock
+
+    @property
+    def is_split(self) -> bool:
+        return self._channel is not None
+
+    @property
+    def total(self) -> int:
+        """Workers that there are to be; with the pipeline split, senders."""
+        return self._pool.size // self._lanes
+
+    def start(self, count: int | None = None) -> None:
+        if self._preparers is not None:
+            self._preparers.resize(self._preparer_count)
+        self.resize(self._first if count is None else count)
+
+    def resize(self, count: int) -> None:
+        """Have `count` workers; with the pipeline split, senders of `max_concurrent_sends` lanes each."""
+        self._pool.resize(count * self._lanes)
+
+    def close(self, deadline: float) -> list[str]:
+        """Finish what is under way, give the rest back; the names of threads that were not done by `deadline`."""
+        self._gate.stop()
+        self._pool.stop()
+        late = []
+        if self._preparers is not None:
+            self._preparers.stop()
+            late += self._preparers.join(deadline)
+        late += self._pool.join(deadline)
+        self.give_back()
+        return late
+
+    def give_back(self) -> None:
+        """Return what was prepared and not sent to the queue."""
+        for job in self._channel.drain() if self._channel else ():
+            self._nack(job.lease)
+
+    # -- threads -----------------------------------------------------------------------------------------------------
+
+    def _send(self, number: int, retired: Retired) -> None:
+        sender = number // self._lanes
+        while not retired():
+            permit = self._gate.enter(TURN)
+            if permit is None:
+                continue
+            try:
+                job = self._take(TURN)
+            except QueueClosed:
+                self._gate.release(permit)
+                return
+            except BaseException:
+                self._gate.release(permit)
+                raise
+            if job is None:
+                self._gate.release(permit)
+                continue
+            self.active.enter(sender)
+            try:
+                self._send_one(job, permit, retired)
+            finally:
+                self.active.leave(sender)
+
+    def _send_one(self, job: Job, permit: Permit, retired: Retired) -> None:
+        """Send. If the gate was closed while we waited for the batch, keep it in hand until the gate opens again."""
+        if not self._gate.is_current(permit):
+            self._gate.release(permit)
+            while (again := self._gate.enter(TURN)) is None:
+                if retired():
+                    self._nack(job.lease)
+                    return
+            permit = again
+        self._delivery.send(job, permit)
+
+    def _lease_and_prepare(self, timeout: float) -> Job | None:
+        leases = self._source.lease(1, timeout=timeout)
+        return self._delivery.prepare(leases[0]) if leases else None
+
+    def _prepare(self, number: int, retired: Retired) -> None:
+        assert self._channel is not None
+        while not retired():
+            if not self._gate.wait_open(TURN) or not self._channel.wait_room(TURN):
+                continue
+            try:
+                leases = self._source.lease(1, timeout=TURN)
+            except QueueClosed:
+                return
+            if leases:
+                self.preparing.enter(number)
+                try:
+                    job = self._delivery.prepare(leases[0])
+                finally:
+                    self.preparing.leave(number)
+                if job is not None:
+                    self._channel.put(job)
+
+    def _nack(self, lease: Lease) -> None:
+        try:
+            self._source.nack(lease)
+        except QueueClosed:
+            pass  # it was never acked: it comes again when the queue is opened
+
+
+class GroupWorker:
+    """One thread that sends many blocks as one, strictly in order: a group that fails is held and sent again."""
+
+    is_split = False
+
+    def __init__(self, source: Source, exporter: GroupExporter, gate: Gate, tally: Tally, clock: Clock) -> None:
+        self._source = source
+        self._exporter = exporter
+        self._gate = gate
+        self._tally = tally
+        self.active = Active()
+        self.preparing = Active()
+        self._pool = Pool("penstock-group", self._work, clock)
+
+    @property
+    def total(self) -> int:
+        return self._pool.size
+
+    def start(self, count: int | None = None) -> None:
+        self._pool.resize(1)
+
+    def resize(self, count: int) -> None:
+        """There is one, however many are asked for: order is what it is there for."""
+
+    def close(self, deadline: float) -> list[str]:
+        self._gate.stop()
+        self._pool.stop()
+        return self._pool.join(deadline)
+
+    def give_back(self) -> None:
+        """What it held is given back by its own thread."""
+
+    def _work(self, number: int, retired: Retired) -> None:
+        held: list[Lease] = []
+        try:
+            while not retired():
+                permit = self._gate.enter(TURN)
+                if permit is None:
+                    continue
+                try:
+                    held = held or self._source.lease(self._exporter.max_blocks, timeout=TURN)
+                    if not held:
+                        self._gate.release(permit)
+                        continue
+                    self.active.enter(number)
+                    try:
+                        held = self._send(held, permit)
+                    finally:
+                        self.active.leave(number)
+                except BaseException:
+                    self._gate.release(permit)
+                    raise
+            for lease in held:
+                self._source.nack(lease)
+        except QueueClosed:
+            pass  # what was not acked comes again when the queue is opened
+
+    def _send(self, held: list[Lease], permit: Permit) -> list[Lease]:
+        """Send and ack; what is to be sent again."""
+        is_retry = any(lease.attempts > 1 for lease in held)
+        try:
+            with self._gate.sending():
+                refused = self._exporter.send_group(held)
+        except Exception as error:  # noqa: BLE001 - exporters are other people's code: decide by what it is
+            failure = of_exception(error)
+            self._tally.failed(failure.error_class, is_retry=is_retry)
+            if not isinstance(failure, TransientExportError):
+                failure = TransientExportError(str(failure), failure.error_class)
+            self._gate.failed(permit, failure, 1)
+            self._tally.add(retries=1)
+            return [lease._replace(attempts=lease.attempts + 1) for lease in held]
+        self._gate.succeeded(permit)
+        for lease, reason in refused:
+            self._source.reject(lease, reason)
+            log.warning("Batch became a dead letter. %r reason=%s", lease, reason)
+        bad = {lease.sequence for lease, _ in refused}
+        done = [lease for lease in held if lease.sequence not in bad]
+        self._source.ack(done)
+        self._tally.add(batches=len(done), bytes=sum(len(lease.data) for lease in done), retry_successes=int(is_retry))
+        return []

@@ -1,0 +1,115 @@
+"""Mistakes are found before anything is connected, and all at once."""
+
+from typing import Any
+
+import pytest
+
+from penstock.amqp import ConsumerOptions, DeadLetters, Declarations, Execution, Message, Retry
+from penstock.errors import ConfigError
+
+
+def handle(message: Message) -> None: ...
+
+
+async def handle_async(message: Message) -> None: ...
+
+
+class Handler:
+    def handle(self, message: Message) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("settings", "mistake"),
+    [
+        ({"queue": ""}, "queue must be named"),
+        ({"workers": -1}, "workers must be >= 0, got -1"),
+        ({"prefetch_count": -5}, "prefetch_count must be >= 0, got -5"),
+        ({"prefetch": 0}, "prefetch must be"),
+        ({"prefetch": "fast"}, "prefetch must be .*'fast'"),
+        ({"prefetch": 5, "prefetch_count": 6}, "prefetch=5 and prefetch_count=6"),
+        ({"max_attempts": 0}, "max_attempts must be >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"batch_size": 1001}, "batch_size must be <= 1000"),
+        ({"batch_timeout": 1.0}, "needs batch_size"),
+        ({"execution": "fibre"}, "execution must be one of thread, async, process"),
+        ({"execution": "thread", "handler": handle_async}, "execution and handler disagree"),
+        ({"execution": "async"}, "execution and handler disagree"),
+        ({"handler": 3}, "handler must be callable"),
+        ({"event_type": ""}, "event_type must not be"),
+    ],
+)
+def test_options_refuse_what_makes_no_sense(settings: dict[str, Any], mistake: str) -> None:
+    with pytest.raises(ConfigError, match=mistake):
+        ConsumerOptions(**{"queue": "orders", "handler": handle, **settings})
+
+
+def test_options_name_every_mistake_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"workers must .*; max_attempts must .*; batch_size must "):
+        ConsumerOptions(queue="orders", handler=handle, workers=-1, max_attempts=0, batch_size=0)
+
+
+def test_a_handler_is_a_function_a_coroutine_function_or_an_object() -> None:
+    assert ConsumerOptions(queue="q", handler=handle).runs_as is Execution.THREAD
+    assert ConsumerOptions(queue="q", handler=handle_async).runs_as is Execution.ASYNC
+    assert ConsumerOptions(queue="q", handler=Handler()).call.__name__ == "handle"
+
+
+def test_declarations_name_every_mistake_at_once() -> None:
+    declarations = Declarations()
+    declarations.exchange("amq.mine")
+    declarations.queue("orders", dead_letter="nowhere")
+    declarations.queue("orders")
+    declarations.queue("log", "stream", durable=False)
+    declarations.queue("odd", "lazy")  # type: ignore[arg-type]
+    declarations.bind("orders", "missing")
+    declarations.bind("missing", "amq.topic")
+    declarations.consumer(queue="absent", handler=handle)
+    declarations.consumer(queue="orders", consumer="a", event_type="x", handler=handle, workers=2)
+    declarations.consumer(queue="orders", consumer="b", event_type="x", handler=handle, workers=3)
+    declarations.consumer(queue="log", handler=lambda message: None, execution="process")
+
+    with pytest.raises(ConfigError) as error:
+        declarations.validate()
+
+    said = str(error.value)
+    for mistake in (
+        "exchange 'amq.mine': the name is the broker's own",
+        "queue 'orders' is declared twice",
+        "dead-letter exchange 'nowhere' is not declared",
+        "a stream queue is durable",
+        "kind must be classic, quorum or stream, got 'lazy'",
+        "exchange 'missing' is not declared",
+        "queue 'missing' is not declared",
+        "queue 'absent' is not declared",
+        "consumers 'a' and 'b' would take each other's messages",
+        "differ in workers",
+        "2 handlers for event type 'x'",
+        "must be importable by name",
+    ):
+        assert mistake in said
+    assert said.startswith("12 mistake(s)")
+
+
+def test_sound_declarations_pass_and_make_one_consumer_per_queue() -> None:
+    declarations = Declarations()
+    declarations.exchange("events")
+    declarations.exchange("dead", "fanout")
+    declarations.queue("orders", "quorum", dead_letter=DeadLetters(exchange="dead", routing_key="orders"))
+    declarations.bind("orders", "events", "order.*")
+    declarations.consumer(queue="orders", event_type="order.created", handler=handle)
+    declarations.consumer(ConsumerOptions(queue="orders", handler=handle))
+
+    declarations.validate()
+
+    (consumer,) = declarations.consumers()
+    assert [options.event_type for options in consumer.options] == ["order.created", None]
+    assert consumer.queue.arguments == {
+        "x-queue-type": "quorum",
+        "x-dead-letter-exchange": "dead",
+        "x-dead-letter-routing-key": "orders",
+    }
+
+
+def test_a_retry_cannot_wait_for_longer_than_the_broker_does() -> None:
+    with pytest.raises(ConfigError, match="within 0 and 900"):
+        Retry(3600)

@@ -1,0 +1,203 @@
+"""Addresses, credentials, TLS, and a start that fails with the reason."""
+
+import logging
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.amqp import ConsumerRegistry, Declarations, Message, Tls
+from penstock.errors import BrokerError, ConfigError
+from penstock.receive.amqp.broker import Broker
+from penstock.testing import wait_until
+from tests.amqp.conftest import Client
+from tests.amqp.proxy import Proxy
+from tests.servers import RabbitMQ, free_port
+
+
+def handle(message: Message) -> None: ...
+
+
+def consuming(queue: str, **settings: Any) -> Declarations:
+    declarations = Declarations()
+    declarations.queue(queue, **settings)
+    declarations.consumer(queue=queue, handler=handle, workers=2)
+    return declarations
+
+
+@pytest.mark.parametrize("url", ["http://host/", "host:5672", "amqp://", ""])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="url must look like"):
+        Broker(url)
+
+
+def test_certificates_need_an_address_with_tls() -> None:
+    with pytest.raises(ConfigError, match="the url says amqp://"):
+        Broker("amqp://host/", tls=Tls())
+
+
+def test_the_text_of_an_address_holds_no_secret() -> None:
+    broker = Broker("amqp://me:s3cret@host:5671/vhost?heartbeat=5")
+
+    assert str(broker) == "amqp://host:5671/vhost"
+    assert "s3cret" not in repr(broker)
+
+
+def test_credentials_are_read_from_files_at_each_connect(tmp_path: Path) -> None:
+    (tmp_path / "user").write_text("me\n")
+    (tmp_path / "password").write_text("first\n")
+    broker = Broker("amqp://host/", str(tmp_path / "user"), str(tmp_path / "password"))
+
+    assert (broker.parameters().credentials.username, broker.parameters().credentials.password) == ("me", "first")
+    (tmp_path / "password").write_text("rotated\n")
+    assert broker.parameters().credentials.password == "rotated"
+
+
+def test_credentials_of_the_url_are_unquoted() -> None:
+    credentials = Broker("amqp://m%40e:p%2Fw@host/").parameters().credentials
+
+    assert (credentials.username, credentials.password) == ("m@e", "p/w")
+
+
+def test_nobody_listens(queue: str) -> None:
+    registry = ConsumerRegistry(f"amqp://127.0.0.1:{free_port()}/", consuming(queue))
+
+    with pytest.raises(BrokerError, match=r"amqp://127.0.0.1:\d+/: ConnectionRefusedError"):
+        registry.start(10)
+
+
+def test_somebody_listens_who_does_not_answer(queue: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        registry = ConsumerRegistry(f"amqp://127.0.0.1:{deaf.getsockname()[1]}/", consuming(queue))
+
+        with pytest.raises(BrokerError, match="no answer"):
+            registry.start(0.3)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("amqp://guest:wr0ng@127.0.0.1:{port}/", "the broker refuses the user or password"),
+        ("amqp://guest:guest@127.0.0.1:{port}/absent", "refuses access to the virtual host|not found|not_allowed"),
+    ],
+)
+def test_a_start_that_the_broker_refuses_says_why(
+    shared_rabbitmq: RabbitMQ, queue: str, address: str, reason: str
+) -> None:
+    registry = ConsumerRegistry(address.format(port=shared_rabbitmq.port), consuming(queue))
+
+    with pytest.raises(BrokerError, match=reason) as error:
+        registry.start(10)
+
+    assert "wr0ng" not in str(error.value)
+    assert not registry.health().healthy
+
+
+@pytest.mark.server
+def test_a_queue_that_exists_in_another_way_fails_the_start(
+    shared_rabbitmq: RabbitMQ, client: Client, queue: str
+) -> None:
+    client.channel.queue_declare(queue, durable=False)
+
+    with pytest.raises(BrokerError, match=r"406 .*inequivalent arg 'durable'"):
+        ConsumerRegistry(shared_rabbitmq.url, consuming(queue)).start(10)
+
+
+@pytest.mark.server
+def test_a_queue_of_somebody_else_that_is_not_there_fails_the_start(shared_rabbitmq: RabbitMQ, queue: str) -> None:
+    with pytest.raises(BrokerError, match="404 NOT_FOUND"):
+        ConsumerRegistry(shared_rabbitmq.url, consuming(queue, passive=True)).start(10)
+
+
+@pytest.mark.server
+def test_a_queue_that_another_consumer_has_for_itself_fails_the_start(
+    shared_rabbitmq: RabbitMQ, client: Client, queue: str
+) -> None:
+    client.channel.queue_declare(queue, durable=True)
+    client.channel.basic_consume(queue, lambda *_: None, exclusive=True)
+
+    with pytest.raises(BrokerError, match=f"consumer '{queue}': 403 ACCESS_REFUSED"):
+        ConsumerRegistry(shared_rabbitmq.url, consuming(queue)).start(10)
+
+
+@pytest.mark.server
+def test_a_registry_starts_once(queue: str, consume: Callable[..., ConsumerRegistry]) -> None:
+    registry = consume(consuming(queue))
+
+    with pytest.raises(RuntimeError, match="starts once"):
+        registry.start()
+    assert registry.stop(5) == []
+    assert registry.stop(5) == []
+    assert registry.health().reason == "stopped"
+
+
+@pytest.mark.server
+def test_no_log_line_holds_the_password(
+    shared_rabbitmq: RabbitMQ, queue: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "pika")
+    (tmp_path / "password").write_text("gu3st-fr0m-file")
+    for url, password_file in (
+        (f"amqp://guest:gu3st-fr0m-url@127.0.0.1:{shared_rabbitmq.port}/", None),
+        (f"amqp://guest@127.0.0.1:{shared_rabbitmq.port}/", str(tmp_path / "password")),
+    ):
+        with pytest.raises(BrokerError):
+            ConsumerRegistry(url, consuming(queue), password_file=password_file).start(10)
+
+    assert "127.0.0.1" in caplog.text
+    assert "gu3st" not in caplog.text
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for localhost that is its own authority."""
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+@pytest.fixture
+def tls_port(shared_rabbitmq: RabbitMQ, certificates: Path) -> Any:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificates / "cert.pem"))
+    context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    with Proxy(shared_rabbitmq.port, context) as proxy:
+        yield proxy.port
+
+
+@pytest.mark.server
+def test_tls_with_certificates_on_both_sides(client: Client, queue: str, tls_port: int, certificates: Path) -> None:
+    cert, key = str(certificates / "cert.pem"), str(certificates / "key.pem")
+    tls = Tls(ca_file=cert, cert_file=cert, key_file=key, server_name="localhost")
+    registry = ConsumerRegistry(f"amqps://127.0.0.1:{tls_port}/", consuming(queue), tls=tls)
+    registry.start()
+    client.publish(queue, b"secret")
+
+    wait_until(lambda: registry.stats().consumers[queue].total("acked") == 1)
+    assert registry.stop(5) == []
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("name", ["localhost", "elsewhere"])
+def test_a_broker_that_cannot_be_trusted_fails_the_start(
+    queue: str, tls_port: int, certificates: Path, name: str
+) -> None:
+    """Its certificate is of an unknown authority, or of a known one for another host."""
+    ca_file = str(certificates / "cert.pem") if name == "elsewhere" else None
+    tls = Tls(ca_file=ca_file, server_name=name)
+
+    with pytest.raises(BrokerError, match="CERTIFICATE_VERIFY_FAILED"):
+        ConsumerRegistry(f"amqps://127.0.0.1:{tls_port}/", consuming(queue), tls=tls).start(10)

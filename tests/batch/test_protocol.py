@@ -1,0 +1,152 @@
+"""The moments that threads rarely hit, each brought about on purpose: between two steps of the drain protocol."""
+
+import threading
+from typing import Any
+
+from penstock import BatchQueueConfig, BatchQueueManager, PartitionPolicy, PartitionSelector, ThreadPolicy
+from penstock.batch.drain import DrainTask
+from penstock.batch.layout import Layout
+from penstock.batch.partition import Partition
+from penstock.testing import FakeClock, wait_until
+from tests.batch.support import A, B, Recorder, join_all, open_queue, run_threads
+
+
+def task_without_a_thread(**settings: Any) -> tuple[DrainTask, Layout]:
+    config = BatchQueueConfig(threads=ThreadPolicy.fixed(1), **settings)
+    merges = config.resolved_selector.kind != "type_hash"
+    task = DrainTask("test", 0, config, FakeClock(), merges=merges, on_quiet=lambda partition: None, on_cycle=None)
+    return task, Layout(config, (task,), config.partitions.resolve(1))
+
+
+class Meanwhile(list[Partition]):
+    """A token's place where something happens just before the token is put back."""
+
+    def __init__(self, happening: Any) -> None:
+        super().__init__()
+        self.happening = happening
+
+    def append(self, token: Partition) -> None:
+        happening, self.happening = self.happening, None
+        if happening is not None:
+            happening()
+        super().append(token)
+
+
+def test_an_item_that_comes_just_before_the_token_is_put_back_is_drained() -> None:
+    task, layout = task_without_a_thread()
+    handler = Recorder()
+    layout.register(A, handler, 1.0)
+    lane = layout.lane_for(A())
+    lane.partition.asleep = Meanwhile(lambda: lane.items.append(A(0, 1)))  # its producer sees no token, so wakes nobody
+    lane.items.append(A(0, 0))
+    task.ready.get_nowait()  # the nudge of a handler that wants to be called when idle
+
+    task.cycle(lane.partition)
+
+    assert task.ready.get_nowait() is lane.partition
+    task.cycle(lane.partition)
+    assert [item.number for item in handler.items] == [0, 1]
+
+
+def test_an_item_that_comes_during_the_idle_call_is_drained() -> None:
+    task, layout = task_without_a_thread()
+    handler = Recorder()
+    layout.register(A, handler, 1.0)
+    lane = layout.lane_for(A())
+    lane.partition.asleep = asleep = Meanwhile(lambda: lane.items.append(A()))
+    list.append(asleep, lane.partition)
+    task.ready.get_nowait()  # the nudge of a handler that wants to be called when idle
+
+    task.idle(0.0)
+
+    assert handler.idle_calls == 1
+    assert task.ready.get_nowait() is lane.partition
+
+
+def test_a_close_that_comes_just_before_the_token_is_put_back_is_seen() -> None:
+    task, layout = task_without_a_thread()
+    lane = layout.lane_for(A())
+    lane.partition.asleep = Meanwhile(lane.partition.close_gate)  # it finds no token to submit the partition with
+
+    task.cycle(lane.partition)
+
+    assert task.ready.get_nowait() is lane.partition
+
+
+def test_handlers_that_several_partitions_feed_get_one_idle_call_per_round() -> None:
+    task, layout = task_without_a_thread(partitions=PartitionPolicy.fixed(3), selector=PartitionSelector.round_robin())
+    handlers = {A: Recorder(), B: Recorder()}
+    for kind, handler in handlers.items():
+        layout.register(kind, handler, 1.0)
+        for _ in range(3):
+            layout.lane_for(kind())  # in turn, so each of them has a lane in every partition
+    homes = {layout.registrations[kind].lanes[0].partition for kind in handlers}
+    assert len(homes) == 2
+    assert all(len(partition.lanes) == 2 for partition in layout.partitions)
+
+    for _ in range(4):
+        task.idle(0.0)
+
+    assert [handler.idle_calls for handler in handlers.values()] == [4, 4]
+
+
+def test_a_handler_is_not_called_idle_while_another_thread_consumes_for_it() -> None:
+    release = threading.Event()
+    handler = Recorder(release)
+    with open_queue(
+        threads=ThreadPolicy.fixed(2),
+        partitions=PartitionPolicy.fixed(2),
+        selector=PartitionSelector.by_key(lambda item: item.number),
+        min_idle=0.0001,
+        max_idle=0.0001,
+    ) as queue:
+        queue.add_handler(A, handler)
+        home = queue._layout.registrations[A].lanes[0].partition
+        queue.produce(A(0, 1 - home.index))  # goes to the other partition, whose thread is busy with it from now on
+        assert handler.entered.wait(10)
+        calls, rounds = handler.idle_calls, home.owner._epoch
+        wait_until(lambda: home.owner._epoch > rounds + 5)
+
+        assert handler.idle_calls <= calls + 1  # one may have been under way
+        release.set()
+    assert not handler.overlapped
+
+
+def test_a_small_item_does_not_overtake_a_large_one_that_waits_for_bytes() -> None:
+    release = threading.Event()
+    handler = Recorder(release)
+    with open_queue(buffer_bytes=10) as queue:
+        queue.add_handler(bytes, handler)
+        queue.produce(b"first")
+        assert handler.entered.wait(10)
+        queue.produce(b"12345")
+        threads = run_threads(lambda: queue.produce(b"large one"))
+        wait_until(lambda: queue._layout.partitions[0]._waiters)
+
+        assert not queue.produce(b"x", timeout=0.0)
+        release.set()
+        join_all(threads)
+    assert handler.items == [b"first", b"12345", b"large one"]
+
+
+def test_two_threads_of_a_scheduler_never_run_one_queue_at_once() -> None:
+    release = threading.Event()
+    consumer = Recorder(release)
+    manager = BatchQueueManager()
+    queue = manager.create(
+        "one",
+        BatchQueueConfig(
+            shared_scheduler=("pair", ThreadPolicy.fixed(2)), partitions=PartitionPolicy.fixed(2), consumer=consumer
+        ),
+    )
+    queue.produce(A())
+    assert consumer.entered.wait(10)
+    queue.produce(B())  # the other partition: the free thread takes it, and must leave it to the busy one
+    (task,) = queue._tasks
+    wait_until(lambda: task.ready.qsize() == 1)
+    assert not consumer.overlapped
+    release.set()
+
+    assert manager.shutdown_all()
+    assert len(consumer.items) == 2
+    assert not consumer.overlapped

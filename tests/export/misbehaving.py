@@ -1,0 +1,160 @@
+"""An HTTP server that misbehaves as it is told to, on real sockets."""
+
+import gzip
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+import cramjam
+
+
+@dataclass
+class Request:
+    """What came in, decompressed."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Behaviour = Callable[[socket.socket], bool]  # answers a request; whether the connection goes on
+
+
+def answer(status: int, body: bytes = b"", **headers: str) -> Behaviour:
+    """A well-formed answer."""
+    lines = [f"HTTP/1.1 {status} Whatever", f"Content-Length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    whole = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+    def behave(connection: socket.socket) -> bool:
+        connection.sendall(whole)
+        return True
+
+    return behave
+
+
+def half(connection: socket.socket) -> bool:
+    """Promises more than it sends."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+    return False
+
+
+def half_of_its_headers(connection: socket.socket) -> bool:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Le")
+    return False
+
+
+def nonsense(connection: socket.socket) -> bool:
+    connection.sendall(b"\x00\x01\x02 this is not HTTP\r\n\r\n")
+    return False
+
+
+def reset(connection: socket.socket) -> bool:
+    """RST instead of an answer."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return False
+
+
+def hang_up(connection: socket.socket) -> bool:
+    """Ends the connection without a word, as a server does with idle ones."""
+    return False
+
+
+@dataclass
+class Misbehaving:
+    """Answers each request with the next behaviour, and with success when there is none left."""
+
+    behaviours: list[Behaviour] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    connections: int = 0
+    tls: ssl.SSLContext | None = None
+    slow: threading.Event = field(default_factory=threading.Event)
+    port: int = 0
+    keep: int | None = None  # bytes of each body that are kept
+    _open: set[socket.socket] = field(default_factory=set)
+
+    def silent(self, connection: socket.socket) -> bool:
+        """Takes the request and never answers, until the server ends."""
+        self.slow.wait(30)
+        return False
+
+    def dripping(self, connection: socket.socket) -> bool:
+        """Answers a byte at a time, each well within a timeout."""
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        for _ in range(1000):
+            connection.sendall(b"x")
+            if self.slow.wait(0.02):
+                break
+        return False
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Up; at the end down, with every connection cut. Entered again, it is up on the same port."""
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        try:
+            yield self
+        finally:
+            self.slow.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            for connection in list(self._open):
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)  # its own thread closes it
+                except OSError:
+                    pass  # it has done so
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            if self.tls is not None:
+                connection = self.tls.wrap_socket(connection, server_side=True)
+            with connection, connection.makefile("rb") as reader:
+                while (request := _read(reader)) is not None:
+                    request.body = request.body[: self.keep]
+                    self.requests.append(request)
+                    behave = self.behaviours.pop(0) if self.behaviours else answer(200)
+                    if not behave(connection):
+                        return
+        except (OSError, ValueError):
+            pass  # it was cut off
+        finally:
+            self._open.discard(connection)
+
+
+def _read(reader: object) -> Request | None:
+    line = reader.readline()  # type: ignore[attr-defined]
+    if not line:
+        return None
+    headers: dict[str, str] = {}
+    while header := reader.readline().strip():  # type: ignore[attr-defined]
+        name, _, value = header.decode().partition(":")
+        headers[name.lower()] = value.strip()
+    body = reader.read(int(headers.get("content-length", "0")))  # type: ignore[attr-defined]
+    encoding = headers.get("content-encoding")
+    if encoding == "gzip":
+        body = gzip.decompress(body)
+    elif encoding == "zstd":
+        body = bytes(cramjam.zstd.decompress(body))
+    elif encoding == "snappy":
+        body = bytes(cramjam.snappy.decompress_raw(body))
+    return Request(line.split()[1].decode(), headers, body)

@@ -1,0 +1,33 @@
+"""What the tests of the send queue share: a configuration with short delays, batches, a failure, a look at the dead."""
+
+from pathlib import Path
+from typing import Any
+
+from penstock.export import BreakerConfig, FailoverConfig, PipelineSplitConfig, SendQueueConfig
+from penstock.spool import FastQueue
+from penstock.spool.dead_letters import unpack
+
+DOWN = ConnectionRefusedError("nobody listens")
+SPLIT = PipelineSplitConfig(enabled=True, preparer_count=1, sender_count=1)
+
+
+def quick(**settings: Any) -> SendQueueConfig:
+    """Delays short enough to wait for, in the order of their real ones."""
+    defaults: dict[str, Any] = {
+        "retry_interval": 0.01,
+        "max_retry_delay": 0.04,
+        "circuit_breaker": BreakerConfig(reset_timeout=0.05),
+        "failover": FailoverConfig(drain_interval=0.02),
+        "workers": 2,
+    }
+    return SendQueueConfig(**{**defaults, **settings})
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"batch %06d" % number for number in range(count)]
+
+
+def dead_letters(path: Path) -> list[tuple[bytes, str]]:
+    with FastQueue(path / "queue" / "dead-letters") as letters:
+        found = [unpack(lease.data) for lease in letters.lease(1000)]
+    return [(letter.data, letter.reason) for letter in found]

@@ -1,0 +1,143 @@
+"""To a real RabbitMQ, killed and restarted in the middle: every confirmed message arrives."""
+
+import threading
+from pathlib import Path
+
+import pika
+import pytest
+
+from penstock.errors import ConfigError, ErrorClass, TransientExportError
+from penstock.export import BreakerConfig, SendQueue
+from penstock.export.classify import of_exception
+from penstock.export.exporters.amqp import AmqpConfig, AmqpExporter
+from penstock.export.http import TlsConfig
+from penstock.spool import FastQueue
+from penstock.testing import wait_until
+from tests.export.quick import numbered, quick
+from tests.servers import RabbitMQ
+
+pytestmark = pytest.mark.server
+
+
+def declare(broker: RabbitMQ, queue: str, **arguments: object) -> None:
+    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        connection.channel().queue_declare(queue, durable=True, arguments=arguments)
+
+
+def received(broker: RabbitMQ, queue: str) -> list[tuple[bytes, pika.BasicProperties]]:
+    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        channel = connection.channel()
+        found = []
+        while (message := channel.basic_get(queue, auto_ack=True))[0] is not None:
+            found.append((message[2], message[1]))
+        return found
+
+
+def exporter(broker: RabbitMQ, queue: str) -> AmqpExporter:
+    return AmqpExporter(AmqpConfig(url=broker.url, routing_key=queue, message_type="otlp.metrics"))
+
+
+def test_batches_arrive_persistent_and_with_their_type(shared_rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    declare(shared_rabbitmq, "sent")
+    with (
+        FastQueue(tmp_path / "queue") as queue,
+        SendQueue(queue, exporter(shared_rabbitmq, "sent"), quick(workers=3)) as sender,
+    ):
+        for batch in numbered(200):
+            sender.push(batch)
+        wait_until(lambda: not len(sender))
+    found = received(shared_rabbitmq, "sent")
+    assert sorted(body for body, _ in found) == numbered(200)
+    assert {(p.type, p.delivery_mode, p.content_type) for _, p in found} == {
+        ("otlp.metrics", 2, "application/x-protobuf")
+    }
+
+
+def test_a_message_that_no_queue_takes_is_a_failure_until_one_does(shared_rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    client = exporter(shared_rabbitmq, "nobody")
+    with pytest.raises(TransientExportError, match="no queue takes") as caught:
+        client.send(client.prepare(b"x"))
+    assert caught.value.error_class is ErrorClass.CLIENT_ERROR
+    declare(shared_rabbitmq, "nobody")
+    assert client.send(client.prepare(b"x")) is None
+    client.close()
+
+
+def test_a_queue_that_refuses_nacks_and_that_is_a_server_error(shared_rabbitmq: RabbitMQ) -> None:
+    declare(shared_rabbitmq, "small", **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    client = exporter(shared_rabbitmq, "small")
+    client.send(client.prepare(b"1"))
+    with pytest.raises(TransientExportError, match="could not keep") as caught:
+        client.send(client.prepare(b"2"))
+    assert caught.value.error_class is ErrorClass.SERVER_ERROR
+    client.close()
+
+
+def test_a_wrong_password_and_an_unknown_exchange_say_so(shared_rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("wrong\n")
+    config = AmqpConfig(url=shared_rabbitmq.url, routing_key="sent", password_file=tmp_path / "password")
+    client = AmqpExporter(config)
+    with pytest.raises(TransientExportError) as caught:
+        client.send(client.prepare(b"x"))
+    assert caught.value.error_class is ErrorClass.AUTH
+    lost = AmqpExporter(AmqpConfig(url=shared_rabbitmq.url, exchange="no such", routing_key="x"))
+    with pytest.raises(TransientExportError, match="404") as caught:
+        lost.send(lost.prepare(b"x"))
+    assert caught.value.error_class is ErrorClass.CLIENT_ERROR
+
+
+def test_a_broker_that_is_not_there_is_a_network_error() -> None:
+    client = AmqpExporter(AmqpConfig(url="amqp://127.0.0.1:1/", routing_key="x"))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the send queue classifies what it is
+        client.send(client.prepare(b"x"))
+    assert of_exception(caught.value).error_class is ErrorClass.NETWORK
+
+
+def test_a_closed_exporter_sends_nothing(shared_rabbitmq: RabbitMQ) -> None:
+    client = exporter(shared_rabbitmq, "sent")
+    client.close()
+    with pytest.raises(ConnectionAbortedError):
+        client.send(client.prepare(b"x"))
+
+
+def test_every_message_arrives_although_the_broker_is_killed_in_the_middle(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    declare(rabbitmq, "survives")
+    config = quick(workers=3, circuit_breaker=BreakerConfig(reset_timeout=0.3), retry_interval=0.1, max_retry_delay=0.3)
+    sent = numbered(600)
+    with (
+        FastQueue(tmp_path / "queue") as queue,
+        SendQueue(queue, exporter(rabbitmq, "survives"), config) as sender,
+    ):
+        for batch in sent[:200]:
+            sender.push(batch)
+        wait_until(lambda: sender.stats().exported_batches > 50)
+        rabbitmq.kill()
+        restart = threading.Thread(target=rabbitmq.start)
+        restart.start()
+        for batch in sent[200:]:
+            sender.push(batch)
+        restart.join()
+        wait_until(lambda: not len(sender), timeout=60)
+        stats = sender.stats()
+    arrived = [body for body, _ in received(rabbitmq, "survives")]
+    assert set(arrived) == set(sent)
+    assert len(arrived) - len(sent) <= 3  # those that were under way when it was killed
+    assert stats.errors["network"] + stats.errors["timeout"] > 0
+    assert stats.queue.dead_lettered == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "http://x", "routing_key": "q"}, "url must look like"),
+        ({"url": "amqp://x", "routing_key": "q", "tls": TlsConfig()}, "tls is set"),
+        ({"url": "amqp://x"}, "routing_key must name a queue"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AmqpConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_the_configuration_shows_no_password() -> None:
+    assert "hidden" not in repr(AmqpConfig(url="amqp://user:hidden@host/", routing_key="x"))

@@ -1,0 +1,353 @@
+"""OTLP/HTTP against a real server that misbehaves in every way, checked with the official protobuf definitions."""
+
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsPartialSuccess,
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from penstock.errors import (
+    ConfigError,
+    ErrorClass,
+    PayloadTooLarge,
+    PermanentExportError,
+    TransientExportError,
+)
+from penstock.export import PartialSuccess, SendQueue
+from penstock.export.classify import of_exception
+from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter, partial_success
+from penstock.export.http import TlsConfig
+from penstock.export.wire import field_bytes, field_varint
+from penstock.spool import FastQueue
+from penstock.testing import wait_until
+from tests.export import misbehaving
+from tests.export.misbehaving import Behaviour, Misbehaving, answer
+from tests.export.quick import quick
+
+
+def metrics(resources: int = 1, scopes: int = 1, names: int = 1, points: int = 1) -> bytes:
+    """A request with that many of each, every point different."""
+    request = ExportMetricsServiceRequest()
+    number = 0
+    for r in range(resources):
+        resource = request.resource_metrics.add()
+        resource.resource.attributes.add(key="host").value.string_value = f"h{r}"
+        for s in range(scopes):
+            scope = resource.scope_metrics.add()
+            scope.scope.name = f"s{s}"
+            for n in range(names):
+                metric = scope.metrics.add(name=f"m{n}", unit="ms")
+                for _ in range(points):
+                    metric.sum.data_points.add(time_unix_nano=number, as_double=number / 2)
+                    number += 1
+                metric.sum.is_monotonic = True
+    return bytes(request.SerializeToString())
+
+
+def facts(request: bytes) -> list[tuple[str, str, str, bool, int, float]]:
+    """Every point of a request with all that it hangs on."""
+    parsed = ExportMetricsServiceRequest.FromString(request)
+    return [
+        (
+            resource.resource.attributes[0].value.string_value,
+            scope.scope.name,
+            f"{metric.name} {metric.unit}",
+            metric.sum.is_monotonic,
+            point.time_unix_nano,
+            point.as_double,
+        )
+        for resource in parsed.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.sum.data_points
+    ]
+
+
+@pytest.fixture
+def server() -> Iterator[Misbehaving]:
+    with Misbehaving().running() as running:
+        yield running
+
+
+def exporter(server: Misbehaving, **settings: Any) -> OtlpHttpExporter:
+    return OtlpHttpExporter(OtlpHttpConfig(url=server.url, **{"timeout": 5.0, **settings}))
+
+
+def send(client: OtlpHttpExporter, batch: bytes) -> PartialSuccess | None:
+    return client.send(client.prepare(batch))
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
+def test_a_receiver_reads_what_was_sent(server: Misbehaving, compression: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    client = exporter(
+        server, compression=compression, headers={"X-Scope-OrgID": "tenant"}, token_file=tmp_path / "token"
+    )
+    assert send(client, metrics(2, 2, 2, 2)) is None
+    (request,) = server.requests
+    assert request.path == "/v1/metrics"
+    assert request.headers["content-type"] == "application/x-protobuf"
+    assert request.headers["x-scope-orgid"] == "tenant"
+    assert request.headers["authorization"] == "Bearer secret"
+    assert facts(request.body) == facts(metrics(2, 2, 2, 2))
+
+
+def test_one_connection_serves_one_thread(server: Misbehaving) -> None:
+    client = exporter(server)
+    for _ in range(10):
+        send(client, metrics())
+    assert server.connections == 1
+    assert len(server.requests) == 10
+
+
+@pytest.mark.parametrize("ending", [misbehaving.hang_up, misbehaving.reset])
+def test_a_connection_that_the_server_ended_while_idle_is_replaced_unseen(
+    server: Misbehaving, ending: Behaviour
+) -> None:
+    client = exporter(server)
+    server.behaviours = [answer(200), ending]
+    assert send(client, metrics()) is None
+    assert send(client, metrics()) is None
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error_class"),
+    [
+        (misbehaving.reset, ErrorClass.NETWORK),
+        (misbehaving.hang_up, ErrorClass.NETWORK),
+        (misbehaving.half, ErrorClass.NETWORK),
+        (misbehaving.half_of_its_headers, ErrorClass.NETWORK),
+        (misbehaving.nonsense, ErrorClass.NETWORK),
+        (answer(503), ErrorClass.SERVER_ERROR),
+        (answer(500), ErrorClass.SERVER_ERROR),
+        (answer(401), ErrorClass.AUTH),
+        (answer(429), ErrorClass.RATE_LIMIT),
+        (answer(504), ErrorClass.TIMEOUT),
+    ],
+)
+def test_what_may_pass_is_transient_and_the_next_send_works(
+    server: Misbehaving, behaviour: Behaviour, error_class: ErrorClass
+) -> None:
+    client = exporter(server)
+    server.behaviours = [behaviour]
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the send queue classifies what it is
+        send(client, metrics())
+    error = of_exception(caught.value)
+    assert isinstance(error, TransientExportError)
+    assert error.error_class is error_class
+    assert send(client, metrics()) is None
+
+
+@pytest.mark.parametrize("how", ["silent", "dripping"])
+def test_a_slow_server_is_held_to_the_timeout(server: Misbehaving, how: str) -> None:
+    client = exporter(server, timeout=0.15)
+    server.behaviours = [getattr(server, how)]
+    with pytest.raises(TimeoutError):
+        send(client, metrics())
+
+
+def test_retry_after_comes_as_seconds_or_as_a_date(server: Misbehaving) -> None:
+    client = exporter(server)
+    server.behaviours = [
+        answer(429, Retry_After="7"),
+        answer(503, Retry_After=formatdate(time.time() + 60, usegmt=True)),
+        answer(429, Retry_After="soon"),
+    ]
+    waits = []
+    for _ in range(3):
+        with pytest.raises(TransientExportError) as caught:
+            send(client, metrics())
+        waits.append(caught.value.retry_after)
+    assert waits[0] == 7.0
+    assert waits[1] == pytest.approx(60.0, abs=5.0)
+    assert waits[2] is None
+
+
+def test_the_servers_words_are_the_reason(server: Misbehaving) -> None:
+    client = exporter(server)
+    status = field_varint(1, 3) + field_bytes(2, b"unknown unit")  # google.rpc.Status
+    server.behaviours = [
+        answer(400, status, Content_Type="application/x-protobuf"),
+        answer(400, b"no\n such  field", Content_Type="text/plain"),
+        answer(400, b"\xff" * 100_000, Content_Type="application/x-protobuf"),
+    ]
+    with pytest.raises(PermanentExportError, match="400 Bad Request: unknown unit"):
+        send(client, metrics())
+    with pytest.raises(PermanentExportError, match="400 Bad Request: no such field"):
+        send(client, metrics())
+    with pytest.raises(PermanentExportError, match=r"400 Bad Request$"):
+        send(client, metrics())
+    assert send(client, metrics()) is None
+
+
+def test_too_large_is_its_own_error(server: Misbehaving) -> None:
+    server.behaviours = [answer(413)]
+    with pytest.raises(PayloadTooLarge):
+        send(exporter(server), metrics())
+
+
+def test_partial_success_tells_how_many_and_why(server: Misbehaving) -> None:
+    partial = ExportMetricsPartialSuccess(rejected_data_points=17, error_message="too old")
+    response = ExportMetricsServiceResponse(partial_success=partial)
+    server.behaviours = [answer(200, response.SerializeToString(), Content_Type="application/x-protobuf")]
+    assert send(exporter(server), metrics()) == PartialSuccess(17, "too old")
+
+
+@pytest.mark.parametrize("body", [b"", ExportMetricsServiceResponse().SerializeToString(), b"<html>", b"\x0a\xff"])
+def test_any_other_body_of_a_success_is_a_success(body: bytes) -> None:
+    assert partial_success(body) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "halves"),
+    [((4, 1, 1, 1), 2), ((1, 5, 1, 1), 2), ((1, 1, 3, 1), 2), ((1, 1, 1, 7), 2), ((3, 2, 2, 3), 2)],
+)
+def test_a_request_is_split_without_losing_or_doubling_a_point(
+    server: Misbehaving, shape: tuple[int, int, int, int], halves: int
+) -> None:
+    client = exporter(server)
+    whole = metrics(*shape)
+    parts = client.split(whole)
+    assert parts is not None
+    assert len(parts) == halves
+    assert sorted(fact for part in parts for fact in facts(part)) == sorted(facts(whole))
+    assert all(facts(part) for part in parts)
+
+
+def test_a_single_point_and_nonsense_cannot_be_split(server: Misbehaving) -> None:
+    client = exporter(server)
+    assert client.split(metrics()) is None
+    assert client.split(b"\xff\xff") is None
+    assert client.split(b"") is None
+
+
+def test_spans_are_split_too(server: Misbehaving) -> None:
+    request = ExportTraceServiceRequest()
+    scope = request.resource_spans.add().scope_spans.add()
+    for number in range(5):
+        scope.spans.add(name=f"span {number}")
+    parts = exporter(server, signal="traces").split(request.SerializeToString())
+    assert parts is not None
+    parsed = [ExportTraceServiceRequest.FromString(part) for part in parts]
+    assert [span.name for one in parsed for span in one.resource_spans[0].scope_spans[0].spans] == [
+        f"span {number}" for number in range(5)
+    ]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    options = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", *options, *names, *files], check=True, capture_output=True)
+    return key, certificate
+
+
+@pytest.fixture
+def tls_server(certificate: tuple[Path, Path]) -> Iterator[Misbehaving]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate[1], certificate[0])
+    with Misbehaving(tls=context).running() as running:
+        yield running
+
+
+def test_a_certificate_that_we_trust_works(tls_server: Misbehaving, certificate: tuple[Path, Path]) -> None:
+    client = exporter(tls_server, tls=TlsConfig(ca_file=certificate[1]))
+    assert send(client, metrics()) is None
+    assert facts(tls_server.requests[0].body) == facts(metrics())
+
+
+def test_one_that_we_do_not_trust_is_an_error_and_nothing_is_sent(tls_server: Misbehaving) -> None:
+    with pytest.raises(OSError, match="certificate verify failed") as caught:
+        send(exporter(tls_server), metrics())
+    assert of_exception(caught.value).error_class is ErrorClass.NETWORK
+    assert tls_server.requests == []
+
+
+def test_close_ends_a_request_that_hangs(server: Misbehaving) -> None:
+    client = exporter(server, timeout=30.0)
+    server.behaviours = [server.silent]
+    raised: list[BaseException] = []
+
+    def hang() -> None:
+        try:
+            send(client, metrics())
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    wait_until(lambda: server.requests)
+    client.close()
+    thread.join(5)
+    assert raised
+    with pytest.raises(ConnectionAbortedError):
+        send(client, metrics())
+
+
+def test_through_the_queue_every_point_arrives_whatever_the_server_does(server: Misbehaving, tmp_path: Path) -> None:
+    whole = metrics(4, 2, 2, 2)
+    partial = ExportMetricsServiceResponse(
+        partial_success=ExportMetricsPartialSuccess(rejected_data_points=3, error_message="too old")
+    )
+    server.behaviours = [
+        answer(413), misbehaving.reset, misbehaving.half, answer(503, Retry_After="0"), answer(429), answer(200),
+        answer(413), answer(200, partial.SerializeToString()), misbehaving.nonsense, answer(401),
+    ]  # fmt: skip
+    taken: list[bytes] = []
+
+    def record(behave: Behaviour) -> Behaviour:
+        def recorded(connection: Any) -> bool:
+            before = len(server.requests)
+            goes_on = behave(connection)
+            if "answer" in behave.__qualname__ and behave in successes:
+                taken.append(server.requests[before - 1].body)
+            return goes_on
+
+        return recorded
+
+    successes: set[Behaviour] = {server.behaviours[5], server.behaviours[7]}
+    server.behaviours = [record(behave) for behave in server.behaviours]
+    with FastQueue(tmp_path / "queue") as queue, SendQueue(queue, exporter(server), quick(workers=1)) as sender:
+        sender.push(whole)
+        wait_until(lambda: not len(sender))
+        stats = sender.stats()
+    taken += [request.body for request in server.requests[10:]]
+    assert sorted(fact for body in taken for fact in facts(body)) == sorted(facts(whole))
+    assert stats.partial_rejected == 3
+    assert stats.splits == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "ftp://x"}, "url must look like"),
+        ({"url": "http://user:pw@host"}, "url must not hold a password"),
+        ({"url": "http://x", "tls": TlsConfig()}, "tls is set"),
+        ({"url": "http://x", "timeout": 0}, "timeout must be > 0"),
+        ({"url": "http://x", "signal": "smells"}, "signal must be one of"),
+        ({"url": "http://x", "compression": "lzma"}, "compression must be one of"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        OtlpHttpConfig(**settings)
+
+
+def test_the_configuration_shows_no_secret() -> None:
+    config = OtlpHttpConfig(url="http://host:1/x?key=hidden", headers={"Authorization": "hidden"})
+    assert "hidden" not in repr(config)

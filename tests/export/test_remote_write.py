@@ -1,0 +1,132 @@
+"""Remote write to a real Prometheus: what is queried back is what was sent, value by value."""
+
+import math
+import time
+from pathlib import Path
+
+import cramjam
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import PermanentExportError
+from penstock.export import SendQueue
+from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter, write_request
+from penstock.export.wire import field_bytes, fields, get_bytes, get_varint, halve, read_varint, varint
+from penstock.spool import FastQueue
+from penstock.spool.dead_letters import unpack
+from penstock.testing import wait_until
+from tests.export.quick import quick
+from tests.servers import Prometheus
+
+pytestmark = pytest.mark.server
+
+SERIES = 40
+SAMPLES = 25
+
+
+def exporter(prometheus: Prometheus) -> RemoteWriteExporter:
+    return RemoteWriteExporter(RemoteWriteConfig(url=f"{prometheus.url}/api/v1/write"))
+
+
+def test_everything_that_went_through_the_queue_is_queried_back_value_by_value(
+    prometheus: Prometheus, tmp_path: Path
+) -> None:
+    start = int(time.time() * 1000) - SAMPLES * 1000
+    sent = {
+        f"s{series}": [(start + n * 1000, [math.pi * series + n, -1e300, 5e-324, float("inf")][n % 4 if series else 0])
+                       for n in range(SAMPLES)]
+        for series in range(SERIES)
+    }  # fmt: skip
+    with (
+        FastQueue(tmp_path / "queue") as queue,
+        SendQueue(queue, exporter(prometheus), quick(workers=0)) as sender,
+    ):
+        for name, samples in sent.items():
+            for half in (samples[:13], samples[13:]):
+                sender.push(write_request([({"__name__": "penstock_sent", "series": name, "ünï": "cödé"}, half)]))
+        wait_until(lambda: not len(sender))
+        stats = sender.stats()
+    assert stats.queue.dead_lettered == 0
+    found = prometheus.query(f"penstock_sent[{SAMPLES + 30}s]", at=start / 1000 + SAMPLES)
+    got = {
+        row["metric"]["series"]: [(round(moment * 1000), float(value)) for moment, value in row["values"]]
+        for row in found
+    }
+    assert got == sent
+
+
+def test_what_prometheus_refuses_is_a_dead_letter_with_its_words(prometheus: Prometheus, tmp_path: Path) -> None:
+    now = int(time.time() * 1000)
+    good = write_request([({"__name__": "penstock_good"}, [(now, 2.0)])])
+    bad = write_request([({"__name__": "penstock_good"}, [(now - 1000, 1.0)])])  # older than what it has
+    with FastQueue(tmp_path / "queue") as queue, SendQueue(queue, exporter(prometheus), quick(workers=0)) as sender:
+        sender.push(good)
+        sender.push(bad)
+        sender.push(b"this is no protobuf at all")
+        wait_until(lambda: not len(sender))
+        assert sender.stats().circuit_opened == 0
+    with FastQueue(tmp_path / "queue" / "dead-letters") as letters:
+        found = [unpack(lease.data) for lease in letters.lease(10)]
+    assert [letter.data for letter in found] == [bad, b"this is no protobuf at all"]
+    assert found[0].reason == "400 Bad Request: out of order sample"
+    assert found[1].reason.startswith("400 Bad Request: ")
+    assert [row["value"][1] for row in prometheus.query("penstock_good", at=now / 1000)] == ["2"]
+
+
+def test_a_refusal_is_raised_where_there_is_no_queue(prometheus: Prometheus) -> None:
+    client = exporter(prometheus)
+    with pytest.raises(PermanentExportError, match="400"):
+        client.send(client.prepare(b"\xff"))
+    client.close()
+
+
+def test_requests_are_split_by_series_and_then_by_sample(prometheus: Prometheus) -> None:
+    client = exporter(prometheus)
+    two = write_request([({"__name__": "a"}, [(1, 1.0)]), ({"__name__": "b"}, [(1, 2.0), (2, 3.0)])])
+    halves = client.split(two)
+    assert halves == [
+        write_request([({"__name__": "a"}, [(1, 1.0)])]),
+        write_request([({"__name__": "b"}, [(1, 2.0), (2, 3.0)])]),
+    ]
+    assert client.split(halves[1]) == [
+        write_request([({"__name__": "b"}, [(1, 2.0)])]),
+        write_request([({"__name__": "b"}, [(2, 3.0)])]),
+    ]
+    assert client.split(halves[0]) is None
+    assert client.split(b"\xff") is None
+
+
+def test_a_block_is_snappy_without_framing(prometheus: Prometheus) -> None:
+    prepared = exporter(prometheus).prepare(b"x" * 1000)
+    assert bytes(cramjam.snappy.decompress_raw(prepared.body)) == b"x" * 1000
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_a_varint_comes_back(value: int) -> None:
+    assert read_varint(varint(value), 0) == (value, len(varint(value)))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_fields_or_a_value_error(message: bytes) -> None:
+    try:
+        found = list(fields(message))
+    except ValueError:
+        return
+    assert b"".join(message[one.start : one.end] for one in found) == message
+
+
+@given(st.lists(st.binary(max_size=20), min_size=2, max_size=20))
+def test_halves_hold_every_repeated_field_once(values: list[bytes]) -> None:
+    message = b"".join(field_bytes(1, value) for value in values)
+    halves = halve(message, [(1,)])
+    assert halves is not None
+    assert b"".join(halves) == message
+    assert all(halves)
+
+
+def test_the_last_of_several_fields_counts() -> None:
+    message = field_bytes(2, b"a") + field_bytes(2, b"b")
+    assert get_bytes(message, 2) == b"b"
+    assert get_bytes(message, 3) is None
+    assert get_varint(message, 2) == 0

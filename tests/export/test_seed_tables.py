@@ -1,0 +1,227 @@
+"""Every flag and key that a user of the system we follow knows is here under its name, and does something."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from penstock.cli import main
+from penstock.errors import ConfigError
+from penstock.export import (
+    SendQueue,
+    SendQueueConfig,
+)
+from penstock.export.flags import FLAGS, merged
+from penstock.machine import cores, usable_memory
+from penstock.service.relay import queue_config
+from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
+from penstock.testing import MemoryExporter
+from tests.export.quick import quick
+
+SEED_FLAGS = """
+queue-enabled true                    queue-type disk
+queue-path ./queue                    queue-max-size 10000
+queue-max-bytes 1Gi                   queue-full-behavior drop_oldest
+queue-always-queue true               queue-workers 0
+queue-inmemory-blocks 2048            queue-chunk-size 512Mi
+queue-meta-sync 1s                    queue-stale-flush 30s
+queue-write-buffer-size 256Ki         queue-compression snappy
+queue-retry-interval 5s               queue-max-retry-delay 5m
+queue-backoff-enabled true            queue-backoff-multiplier 2.0
+queue-circuit-breaker-enabled true    queue-circuit-breaker-threshold 5
+queue-circuit-breaker-reset-timeout 30s
+queue-memory-percent 0.10             memory-limit-ratio 0.85
+queue-adaptive-enabled true           queue-target-utilization 0.85
+"""
+
+SEED_YAML = """
+type: disk
+enabled: true
+path: ./queue
+max_size: 10000
+max_bytes: 1Gi
+full_behavior: drop_oldest
+inmemory_blocks: 2048
+chunk_size: 512Mi
+meta_sync_interval: 1s
+write_buffer_size: 256Ki
+compression: snappy
+always_queue: true
+workers: 0
+backoff: {enabled: true, multiplier: 2.0}
+circuit_breaker: {enabled: true, threshold: 5, reset_timeout: 30s}
+pipeline_split: {enabled: false, preparer_count: 0, sender_count: 0, channel_size: 256}
+adaptive_workers: {enabled: false, min_workers: 1, max_workers: 0}
+max_concurrent_sends: 4
+"""
+
+
+# -- flags and keys --------------------------------------------------------------------------------------------------
+
+
+def seed_flags() -> list[tuple[str, str]]:
+    return re.findall(r"([a-z-]+) (\S+)", SEED_FLAGS)
+
+
+@pytest.mark.parametrize(("name", "default"), seed_flags())
+def test_every_flag_exists_and_its_default_is_the_known_one(name: str, default: str) -> None:
+    (flag,) = [flag for flag in FLAGS if flag.name == name]
+    given = SendQueueConfig.from_mapping(merged({}, [(flag, default)]))
+    if name == "queue-max-size":
+        assert given.max_size == SendQueueConfig().max_size
+    assert _plain(given) == _plain(SendQueueConfig.from_mapping(merged({}, [])))
+
+
+def _plain(config: SendQueueConfig) -> dict[str, Any]:
+    """Both spellings of a size or a duration are the same setting."""
+    queue = config.queue_config(2**34)
+    own = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    own |= {name: getattr(queue, name) for name in ("chunk_size", "meta_sync_interval", "stale_flush",
+                                                    "write_buffer_size")}  # fmt: skip
+    return own
+
+
+def test_every_key_exists_and_its_default_is_the_known_one() -> None:
+    given = SendQueueConfig.from_mapping(yaml.safe_load(SEED_YAML))
+    assert _plain(given) == _plain(SendQueueConfig())
+
+
+def test_every_flag_is_an_option_of_the_command_and_a_setting() -> None:
+    shown = CliRunner().invoke(main, ["relay", "--help"]).output
+    for flag in FLAGS:
+        assert f"--{flag.name} " in shown
+        *section, name = flag.key.split(".")
+        holder: Any = SendQueueConfig()
+        for part in section:
+            holder = getattr(holder, part)
+        assert hasattr(holder, name)
+
+
+def test_every_setting_is_a_flag() -> None:
+    config = SendQueueConfig()
+    keys = {flag.key for flag in FLAGS}
+    for name in config.__dataclass_fields__:
+        value = getattr(config, name)
+        inner = getattr(value, "__dataclass_fields__", None)
+        missing = {f"{name}.{part}" for part in inner} - keys if inner else {name} - keys
+        assert missing <= {"backoff.jitter", "failover.drain_interval", "failover.drain_batch"}, missing
+
+
+def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("exporter: {queue: {workers: 3, max_bytes: 2Gi, backoff: {multiplier: 3.0}}}\n")
+    config = queue_config(file, {"queue_workers": "7", "queue_backoff_enabled": "false"})
+    assert (config.workers, config.max_bytes) == (7, 2**31)
+    assert (config.backoff.multiplier, config.backoff.enabled) == (3.0, False)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"wrokers": 3}, r"exporter.queue.wrokers is not a setting; there are .*workers"),
+        ({"backoff": {"factor": 2}}, r"exporter.queue.backoff.factor is not a setting"),
+        ({"backoff": 3}, r"exporter.queue.backoff must be a mapping, got 3"),
+        ({"enabled": "maybe"}, r"exporter.queue.enabled must be true or false, got 'maybe'"),
+        ({"workers": "many"}, r"exporter.queue.workers must be a number, got 'many'"),
+        ({"type": "tape"}, r"type must be one of memory, disk, got 'tape'"),
+        ({"workers": -1}, r"workers must be >= 0, got -1"),
+        ({"memory_percent": 1.5}, r"memory_percent must be within 0 and 1, got 1.5"),
+        ({"target_utilization": 0.0}, r"target_utilization must be > 0"),
+        ({"full_behavior": "explode"}, r"full_behavior must be one of .*'explode'"),
+        ({"retry_interval": "10m"}, r"max_retry_delay must be >= retry_interval = 600.0, got 300.0"),
+        ({"pipeline_split": {"channel_size": 0}}, r"pipeline_split.channel_size must be >= 1, got 0"),
+        ({"failover": {"max_size": 0}}, r"failover.max_size must be >= 1, got 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_key(mapping: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SendQueueConfig.from_mapping(mapping)
+
+
+@pytest.mark.parametrize("text", ["queue-enabled perhaps", "queue-workers many"])
+def test_a_flag_that_makes_no_sense_is_refused_by_its_name(text: str) -> None:
+    name, value = text.split()
+    ran = CliRunner().invoke(main, ["relay", "--to", "console", f"--{name}", value])
+    assert ran.exit_code == 2
+    assert f"--{name} must be" in ran.output
+
+
+# -- settings whose effect no other test shows -----------------------------------------------------------------------
+
+
+def test_zeros_stand_for_multiples_of_the_cores() -> None:
+    config = SendQueueConfig()
+    counts = (config.worker_count(), config.preparer_count(), config.sender_count(), config.most_workers())
+    assert counts == (2 * cores(), cores(), 2 * cores(), 4 * cores())
+    assert config.send_limit() == 8 * cores()
+
+
+def test_percentages_bound_what_the_queue_holds_in_memory() -> None:
+    config = SendQueueConfig(memory_percent=0.10, memory_limit_ratio=0.85)
+    gigabyte = 2**30
+    assert config.memory_budget(gigabyte) == int(0.085 * gigabyte)
+    assert config.memory_bytes(gigabyte) == int(0.085 * gigabyte)
+    assert config.memory_bytes(100 * gigabyte) == gigabyte  # max_bytes is less
+    assert config.queue_config(gigabyte).inmemory_blocks == int(0.085 * gigabyte) // (50 * 1024)
+    assert config.queue_config(100 * gigabyte).inmemory_blocks == 2048
+    assert config.memory_budget() == int(usable_memory() * 0.85 * 0.10)
+    assert SendQueueConfig(memory_percent=0.0).memory_budget(gigabyte) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("memory.max", "1073741824"), ("memory/memory.limit_in_bytes", "1073741824")]
+)
+def test_memory_is_the_containers_not_the_machines(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("1073741824")
+    assert usable_memory(tmp_path) == 2**30
+    assert usable_memory(tmp_path / "none") > 0
+
+
+def test_cores_are_the_containers_not_the_machines(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000")
+    assert cores(tmp_path) == 1
+
+
+def test_the_queues_own_settings_reach_the_queue(tmp_path: Path) -> None:
+    config = SendQueueConfig(
+        path=tmp_path / "queue", max_bytes="5Mi", inmemory_blocks=3, chunk_size="1Mi", meta_sync_interval="2s",
+        stale_flush="3s", write_buffer_size="4Ki", compression="zstd", durability=Durability.DISK, max_attempts=9,
+        order="freshest", full_behavior=FullBehavior.DROP_NEWEST, block_timeout="4s", adaptive_enabled=False,
+        max_size=77,
+    )  # fmt: skip
+    sender = SendQueue.open(MemoryExporter(), config)
+    queue = FastQueueConfig(
+        max_bytes="5Mi", inmemory_blocks=3, chunk_size="1Mi", meta_sync_interval="2s", stale_flush="3s",
+        write_buffer_size="4Ki", compression="zstd", durability=Durability.DISK, max_attempts=9, order="freshest",
+        full_behavior=FullBehavior.DROP_NEWEST, block_timeout="4s", max_size=77,
+    )  # fmt: skip
+    assert config.queue_config(2**40) == queue
+    sender.push(b"x")
+    assert (tmp_path / "queue").is_dir()
+    sender.close()
+
+
+def test_a_queue_in_memory_leaves_no_folder(tmp_path: Path) -> None:
+    sender = SendQueue.open(MemoryExporter(), quick(type="memory", path=tmp_path / "queue")).start()
+    sender.push(b"x")
+    sender.close()
+    assert not (tmp_path / "queue").exists()
+    assert sender.stats().exported_batches == 1
+
+
+def test_relay_empties_a_folder_and_says_so(tmp_path: Path) -> None:
+    with FastQueue(tmp_path / "queue") as queue:
+        queue.push_many([b"one", b"two"])
+    command = [sys.executable, "-m", "penstock", "relay", "--to", "console", "--queue-workers", "1"]
+    ran = subprocess.run(
+        [*command, "--queue-path", str(tmp_path / "queue")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == ["batch 1: 3 bytes 'one'", "batch 2: 3 bytes 'two'"]
+    assert "sent 2 batches, 6 bytes; 0 wait; 0 dead letters; 0 failed sends" in ran.stderr

@@ -1,0 +1,322 @@
+"""The send queue: always-queue, in place, once acknowledged, never lost."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import (
+    ErrorClass,
+    PermanentExportError,
+    QueueClosed,
+    TransientExportError,
+)
+from penstock.export import (
+    BackoffConfig,
+    BreakerConfig,
+    CircuitState,
+    PipelineSplitConfig,
+    SendQueue,
+)
+from penstock.spool import FastQueue, FastQueueConfig
+from penstock.testing import FailingExporter, MemoryExporter, wait_until
+from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
+
+
+@pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
+def test_everything_pushed_arrives_once_and_is_acknowledged(queue: FastQueue, split: PipelineSplitConfig) -> None:
+    exporter = MemoryExporter()
+    with SendQueue(queue, exporter, quick(pipeline_split=split)) as sender:
+        for batch in numbered(500):
+            sender.push(batch)
+        wait_until(lambda: not len(sender))
+        assert sender.stats().exported_batches == 500
+    assert sorted(exporter.batches) == numbered(500)
+
+
+@pytest.mark.parametrize("split", [PipelineSplitConfig(), PipelineSplitConfig(enabled=True)])
+def test_an_exporter_that_wants_order_gets_it_also_through_failures(
+    queue: FastQueue, split: PipelineSplitConfig
+) -> None:
+    exporter = FailingExporter([None, DOWN, DOWN, None, DOWN, None, TimeoutError(), DOWN], in_order=True)
+    for batch in numbered(50):
+        queue.push(batch)
+    with SendQueue(queue, exporter, quick(workers=0, pipeline_split=split)) as sender:
+        wait_until(lambda: not len(sender))
+        assert sender.stats().workers_total == 1
+    assert exporter.batches == numbered(50)
+
+
+@pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
+def test_a_batch_that_failed_goes_to_its_place_and_not_to_the_tail(
+    queue: FastQueue, split: PipelineSplitConfig
+) -> None:
+    exporter = FailingExporter([DOWN])
+    for batch in numbered(2000):
+        queue.push(batch)
+    config = quick(workers=1, pipeline_split=split, max_concurrent_sends=1, retry_interval=0.001)
+    with SendQueue(queue, exporter, config) as sender:
+        wait_until(lambda: not len(sender))
+    failed = exporter.attempts[0]
+    assert exporter.batches.index(failed) < 1000
+    assert [batch for batch in exporter.batches if batch != failed] == numbered(2000)[1:]
+
+
+def test_while_the_destination_is_down_the_oldest_batch_is_the_one_that_is_tried(queue: FastQueue) -> None:
+    exporter = FailingExporter()
+    exporter.fail_with(DOWN)
+    for batch in numbered(10):
+        queue.push(batch)
+    with SendQueue(queue, exporter, quick(workers=1)) as sender:
+        wait_until(lambda: sender.stats().circuit_opened >= 3)
+        probes = exporter.attempts[-1]
+        exporter.recover()
+        wait_until(lambda: not len(sender))
+    assert probes == numbered(1)[0]
+    assert exporter.batches == numbered(10)
+
+
+def test_an_open_circuit_is_asked_before_a_batch_is_leased(queue: FastQueue) -> None:
+    exporter = FailingExporter()
+    exporter.fail_with(DOWN)
+    config = quick(circuit_breaker=BreakerConfig(threshold=1, reset_timeout=60.0))
+    with SendQueue(queue, exporter, config) as sender:
+        sender.push(b"first")
+        wait_until(lambda: sender.stats().circuit is CircuitState.OPEN)
+        for batch in numbered(20):
+            sender.push(batch)
+        wait_until(lambda: sender.stats().circuit_rejected >= 2)
+        stats = sender.stats()
+    assert stats.queue.leased <= 1  # one worker may have waited for a batch when the circuit opened
+    assert len(exporter.attempts) <= 2
+    assert 0 < stats.backoff <= 60.0
+
+
+def test_after_its_rest_exactly_one_probe_goes_out(queue: FastQueue) -> None:
+    exporter = FailingExporter()
+    exporter.fail_with(DOWN)
+    config = quick(workers=8, circuit_breaker=BreakerConfig(threshold=1, reset_timeout=0.05))
+    with SendQueue(queue, exporter, config) as sender:
+        for batch in numbered(50):
+            sender.push(batch)
+        wait_until(lambda: sender.stats().circuit is CircuitState.OPEN)
+        wait_until(lambda: not exporter.at_once)
+        exporter.hold()
+        exporter.most_at_once = 0
+        wait_until(lambda: exporter.at_once)
+        assert sender.stats().circuit is CircuitState.HALF_OPEN
+        assert exporter.at_once == 1
+        exporter.recover()
+        exporter.release()
+        wait_until(lambda: not len(sender))
+        assert sender.stats().circuit is CircuitState.CLOSED
+    assert exporter.most_at_once <= 8
+
+
+def test_a_probe_on_a_batch_that_cannot_be_prepared_gives_its_place_back(queue: FastQueue, tmp_path: Path) -> None:
+    class Picky(FailingExporter):
+        def prepare(self, batch: bytes) -> Any:
+            if batch == b"undecodable":
+                raise ValueError("cannot be decoded")
+            return super().prepare(batch)
+
+    exporter = Picky([DOWN])
+    config = quick(workers=1, circuit_breaker=BreakerConfig(threshold=1, reset_timeout=0.05))
+    queue.push(b"first")
+    queue.push(b"undecodable")
+    with SendQueue(queue, exporter, config) as sender:
+        wait_until(lambda: not len(sender))
+        assert sender.stats().circuit is CircuitState.CLOSED
+    queue.close()
+    assert exporter.batches == [b"first"]
+    assert [letter[0] for letter in dead_letters(tmp_path)] == [b"undecodable"]
+
+
+def test_bad_data_is_a_dead_letter_and_does_not_open_the_circuit(queue: FastQueue, tmp_path: Path) -> None:
+    exporter = FailingExporter(poison=(b"bad", PermanentExportError("400 Bad Request: no such field")))
+    with SendQueue(queue, exporter, quick(circuit_breaker=BreakerConfig(threshold=1))) as sender:
+        for number in range(20):
+            sender.push(b"bad %d" % number)
+        sender.push(b"good")
+        wait_until(lambda: not len(sender))
+        stats = sender.stats()
+    queue.close()
+    assert stats.circuit_opened == 0
+    assert stats.errors["client_error"] == 20
+    assert stats.queue.dead_lettered == 20
+    assert exporter.batches == [b"good"]
+    letters = dead_letters(tmp_path)
+    assert len(letters) == 20
+    assert {reason for _, reason in letters} == {"400 Bad Request: no such field"}
+
+
+def test_a_batch_that_always_meets_a_server_error_does_not_hold_up_the_others(queue: FastQueue) -> None:
+    exporter = FailingExporter(poison=(b"bad", TransientExportError("500", ErrorClass.SERVER_ERROR)))
+    config = quick(workers=1, max_retry_delay=30.0, circuit_breaker=BreakerConfig(threshold=2, reset_timeout=0.01))
+    queue.push(b"bad")
+    for batch in numbered(50):
+        queue.push(batch)
+    with SendQueue(queue, exporter, config) as sender:
+        wait_until(lambda: len(sender) == 1)
+    assert sorted(exporter.batches) == numbered(50)
+    assert len(queue) == 1
+
+
+def test_retry_after_holds_everything_back_and_does_not_count_as_a_failure(queue: FastQueue) -> None:
+    busy = TransientExportError("429", ErrorClass.RATE_LIMIT, retry_after=0.2)
+    exporter = FailingExporter([busy])
+    config = quick(workers=1, circuit_breaker=BreakerConfig(threshold=1, reset_timeout=60.0))
+    with SendQueue(queue, exporter, config) as sender:
+        sender.push(b"one")
+        wait_until(lambda: sender.stats().backoff > 0)
+        for batch in numbered(5):
+            sender.push(batch)
+        assert exporter.batches == []
+        wait_until(lambda: not len(sender))
+        assert sender.stats().circuit_opened == 0
+    assert exporter.batches == [b"one", *numbered(5)]
+
+
+def test_what_is_too_large_is_sent_in_halves(queue: FastQueue) -> None:
+    exporter = MemoryExporter(max_bytes=3)
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"0123456789")
+        wait_until(lambda: not len(sender))
+        assert sender.stats().splits == 3
+        assert sender.stats().exported_batches == 1
+    assert b"".join(exporter.batches) == b"0123456789"
+
+
+def test_parts_that_were_taken_are_not_sent_again_when_a_later_one_fails(queue: FastQueue) -> None:
+    exporter = FailingExporter([None, None, DOWN, DOWN], max_bytes=5)
+    with SendQueue(queue, exporter, quick(workers=1)) as sender:
+        sender.push(b"0123456789")
+        wait_until(lambda: not len(sender))
+    assert exporter.batches == [b"01234", b"56789"]
+    assert exporter.attempts.count(b"01234") == 1
+
+
+def test_a_refused_part_alone_is_the_dead_letter(queue: FastQueue, tmp_path: Path) -> None:
+    exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")), max_bytes=8)
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"good....bad.....")
+        wait_until(lambda: not len(sender))
+    queue.close()
+    assert exporter.batches == [b"good...."]
+    assert dead_letters(tmp_path) == [(b"bad.....", "400")]
+
+
+def test_what_is_too_large_and_cannot_be_split_is_a_dead_letter(queue: FastQueue, tmp_path: Path) -> None:
+    exporter = MemoryExporter(max_bytes=0)
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"ab")
+        wait_until(lambda: not len(sender))
+    queue.close()
+    assert exporter.batches == []
+    assert [letter[0] for letter in dead_letters(tmp_path)] == [b"ab"]
+
+
+def test_after_max_attempts_a_batch_is_a_dead_letter(tmp_path: Path) -> None:
+    exporter = FailingExporter(poison=(b"bad", TransientExportError("500", ErrorClass.SERVER_ERROR)))
+    with (
+        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3)) as queue,
+        SendQueue(queue, exporter, quick()) as sender,
+    ):
+        sender.push(b"bad")
+        wait_until(lambda: not len(sender))
+    assert exporter.attempts == [b"bad"] * 3
+    assert dead_letters(tmp_path) == [(b"bad", "too many attempts")]
+
+
+def test_push_is_not_slower_because_the_destination_hangs(queue: FastQueue) -> None:
+    exporter = MemoryExporter()
+    exporter.hold()
+    with SendQueue(queue, exporter, quick()) as sender:
+        for batch in numbered(1000):
+            sender.push(batch)
+        assert len(sender) == 1000
+        exporter.release()
+        wait_until(lambda: not len(sender))
+
+
+@pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
+def test_close_finishes_what_is_under_way_and_leaves_the_rest_durable(
+    tmp_path: Path, split: PipelineSplitConfig
+) -> None:
+    exporter = MemoryExporter()
+    exporter.hold()
+    with FastQueue(tmp_path / "queue") as queue:
+        sender = SendQueue(queue, exporter, quick(pipeline_split=split, max_concurrent_sends=1)).start()
+        for batch in numbered(100):
+            sender.push(batch)
+        wait_until(lambda: exporter.at_once)
+        closing = threading.Thread(target=sender.close)
+        closing.start()
+        wait_until(lambda: sender.is_closing)
+        with pytest.raises(QueueClosed):
+            sender.push(b"late")
+        exporter.release()
+        closing.join()
+    with FastQueue(tmp_path / "queue") as queue:
+        left = [lease.data for lease in queue.lease(1000)]
+    assert sorted(exporter.batches + left) == numbered(100)
+    assert left == sorted(left)
+
+
+def test_a_send_that_hangs_does_not_keep_close_beyond_its_deadline(tmp_path: Path) -> None:
+    class Deaf(MemoryExporter):
+        def close(self) -> None:
+            """Does not cut anything off."""
+
+    exporter = Deaf()
+    exporter.hold()
+    with FastQueue(tmp_path / "queue") as queue:
+        sender = SendQueue(queue, exporter, quick(workers=1)).start()
+        sender.push(b"one")
+        wait_until(lambda: exporter.at_once)
+        late = sender.close(timeout=0.1)
+        assert late == ["penstock-worker-0"]
+        assert len(queue) == 1
+        exporter.release()
+
+
+def test_close_cuts_a_hanging_send_off_and_its_batch_stays(tmp_path: Path) -> None:
+    exporter = MemoryExporter()
+    exporter.hold()
+    with FastQueue(tmp_path / "queue") as queue:
+        sender = SendQueue(queue, exporter, quick(workers=1)).start()
+        sender.push(b"one")
+        wait_until(lambda: exporter.at_once)
+        assert sender.close(timeout=0.6) == []
+        assert len(queue) == 1
+
+
+def test_a_worker_that_meets_the_unforeseen_goes_on(queue: FastQueue) -> None:
+    class Surprising(FailingExporter):
+        def split(self, batch: bytes) -> Any:
+            raise RuntimeError("split failed")
+
+    exporter = Surprising(max_bytes=4)
+    with SendQueue(queue, exporter, quick(workers=2)) as sender:
+        sender.push(b"too large")
+        sender.push(b"fine")
+        wait_until(lambda: exporter.batches == [b"fine"])
+
+
+def test_backoff_without_jitter_is_what_the_configuration_says(queue: FastQueue) -> None:
+    exporter = FailingExporter([DOWN, DOWN])
+    config = quick(
+        workers=1,
+        retry_interval=20.0,
+        max_retry_delay=40.0,
+        backoff=BackoffConfig(jitter=0.0),
+        circuit_breaker=BreakerConfig(enabled=False),
+    )
+    sender = SendQueue(queue, exporter, config).start()
+    sender.push(b"one")
+    sender.push(b"two")
+    wait_until(lambda: len(exporter.attempts) == 2)
+    wait_until(lambda: sender.stats().backoff > 0)
+    assert 39.0 < sender.stats().backoff <= 40.0
+    sender.close()

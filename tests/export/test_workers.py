@@ -1,0 +1,144 @@
+"""How many send, how many at once, and exporters that take many blocks as one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import (
+    ConfigError,
+)
+from penstock.export import (
+    AdaptiveWorkersConfig,
+    PipelineSplitConfig,
+    SendQueue,
+)
+from penstock.spool import FastQueue, FastQueueConfig, Lease
+from penstock.testing import MemoryExporter, wait_until
+from tests.export.quick import SPLIT, dead_letters, numbered, quick
+
+
+class TestWorkers:
+    """How many, and how many at once."""
+
+    def test_as_many_as_configured_send_at_once(self, queue: FastQueue) -> None:
+        exporter = MemoryExporter()
+        exporter.hold()
+        with SendQueue(queue, exporter, quick(workers=3)) as sender:
+            for batch in numbered(10):
+                sender.push(batch)
+            wait_until(lambda: exporter.at_once == 3)
+            stats = sender.stats()
+            assert (stats.workers_active, stats.workers_total, stats.sends_inflight) == (3, 3, 3)
+            exporter.release()
+            wait_until(lambda: not len(sender))
+        assert exporter.most_at_once == 3
+
+    def test_the_global_limit_holds_for_all_of_them(self, queue: FastQueue) -> None:
+        exporter = MemoryExporter()
+        exporter.hold()
+        with SendQueue(queue, exporter, quick(workers=4, global_send_limit=2)) as sender:
+            for batch in numbered(10):
+                sender.push(batch)
+            wait_until(lambda: sender.stats().workers_active == 4)
+            assert exporter.at_once == 2
+            exporter.release()
+            wait_until(lambda: not len(sender))
+        assert exporter.most_at_once == 2
+
+    def test_a_sender_of_the_split_has_several_sends_under_way(self, queue: FastQueue) -> None:
+        exporter = MemoryExporter()
+        exporter.hold()
+        split = PipelineSplitConfig(enabled=True, preparer_count=2, sender_count=2, channel_size=3)
+        with SendQueue(queue, exporter, quick(pipeline_split=split, max_concurrent_sends=2)) as sender:
+            for batch in numbered(30):
+                sender.push(batch)
+            wait_until(lambda: exporter.at_once == 4)
+            wait_until(lambda: sender.stats().queue.leased >= 7)
+            stats = sender.stats()
+            assert (stats.senders_active, stats.workers_total, stats.workers_active) == (2, 2, 0)
+            # 4 under way, 3 in the channel, at most one more in the hands of each preparer
+            assert stats.queue.leased <= 9
+            exporter.release()
+            wait_until(lambda: not len(sender))
+
+    @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
+    def test_adaptive_workers_come_when_the_queue_is_deep(
+        self, queue: FastQueue, split: PipelineSplitConfig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.export.send_queue.INTERVAL", 0.01)
+        exporter = MemoryExporter()
+        exporter.hold()
+        adaptive = AdaptiveWorkersConfig(enabled=True, min_workers=1, max_workers=3)
+        config = quick(adaptive_workers=adaptive, pipeline_split=split, max_concurrent_sends=1)
+        with SendQueue(queue, exporter, config) as sender:
+            for batch in numbered(100):
+                sender.push(batch)
+            wait_until(lambda: exporter.at_once == 3)
+            assert sender.stats().workers_total == 3
+            exporter.release()
+            wait_until(lambda: not len(sender))
+            assert sender.stats().latency_ewma > 0
+
+    def test_adaptive_workers_go_when_there_is_nothing_to_do(
+        self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.export.send_queue.INTERVAL", 0.01)
+        monkeypatch.setattr("penstock.export.scaler.IDLE_AFTER", 0.05)
+        exporter = MemoryExporter()
+        exporter.hold()
+        adaptive = AdaptiveWorkersConfig(enabled=True, min_workers=1, max_workers=4)
+        with SendQueue(queue, exporter, quick(adaptive_workers=adaptive)) as sender:
+            for batch in numbered(100):
+                sender.push(batch)
+            wait_until(lambda: sender.stats().workers_total == 4)
+            exporter.release()
+            wait_until(lambda: sender.stats().workers_total == 1)
+
+
+class TestGroups:
+    """Exporters that take many blocks as one."""
+
+    class Grouping:
+        max_blocks = 8
+
+        def __init__(self, errors: list[Exception | None]) -> None:
+            self.errors = errors
+            self.groups: list[list[bytes]] = []
+
+        def send_group(self, leases: Any) -> list[tuple[Lease, str]]:
+            error = self.errors.pop(0) if self.errors else None
+            if error is not None:
+                raise error
+            self.groups.append([lease.data for lease in leases if lease.data != b"bad"])
+            return [(lease, "cannot be read") for lease in leases if lease.data == b"bad"]
+
+        def close(self) -> None: ...
+
+    def test_groups_stay_in_order_through_failures_and_bad_blocks_are_dead_letters(
+        self, queue: FastQueue, tmp_path: Path
+    ) -> None:
+        exporter = self.Grouping([None, OSError(28, "No space left"), OSError(28, "No space left")])
+        for batch in [*numbered(10), b"bad", *numbered(20)[10:]]:
+            queue.push(batch)
+        with SendQueue(queue, exporter, quick()) as sender:
+            wait_until(lambda: not len(sender))
+            assert sender.stats().workers_total == 1
+        queue.close()
+        assert [block for group in exporter.groups for block in group] == numbered(20)
+        assert dead_letters(tmp_path) == [(b"bad", "cannot be read")]
+
+    def test_a_group_that_still_fails_at_the_end_stays_in_the_queue(self, queue: FastQueue) -> None:
+        exporter = self.Grouping([OSError(28, "No space left")] * 1000)
+        for batch in numbered(10):
+            queue.push(batch)
+        with SendQueue(queue, exporter, quick()) as sender:
+            wait_until(lambda: sender.stats().errors["unknown"] >= 2)
+        assert [lease.data for lease in queue.lease(100)] == numbered(10)
+
+    def test_freshest_first_is_refused(self, tmp_path: Path) -> None:
+        with (
+            FastQueue(tmp_path / "fresh", FastQueueConfig(order="freshest")) as queue,
+            pytest.raises(ConfigError, match="must be 'fifo'"),
+        ):
+            SendQueue(queue, self.Grouping([]), quick())
