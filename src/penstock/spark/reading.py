@@ -11,7 +11,7 @@ from penstock.model.finals import rank_name
 from penstock.model.function import FINALS, RANKS, Final
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, STATES
-from penstock.spark.rollup import at, merged
+from penstock.spark.rollup import at, merged, series_of
 from penstock.spark.tables import LEVEL_ROWS, open_tables
 
 
@@ -37,7 +37,7 @@ def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level)
 
 def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANKS) -> DataFrame:
     """Partials of a level, merged, with their final values."""
-    rows = partials.transform(merged).transform(at(level))
+    rows = partials.transform(merged).transform(series_of).transform(at(level))
     part = Window.partitionBy(*SERIES).orderBy("part")
     upto = F.sum("count").over(part.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     total = F.sum("count").over(Window.partitionBy(*SERIES))
