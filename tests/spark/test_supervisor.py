@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.errors import TableConflict
@@ -76,7 +75,7 @@ def test_what_no_restart_can_mend_ends_the_job_with_a_reason(spark: SparkSession
     shutil.rmtree(tmp_path / "tables")
     edge.seal(points=50)
 
-    with pytest.raises(StreamingQueryException, match="was never added"):
+    with pytest.raises(TableConflict, match=r"table 'minute' holds writer .* was never added"):
         Supervisor(spark, tables, config(tmp_path, available_now=True)).run()
 
 

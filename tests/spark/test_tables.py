@@ -171,6 +171,7 @@ def test_what_is_too_old_goes_and_the_rest_stays(tables: Tables) -> None:
     for n, metric in enumerate(["a", "b", "a", "b"]):
         tables.append("minute", rows(float(n), day=n, metric=metric), batch(n))
 
+    assert tables.expire("minute", DAY + timedelta(days=3), but_not=("a", "b")) == 0
     assert tables.expire("minute", DAY + timedelta(days=3), ("a",)) == 2
     assert sums(tables) == [1.0, 3.0]
     assert tables.expire("minute", DAY + timedelta(days=2)) == 1

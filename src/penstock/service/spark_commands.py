@@ -234,9 +234,7 @@ def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: 
         own = {} if name == "top_n" else defined.ttls(Level(name))
         seconds = parse_duration(ages[name], f"--keep {name}")
         gone = sum(tables.expire(name, moment - timedelta(seconds=ttl), (metric,)) for metric, ttl in own.items())
-        # A metric that is to be kept longer than its table must survive the table's turn.
-        longest = max([seconds, *own.values()])
-        gone += tables.expire(name, moment - timedelta(seconds=longest))
+        gone += tables.expire(name, moment - timedelta(seconds=seconds), but_not=tuple(own))
         click.echo(f"{name:<7} {gone:>12,} rows deleted")
 
 

@@ -26,7 +26,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Compaction, Description, as_partials, folded
+from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Compaction, Description, as_partials, expired, folded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -91,10 +91,8 @@ class DeltaTables:
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = ()) -> int:
-        doomed = pc.field("bucket") < before
-        if metrics:
-            doomed = doomed & pc.field("metric").isin(pa.array(metrics, pa.string()))
+    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
+        doomed = expired(before, metrics, but_not)
         there = self.describe(name)
 
         def step(table: DeltaTable) -> list[Any]:

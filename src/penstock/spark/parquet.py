@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.model.level import Level
-from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Compaction, Description, as_partials, folded
+from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Compaction, Description, as_partials, expired, folded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -103,10 +103,8 @@ class ParquetTables:
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = ()) -> int:
-        doomed = pc.field("bucket") < before
-        if metrics:
-            doomed = doomed & pc.field("metric").isin(pa.array(metrics, pa.string()))
+    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
+        doomed = expired(before, metrics, but_not)
         with self._alone(name):
             rows = self._rows(name)
             kept = rows.filter(~doomed)

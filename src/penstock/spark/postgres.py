@@ -96,13 +96,14 @@ class PostgresTables:
             connection.execute(sql.SQL("vacuum (analyze) {}").format(_table(name)))
         return Compaction(before.rows, self.describe(name).rows, 1, 1)
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = ()) -> int:
+    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
         with self._connect() as connection:
             self._prepare(connection, name)
-            doomed = sql.SQL("delete from {} where bucket < %s").format(_table(name))
+            doomed = sql.SQL("delete from {} where bucket < %s and not metric = any(%s)").format(_table(name))
             if metrics:
-                return connection.execute(doomed + sql.SQL(" and metric = any(%s)"), (before, list(metrics))).rowcount
-            return connection.execute(doomed, (before,)).rowcount
+                doomed = doomed + sql.SQL(" and metric = any(%s)")
+                return connection.execute(doomed, (before, list(but_not), list(metrics))).rowcount
+            return connection.execute(doomed, (before, list(but_not))).rowcount
 
     def vacuum(self, hours: int) -> int:
         return 0  # the server does it by itself

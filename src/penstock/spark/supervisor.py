@@ -2,6 +2,7 @@
 
 import logging
 import random
+import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import SegmentVanished, TableConflict
+from penstock.errors import PenstockError, SegmentVanished, TableConflict
 from penstock.spark.job import Gate, JobConfig, start_job
 from penstock.spark.segments import SegmentFolder
 from penstock.spark.tables import Tables
@@ -25,8 +26,9 @@ from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-# A query that failed with one of these fails again: somebody has to decide.
-_FINAL = (TableConflict, SegmentVanished)
+# A query that failed with one of these fails again: somebody has to decide. Spark hands them on as text.
+_FINAL: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (TableConflict, SegmentVanished)}
+_FINAL_TEXT = re.compile(rf"({'|'.join(_FINAL)}): (.+)")
 
 
 @dataclass(slots=True)
@@ -81,8 +83,8 @@ class Supervisor:
                     self._run_once()
                     return
                 except StreamingQueryException as error:
-                    if any(kind.__name__ in str(error) for kind in _FINAL):
-                        raise
+                    if final := _FINAL_TEXT.search(str(error)):
+                        raise _FINAL[final[1]](final[2]) from error
                     pause = FIRST_PAUSE if self.progress.batches > done else min(pause * 2, LONGEST_PAUSE)
                     done = self.progress.batches
                     self.progress.restarts += 1

@@ -105,8 +105,8 @@ class Tables(Protocol):
         """Fold the rows of each series and bucket into one; readers and the running job are not disturbed."""
         ...
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = ()) -> int:
-        """Delete the buckets before `before` (only of these metrics, if any are named); how many rows went."""
+    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
+        """Delete the buckets before `before`; how many rows went. Of these metrics only, or of all but those."""
         ...
 
     def vacuum(self, hours: int) -> int:
@@ -152,6 +152,14 @@ def open_tables(location: str) -> Tables:
     from penstock.spark.delta import DeltaTables
 
     return DeltaTables(location)
+
+
+def expired(before: datetime, metrics: tuple[str, ...], but_not: tuple[str, ...]) -> Any:
+    """What `expire` deletes, as an expression of pyarrow."""
+    doomed = pc.field("bucket") < before
+    if metrics:
+        doomed = doomed & pc.field("metric").isin(pa.array(metrics, pa.string()))
+    return doomed & ~pc.field("metric").isin(pa.array(but_not, pa.string())) if but_not else doomed
 
 
 def as_partials(rows: pa.Table) -> pa.Table:
