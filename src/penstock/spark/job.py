@@ -79,9 +79,11 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
     """
     config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = SegmentFolder(config.segments)
-    checkpoint = Checkpoint(spark, str(config.checkpoint))
+    checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or Gate()
+    held, ahead = resume_point(tables, folder)
+    gate.reached = held
     if checkpoint.is_new():
-        checkpoint.begin(*resume_point(tables, folder))
+        checkpoint.begin(held, ahead)
     start, first_end = checkpoint.beginning()
     tasks = str(spark.sparkContext.defaultParallelism)
     options = {
@@ -93,7 +95,7 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
     partials = spark.readStream.format("penstock").options(**options).load()
     writing = (
         partials.writeStream.queryName("penstock")
-        .foreachBatch(_into(tables, folder.identity(), checkpoint, config, gate or Gate()))
+        .foreachBatch(_into(tables, folder.identity(), checkpoint, config, gate))
         .option("checkpointLocation", str(config.checkpoint))
     )
     if config.available_now:
