@@ -96,7 +96,7 @@ def test_whatever_is_done_to_the_bytes_the_rest_comes_out(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(data=st.data())
 def test_whatever_is_done_to_the_bytes_the_rest_comes_out_for_long(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
