@@ -55,6 +55,7 @@ def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) 
     _replay(files, folder, state, known)
     _count_tail(state, known, repair)
     state.next_sequence = max(state.next_sequence, state.log_end, state.acked.top, *(s + 1 for s in state.attempts), 0)
+    state.attempts = {s: count for s, count in state.attempts.items() if s not in state.acked}
     state.unclean = bool(chunks.chunks) if known is None else not known.clean
     if state.unclean and repair:
         chunks.doubt(known.writer_offset if known is not None else 0)
