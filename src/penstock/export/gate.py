@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 # These say nothing about the batch that met them: another one would have failed as well.
 _NOT_THE_BATCH = (ErrorClass.NETWORK, ErrorClass.RATE_LIMIT, ErrorClass.AUTH)
 
+_LEAST_PAUSE = 0.1  # seconds, for a destination that says "at once" each time
+
 
 class Permit(NamedTuple):
     """Leave to send, and where breaker and backoff were when it was given."""
@@ -141,7 +143,7 @@ class Gate:
             now = self._clock.monotonic()
             if error.retry_after is not None:
                 self._breaker.released(permit.generation)  # it said when: that is no failure to be counted
-                self._pause_locked(now + error.retry_after)
+                self._pause_locked(now + max(error.retry_after, _LEAST_PAUSE))
                 return 0.0
             was, began = self._breaker.state, not self._failing
             self._failing = True

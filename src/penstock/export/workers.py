@@ -69,11 +69,9 @@ class Workers:
             self._lanes = config.max_concurrent_sends
             take, first = self._channel.get, config.sender_count()
         self._first = first
-        self._most = config.send_limit()
         self._take = take
         name = "penstock-sender" if self._channel else "penstock-worker"
         self._pool = Pool(name, self._send, clock)
-        self._clock = clock
 
     @property
     def is_split(self) -> bool:
