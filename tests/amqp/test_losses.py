@@ -1,6 +1,7 @@
 """Broker, network, channel and queue are lost under load: nothing else may be."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -261,3 +262,17 @@ def test_a_failed_retry_in_flight_when_the_broker_goes_away_is_no_defect(
         assert registry.stop(5) == []
     assert "begins anew" not in caplog.text
     assert client.depth(queue) >= 50
+
+
+def test_a_registry_without_a_broker_stops_at_once(shared_rabbitmq: RabbitMQ, queue: str) -> None:
+    declarations = Declarations()
+    declarations.queue(queue)
+    declarations.consumer(queue=queue, handler=Tally(), workers=2)
+    with Proxy(shared_rabbitmq.port) as network:
+        registry = ConsumerRegistry(f"amqp://guest:guest@127.0.0.1:{network.port}/", declarations, reconnect=AT_ONCE)
+        registry.start()
+    wait_until(lambda: "refused" in registry.health().reason)
+
+    begun = time.monotonic()
+    assert registry.stop(20) == []
+    assert time.monotonic() - begun < 5

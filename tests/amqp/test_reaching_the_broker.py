@@ -1,6 +1,7 @@
 """Addresses, credentials, TLS, and a start that fails with the reason."""
 
 import logging
+import socket
 import ssl
 import subprocess
 from collections.abc import Callable
@@ -67,6 +68,14 @@ def test_nobody_listens(queue: str) -> None:
 
     with pytest.raises(BrokerError, match=r"amqp://127.0.0.1:\d+/: ConnectionRefusedError"):
         registry.start(10)
+
+
+def test_somebody_listens_who_does_not_answer(queue: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        registry = ConsumerRegistry(f"amqp://127.0.0.1:{deaf.getsockname()[1]}/", consuming(queue))
+
+        with pytest.raises(BrokerError, match="no answer"):
+            registry.start(0.3)
 
 
 @pytest.mark.server

@@ -45,6 +45,7 @@ class FakeFiles:
         self.calls: list[str] = []
         self._fault: Callable[[str, int], int | None] = lambda call, number: None
         self.free = 1 << 40
+        self.reads_fail = False
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -123,6 +124,8 @@ class FakeFiles:
     def pread(self, handle: int, length: int, offset: int, /) -> bytes:
         assert length >= 0
         assert offset >= 0
+        if self.reads_fail:
+            raise OSError(errno.EIO, "injected into a read")
         return bytes(self._open(handle).written[offset : offset + length])
 
     def pwritev(self, handle: int, buffers: Buffers, offset: int, /) -> int:

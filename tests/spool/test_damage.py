@@ -91,6 +91,20 @@ def test_the_last_frame_cut_at_every_byte_costs_that_frame_only(tmp_path: Path) 
 def test_whatever_is_done_to_the_bytes_the_rest_comes_out(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
+    vandalise(tmp_path_factory, data)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@settings(max_examples=2000, deadline=None)
+@given(data=st.data())
+def test_whatever_is_done_to_the_bytes_the_rest_comes_out_for_long(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    vandalise(tmp_path_factory, data)
+
+
+def vandalise(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("q")
     blocks = filled(folder)
     for _ in range(data.draw(st.integers(1, 4))):

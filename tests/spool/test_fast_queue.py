@@ -20,6 +20,7 @@ from penstock import (
 )
 from penstock.testing import FakeClock, wait_until
 from tests.spool.damage import drain
+from tests.spool.fake_files import FakeFiles
 
 Open = Callable[..., FastQueue]
 
@@ -378,3 +379,27 @@ def test_newest_first_with_some_on_lease_survives_a_restart(open_queue: Open) ->
     assert [lease.data for lease in queue.lease(2)] == numbered(4)[:1:-1]
     queue.close()
     assert [lease.data for lease in open_queue(order="freshest").lease(5)] == numbered(4)[::-1]
+
+
+def test_opening_reads_as_little_with_a_large_backlog_as_with_a_small_one() -> None:
+    read: dict[int, int] = {}
+    for count in (10, 10_000):
+        files = CountingFiles()
+        config = FastQueueConfig(durability=Durability.DISK, max_size=10**6, meta_sync_interval=3600)
+        with FastQueue("q", config, files=files) as queue:
+            for at in range(0, count, 10):
+                queue.push_many(numbered(10, at))
+        files.bytes_read = 0
+        with FastQueue("q", config, files=files) as queue:
+            read[count] = files.bytes_read
+            assert len(queue) == count
+    assert read[10_000] < read[10] + 100
+
+
+class CountingFiles(FakeFiles):
+    bytes_read = 0
+
+    def pread(self, handle: int, length: int, offset: int, /) -> bytes:
+        data = super().pread(handle, length, offset)
+        self.bytes_read += len(data)
+        return data

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from penstock import DiskFailed, DiskFull, Durability, FastQueue, FastQueueConfig, FullBehavior
+from penstock.spool.config import Order
 from penstock.testing import FakeClock, wait_until
 from tests.spool.damage import drain
 from tests.spool.fake_files import FakeFiles
@@ -212,4 +213,23 @@ def test_a_disk_that_fails_is_logged_once_and_again_when_it_recovers(caplog: pyt
         files.heal()
         queue._keep()
     assert [r.message.split(".")[0] for r in caplog.records] == ["Queue cannot sync", "Queue syncs again"]
+    queue.close()
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+def test_a_disk_that_cannot_be_read_for_a_while_costs_nothing(order: Order) -> None:
+    files = FakeFiles()
+    config = FastQueueConfig(durability=Durability.DISK, write_buffer_size=100, meta_sync_interval=3600, order=order)
+    queue = FastQueue("q", config, files=files)
+    queue.push_many([b"%02d" % i * 20 for i in range(10)])
+    nacked = queue.lease(3)
+    queue.nack(nacked[1])
+    files.reads_fail = True
+    for call in (queue.lease, queue.peek):
+        with pytest.raises(DiskFailed):
+            call()
+    assert queue.stats().size == 10
+    files.reads_fail = False
+    blocks = [lease.data for lease in queue.lease(100)]
+    assert sorted(blocks) == sorted({b"%02d" % i * 20 for i in range(10)} - {nacked[0].data, nacked[2].data})
     queue.close()

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from penstock.spool import journal
 from penstock.spool.config import FastQueueConfig
-from penstock.spool.files import Files
+from penstock.spool.files import Files, disk_error
 from penstock.spool.lease import Lease
 from penstock.spool.meta import Meta
 from penstock.spool.store import RESERVED_SEQUENCES, FrameRef, Store
@@ -128,6 +128,14 @@ class Backlog:
             self.leased[lease.sequence] = lease
             return [lease]
         taken: list[Lease] = []
+        try:
+            self._take_into(taken, most, now)
+        except OSError as error:
+            if not taken:  # else they go out, and the next call says what is wrong
+                raise disk_error(error) from error
+        return taken
+
+    def _take_into(self, taken: list[Lease], most: int, now: float) -> None:
         if self.returned:
             self._take_returned(most, now, taken)
         while len(taken) < most:
@@ -138,9 +146,8 @@ class Backlog:
                 part = self._take_some(self.memory, most - len(taken))
                 self.leased.update(zip(map(_sequence_of, part), part))
             else:
-                break
+                return
             taken += part
-        return taken
 
     def note_leased(self, taken: list[Lease]) -> None:
         """Write down who has been handed out, so that a crash counts as an attempt."""
@@ -231,6 +238,12 @@ class Backlog:
 
     def peek(self, now: float) -> Lease | None:
         """What `take` would hand out first; nothing changes."""
+        try:
+            return self._peek(now)
+        except OSError as error:
+            raise disk_error(error) from error
+
+    def _peek(self, now: float) -> Lease | None:
         self._wake_delayed(now)
         if self._due:
             return self._again(self._due[0])
@@ -250,7 +263,8 @@ class Backlog:
     def _take_returned(self, most: int, now: float, taken: list[Lease]) -> None:
         self._wake_delayed(now)
         while self._due and len(taken) < most:
-            lease = self._take_again(heapq.heappop(self._due))
+            lease = self._take_again(self._due[0])
+            heapq.heappop(self._due)
             if lease is not None:
                 taken.append(lease)
 

@@ -152,7 +152,13 @@ class ChunkLog:
         index = bisect_right(self._starts, offset) - 1
         if index >= 0 and offset < self.chunks[index].end:
             return self.chunks[index]
-        index += 1
+        return self._from(index + 1)
+
+    def after(self, chunk: Chunk) -> Chunk | None:
+        """The next chunk that holds anything."""
+        return self._from(bisect_right(self._starts, chunk.start))
+
+    def _from(self, index: int) -> Chunk | None:
         while index < len(self.chunks) and not self.chunks[index].size:
             index += 1
         return self.chunks[index] if index < len(self.chunks) else None

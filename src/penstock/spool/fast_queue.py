@@ -22,9 +22,9 @@ from penstock.spool.backlog import Backlog
 from penstock.spool.commit import Round
 from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, seconds
 from penstock.spool.dead_letters import FOLDER_NAME, OVERHEAD, DeadLetters
-from penstock.spool.files import Files, OsFiles
+from penstock.spool.files import Files, OsFiles, disk_error
 from penstock.spool.freshest import FreshestBacklog
-from penstock.spool.gate import Gate, disk_error
+from penstock.spool.gate import Gate
 from penstock.spool.keeper import Keeper
 from penstock.spool.lease import Lease
 from penstock.spool.stats import QueueStats, snapshot

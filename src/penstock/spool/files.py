@@ -1,14 +1,16 @@
 """The filesystem as an argument: the few calls that the queue makes, so that a test can make each of them fail."""
 
+import errno
 import fcntl
 import mmap
 import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.errors import QueueLocked
+from penstock.errors import DiskFailed, DiskFull, QueueError, QueueLocked
 
 Buffers = Sequence[bytes]
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Mapped(Protocol):
@@ -134,3 +136,10 @@ def read_file(files: Files, path: str) -> bytes:
         return files.pread(handle, files.size_of(path), 0)
     finally:
         files.close(handle)
+
+
+def disk_error(error: OSError) -> QueueError:
+    """What the kernel said, as one of ours."""
+    if error.errno in DISK_FULL:
+        return DiskFull(f"no room on the disk, what was accepted is safe: {error}")
+    return DiskFailed(f"the disk failed, what was accepted before is safe: {error}")

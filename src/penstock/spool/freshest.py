@@ -111,10 +111,8 @@ class FreshestBacklog(Backlog):
             if not self._read_log():
                 return
 
-    def take(self, most: int, now: float) -> list[Lease]:
-        """Lease up to `most` blocks, newest first."""
+    def _take_into(self, taken: list[Lease], most: int, now: float) -> None:
         self._wake_delayed(now)
-        taken: list[Lease] = []
         while len(taken) < most:
             self._read_if_newer()
             due = max(self._due, default=-1)
@@ -125,18 +123,17 @@ class FreshestBacklog(Backlog):
                 lease = self._ready.pop()
                 self.leased[lease.sequence] = self._refs.pop(lease.sequence)
             elif due >= 0:
+                again = self._take_again(due)
                 self._due.remove(due)
                 heapq.heapify(self._due)
-                again = self._take_again(due)
                 if again is None:
                     continue
                 lease = again
             else:
-                break
+                return
             taken.append(lease)
-        return taken
 
-    def peek(self, now: float) -> Lease | None:
+    def _peek(self, now: float) -> Lease | None:
         self._wake_delayed(now)
         self._read_if_newer()
         candidates = [source[-1] for source in (self.memory, self._ready) if source]

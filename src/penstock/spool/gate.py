@@ -5,10 +5,11 @@ import threading
 from collections.abc import Callable
 
 from penstock.clock import Clock
-from penstock.errors import BlockTooLarge, DiskFailed, DiskFull, QueueClosed, QueueError, QueueFull
+from penstock.errors import BlockTooLarge, QueueClosed, QueueFull
 from penstock.spool.backlog import Backlog
 from penstock.spool.config import FastQueueConfig, FullBehavior, seconds, size
-from penstock.spool.keeper import DISK_FULL, Keeper
+from penstock.spool.files import DISK_FULL, disk_error
+from penstock.spool.keeper import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -54,22 +55,26 @@ class Gate:
             )
         backlog, deadline = self._backlog, self._deadline(timeout)
         while True:
-            if backlog.count + count > self.max_size or backlog.bytes + length > self.max_bytes:
-                self._make_some_room(count, deadline)
-            elif backlog.next_sequence + count > backlog.sequence_limit:
-                self.on_disk(self._reserve, count, timeout)
-            else:
+            is_full = backlog.count + count > self.max_size or backlog.bytes + length > self.max_bytes
+            if is_full and self._make_some_room(count, deadline):
+                continue
+            if backlog.next_sequence + count <= backlog.sequence_limit:
                 return
+            self.on_disk(self._reserve, count, timeout)
 
-    def _make_some_room(self, count: int, deadline: float) -> None:
+    def _make_some_room(self, count: int, deadline: float) -> bool:
+        """Evict a block or wait; False if there is nothing to evict, whatever the counts may say."""
         if self._behavior is FullBehavior.DROP_OLDEST:
-            self._backlog.evict(self._clock.monotonic())
-            self.drop("oldest", 1)
-        elif self._behavior is FullBehavior.DROP_NEWEST or not self._wait(deadline):
+            is_evicted = self._backlog.evict(self._clock.monotonic())
+            if is_evicted:
+                self.drop("oldest", 1)
+            return is_evicted
+        if self._behavior is FullBehavior.DROP_NEWEST or not self._wait(deadline):
             self.drop("newest" if self._behavior is FullBehavior.DROP_NEWEST else "timeout", count)
             raise QueueFull(
                 f"no room in {self._backlog.store.folder}: {self._backlog.count} blocks, {self._backlog.bytes} bytes"
             )
+        return True
 
     def _reserve(self) -> int:
         """Let the meta say that more sequences are spoken for."""
@@ -124,9 +129,3 @@ class Gate:
             self.waiting -= 1
         self.check_open()
         return True
-
-
-def disk_error(error: OSError) -> QueueError:
-    if error.errno in DISK_FULL:
-        return DiskFull(f"no room on the disk, what was accepted is safe: {error}")
-    return DiskFailed(f"the disk failed, what was accepted before is safe: {error}")

@@ -1,17 +1,14 @@
 """What brings a queue to the disk: group commit of the log, the meta file, and the one thread that does it in time."""
 
-import errno
 import logging
 import threading
 from collections.abc import Callable
 
 from penstock.spool.backlog import Backlog
 from penstock.spool.commit import GroupCommit, Round
-from penstock.spool.files import Files
+from penstock.spool.files import DISK_FULL, Files
 
 log = logging.getLogger(__name__)
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Keeper:

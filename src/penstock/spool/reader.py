@@ -62,22 +62,44 @@ class FrameReader:
         self._chunks = chunks
         self._quarantine = quarantine  # None: look, but neither count nor keep what is damaged
         self.offset = offset
+        self._chunk: Chunk | None = None
         self._window = b""
         self._window_at = 0
+        self._window_of: Chunk | None = None
         self._ahead = _WINDOW
 
-    @property
-    def at_end(self) -> bool:
-        return self._chunks.at(self.offset) is None
+    def _current(self) -> Chunk | None:
+        """The chunk in which the next frame lies, None at the end of the log.
+
+        One file after the other, whatever their names say: bytes that came into a chunk by damage make it reach over
+        the beginning of the next one.
+        """
+        chunk = self._chunk
+        if chunk is None or chunk.deleted:
+            chunk = self._chunks.at(self.offset)
+        elif self.offset < chunk.end:
+            return chunk
+        else:
+            chunk = self._chunks.after(chunk)
+            if chunk is not None:
+                self.offset = chunk.start
+        if chunk is not None:
+            self._chunk = chunk
+            self.offset = max(self.offset, chunk.start)
+        return chunk
+
+    def has_passed(self, chunk: Chunk) -> bool:
+        current = self._chunk
+        if current is None:
+            return chunk.end <= self.offset
+        return chunk.start < current.start or (chunk is current and self.offset >= chunk.end)
 
     def next_header(self) -> tuple[int, FrameHeader] | None:
         """The next whole frame's offset and header, None at the end of the log. `read` or `skip` moves on."""
         while True:
-            chunk = self._chunks.at(self.offset)
+            chunk = self._current()
             if chunk is None:
                 return None
-            if self.offset < chunk.start:
-                self.offset = chunk.start
             try:
                 header = self._header(chunk, self.offset)
             except DamagedFrame as damage:
@@ -94,7 +116,7 @@ class FrameReader:
     def read(self, header: FrameHeader) -> Frame | None:
         """The frame whose header `next_header` gave; None if its body is damaged. Moves behind it either way."""
         offset = self.offset
-        chunk = self._chunks.at(offset)
+        chunk = self._chunk
         assert chunk is not None
         try:
             frame = self._frame(chunk, offset, header)
@@ -109,7 +131,7 @@ class FrameReader:
         at = offset + header.header_size
         length = header.size - header.header_size
         self._ahead = _WINDOW if header.size < _SMALL_FRAME else frames.HEADER_SIZE
-        inside = at - self._window_at
+        inside = at - self._window_at if self._window_of is chunk else -1
         if inside >= 0 and inside + length <= len(self._window):
             body = self._window[inside : inside + length]
         else:
@@ -117,10 +139,10 @@ class FrameReader:
         return frames.decode(offset, header, body)
 
     def _header(self, chunk: Chunk, offset: int) -> FrameHeader:
-        inside = offset - self._window_at
+        inside = offset - self._window_at if self._window_of is chunk else -1
         if inside < 0 or inside + frames.HEADER_SIZE > len(self._window):
             self._window = self._chunks.read(chunk, offset, self._ahead)
-            self._window_at = offset
+            self._window_at, self._window_of = offset, chunk
             inside = 0
         header = frames.parse_header(self._window, inside, offset, checked=chunk.checked)
         if offset + header.size > chunk.end:

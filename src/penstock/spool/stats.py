@@ -1,8 +1,10 @@
 """A queue's state as a frozen snapshot, and as samples for `/metrics`."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
+from penstock.errors import DiskFailed
 from penstock.spool.backlog import Backlog
 from penstock.spool.gate import Gate
 from penstock.spool.keeper import Keeper
@@ -83,7 +85,9 @@ def snapshot(
 ) -> QueueStats:
     """The state of a queue, whose lock the caller holds. `now` is the monotonic time and the time of day."""
     store = backlog.store
-    oldest = None if gate.is_closed else backlog.peek(now[0])
+    oldest = None
+    with suppress(DiskFailed):
+        oldest = None if gate.is_closed else backlog.peek(now[0])
     return QueueStats(
         size=backlog.count,
         bytes=backlog.bytes,

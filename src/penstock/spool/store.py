@@ -131,10 +131,6 @@ class Store:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    @property
-    def has_unread(self) -> bool:
-        return not self._reader.at_end
-
     def read(self, *, is_counted: bool = True) -> tuple[FrameRef, list[Lease]] | None:
         """The blocks of the next frame that are still to be delivered, None at the end of the log.
 
@@ -299,7 +295,7 @@ class Store:
         chunks = self.chunks.chunks
         for chunk, following in pairwise(chunks):
             first = chunk.first if chunk.first is not None else first
-            is_passed = following.first is not None and (self.reads_backward or chunk.end <= self._reader.offset)
+            is_passed = following.first is not None and (self.reads_backward or self._reader.has_passed(chunk))
             if is_passed and self.acked.covers(first, following.first or 0):
                 done.append(chunk)
         for chunk in done:
