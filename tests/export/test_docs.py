@@ -1,6 +1,8 @@
-"""The documents name only metrics, settings and alarms that exist."""
+"""The documents name only metrics and settings that exist, and name all of them; the example runs."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,18 @@ def test_every_export_metric_is_in_the_operations_table() -> None:
     named = metrics_named((DOCS / "operations.md").read_text())
     ours = {name for name in DECLARATIONS if re.match(r"penstock_(export|circuit|failover|queue|fastqueue)_", name)}
     assert ours <= named | {"penstock_queue_leased"}, ours - named
+
+
+def test_the_example_runs_as_it_is() -> None:
+    ran = subprocess.run(
+        [sys.executable, str(DOCS.parent / "examples" / "resilient_export.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "circuit open, 4 batches wait",
+        "taken: [b'one', b'two', b'three'], dead letters: 1",
+    ]
