@@ -171,7 +171,7 @@ class Store:
         """A block that was read before, to be handed out once more; None if it is damaged by now."""
         reader = FrameReader(self.chunks, ref.offset, None)
         found = reader.next_header()
-        if found is None or found[0] != ref.offset:
+        if found is None or found[0] != ref.offset or found[1].first != ref.first:
             return None
         frame = reader.read(found[1])
         if frame is None:
@@ -260,7 +260,7 @@ class Store:
             self._journal = None  # the next record opens the next generation
         self.journal_failed = self.changed = False
         return meta.Meta(
-            reader_offset=self._refs[0].offset if self._refs else self._reader.offset,
+            reader_offset=self._resume_offset(),
             writer_offset=self.chunks.end,
             entry_count=count,
             total_bytes=size_bytes,
@@ -274,6 +274,11 @@ class Store:
             journal=self._journal.generation if self._journal else self._journal_generation,
             journal_offset=self._journal.offset if self._journal else 0,
         )
+
+    def _resume_offset(self) -> int:
+        if self.chunks.overlaps and self.chunks.chunks:
+            return self.chunks.chunks[0].start  # what is acked is passed over again
+        return self._refs[0].offset if self._refs else self._reader.offset
 
     def write_meta(self, snapshot: meta.Meta) -> None:
         meta.store(self._files, self.folder, snapshot)
