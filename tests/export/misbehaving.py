@@ -149,7 +149,10 @@ def _read(reader: object) -> Request | None:
     while header := reader.readline().strip():  # type: ignore[attr-defined]
         name, _, value = header.decode().partition(":")
         headers[name.lower()] = value.strip()
-    body = reader.read(int(headers.get("content-length", "0")))  # type: ignore[attr-defined]
+    length = int(headers.get("content-length", "0"))
+    body = reader.read(length)  # type: ignore[attr-defined]
+    if len(body) < length:
+        return None  # the client was cut off
     encoding = headers.get("content-encoding")
     if encoding == "gzip":
         body = gzip.decompress(body)

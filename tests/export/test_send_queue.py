@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from penstock.cli import main
 from penstock.errors import (
     ErrorClass,
     PermanentExportError,
@@ -320,3 +322,19 @@ def test_backoff_without_jitter_is_what_the_configuration_says(queue: FastQueue)
     wait_until(lambda: sender.stats().backoff > 0)
     assert 39.0 < sender.stats().backoff <= 40.0
     sender.close()
+
+
+def test_dead_letters_are_replayed_once_the_destination_takes_them(queue: FastQueue, tmp_path: Path) -> None:
+    exporter = FailingExporter([PermanentExportError("404 Not Found")] * 3)
+    with SendQueue(queue, exporter, quick()) as sender:
+        for batch in numbered(3):
+            sender.push(batch)
+        wait_until(lambda: not len(sender))
+    queue.close()
+    ran = CliRunner().invoke(main, ["queue", "replay", str(tmp_path / "queue"), "--dead-letters"])
+    assert ran.exit_code == 0, ran.output
+    mended = MemoryExporter()
+    with FastQueue(tmp_path / "queue") as again, SendQueue(again, mended, quick()) as sender:
+        wait_until(lambda: not len(sender))
+    assert exporter.batches == []
+    assert sorted(mended.batches) == numbered(3)

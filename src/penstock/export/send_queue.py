@@ -143,9 +143,9 @@ class SendQueue:
         permit = self._gate.enter(0.0)
         if permit is None:
             raise CircuitOpen("the destination keeps failing and is left alone for now")
+        self._gate.begin()
         try:
-            with self._gate.sending():
-                result = send_directly(self._exporter, batch)
+            result = send_directly(self._exporter, batch)
         except ExportError as error:
             self._tally.failed(error.error_class, is_retry=False)
             if isinstance(error, TransientExportError):
@@ -154,10 +154,12 @@ class SendQueue:
                 self._gate.refused(permit)
             raise
         except BaseException:
-            self._gate.release(permit)
+            self._gate.abandoned(permit)
             raise
         self._gate.succeeded(permit)
-        self._tally.add(batches=1, bytes=len(batch), partial_rejected=result.rejected if result else 0)
+        self._tally.sent(len(batch), is_retry=False)
+        if result is not None:
+            self._tally.add(partial_rejected=result.rejected)
 
     def _try_now(self, batch: bytes) -> bool:
         try:
@@ -270,10 +272,10 @@ class SendQueue:
             queue = replace(queue, max_size=min(queue.max_size, self._limit.blocks))
         return SendQueueStats(
             queue=queue,
-            exported_batches=tally["batches"],
-            exported_bytes=tally["bytes"],
+            exported_batches=tally.batches,
+            exported_bytes=tally.bytes,
             retries=tally["retries"],
-            retry_successes=tally["retry_successes"],
+            retry_successes=tally.retry_successes,
             retry_failures=tally.retry_errors(),
             errors=tally.errors(),
             splits=tally["splits"],
