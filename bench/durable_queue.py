@@ -300,6 +300,7 @@ def plain_loop(folder: str, blocks: list[bytes], passes: int, batch: int, compre
             lengths.append((len(body), crc))
     offset = 0
     handed_over: list[bytes] = []
+    before: list[bytes] = []  # whoever takes batches in a loop still has one while the next one is made
     for length, crc in lengths:
         body = os.pread(handle, length, offset)
         offset += length
@@ -307,7 +308,8 @@ def plain_loop(folder: str, blocks: list[bytes], passes: int, batch: int, compre
             raise AssertionError("damaged")
         handed_over.append(bytes(cramjam.snappy.decompress_raw(body)) if compression == "snappy" else body)
         if len(handed_over) == batch:
-            handed_over = []
+            before, handed_over = handed_over, []
+    del before
     os.close(handle)
 
 

@@ -234,3 +234,14 @@ def test_states_of_different_functions_of_one_metric_never_mix() -> None:
     tables = [partials_of(Function.parse(text), [("a", 0, 7.0)]) for text in ("apdex(5)", "apdex(7)", "avg")]
     rows = with_finals(pa.concat_tables(tables), Level.MINUTE).to_pylist()
     assert {row["function"]: row["value"] for row in rows} == {"apdex(5)": 0.5, "apdex(7)": 1.0, "avg": 7.0}
+
+
+def test_rows_with_and_without_a_record_merge_side_by_side() -> None:
+    moment = pa.array([0], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    one, value = pa.array(["e"]), pa.array([1.0])
+    tables = [
+        of_columns("m", Function.parse("top_n(2)"), one, moment, value, records=pa.array(["r"])),
+        of_columns("m", Function.parse("avg"), one, moment, value),
+    ]
+    rows = merged(pa.concat_tables(tables * 2)).to_pylist()
+    assert {(row["function"], row["record"], row["count"]) for row in rows} == {("top_n(2)", "r", 2), ("avg", None, 2)}

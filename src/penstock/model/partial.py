@@ -154,9 +154,7 @@ def _grouped(table: pa.Table, keys: list[str], aggregates: list[tuple[str, str]]
         if _is_constant(column):
             constant[key] = column[0]
         elif key in TEXTS:
-            # A null must be a code of its own: a null index would be lost on the way back.
-            encoded = column.dictionary_encode("encode") if column.null_count else column.dictionary_encode()
-            encoded = _one_array(encoded.unify_dictionaries())
+            encoded = _one_array(column.dictionary_encode().unify_dictionaries())
             if len(encoded.dictionary) == 1 and not encoded.null_count:
                 constant[key] = encoded.dictionary[0]
                 continue

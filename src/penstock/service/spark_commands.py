@@ -1,5 +1,6 @@
 """`penstock spark …`: run the job, make days anew, keep the tables small, look at them."""
 
+import os
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -305,7 +306,8 @@ def _session(master: str | None, conf: tuple[str, ...]) -> Any:
         if not found:
             raise ConfigError(f"--conf must be KEY=VALUE, got {text!r}")
         settings[key] = value
-    return start_session(master or "local[*]", settings)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
+    return start_session(master or (None if submitted else "local[*]"), settings)
 
 
 if __name__ == "__main__":  # spark-submit runs a file

@@ -83,7 +83,13 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
     if checkpoint.is_new():
         checkpoint.begin(*resume_point(tables, folder))
     start, first_end = checkpoint.beginning()
-    options = {**config.options(), "startingOffset": json.dumps(start), "firstEnd": json.dumps(first_end)}
+    tasks = str(spark.sparkContext.defaultParallelism)
+    options = {
+        **config.options(),
+        "tasks": tasks,
+        "startingOffset": json.dumps(start),
+        "firstEnd": json.dumps(first_end),
+    }
     partials = spark.readStream.format("penstock").options(**options).load()
     writing = (
         partials.writeStream.queryName("penstock")

@@ -22,11 +22,13 @@ CONFIG = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",  # it would write over our own progress
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
 }
+# On one machine nobody else need reach the driver.
+LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def archive_path(java: Java) -> Path:
@@ -61,7 +63,7 @@ def make_archive(timeout: float = 300.0) -> Path:
 def _exercise() -> None:
     """What a job does, in small, so that the archive has the classes that it needs."""
     options = f"-XX:ArchiveClassesAtExit={os.environ['PENSTOCK_ARCHIVE']} {_QUIET}"
-    session = start_session("local[1]", {"spark.driver.extraJavaOptions": options})
+    session = start_session("local[1]", {_JAVA_OPTIONS: options})
     with tempfile.TemporaryDirectory() as folder:
         rows = session.range(1000).selectExpr("id % 10 as k", "id as v").groupBy("k").agg({"v": "sum"}).persist()
         rows.write.parquet(f"{folder}/table")
@@ -82,15 +84,18 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
     builder = SparkSession.builder.appName("penstock")
+    settings = {**CONFIG, **(config or {})}
     if master:
         builder = builder.master(master)
-    options = f"-Dlog4j2.configurationFile={logging} {archive_options(java)}"
-    builder = builder.config("spark.driver.extraJavaOptions", options)
+    if master and master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings = {**LOCAL, **settings}
+    own = [f"-Dlog4j2.configurationFile={logging}", "" if "PENSTOCK_ARCHIVE" in os.environ else archive_options(java)]
+    settings[_JAVA_OPTIONS] = " ".join(filter(None, [*own, settings.get(_JAVA_OPTIONS)]))
     builder = builder.config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
-    for key, value in {**CONFIG, **(config or {})}.items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.dataSource.register(SegmentSource)

@@ -8,6 +8,7 @@
     maxRowsPerTrigger
     maxBytesPerTrigger
     retainSeconds            committed segments older than this are deleted (unset: none are)
+    tasks                    how many tasks read a batch (as many as this machine has cores)
     startingOffset           where a query without a checkpoint begins (JSON)
     firstEnd                 where its first batch ends (JSON)
     upTo                     for spark.read: only segments up to this offset (JSON)
@@ -58,13 +59,15 @@ class SegmentSource(DataSource):
 
     def reader(self, schema: StructType) -> "SegmentReader":
         up_to = self.options.get("upTo")
-        return SegmentReader(_folder(self.options), checked_offset(json.loads(up_to)) if up_to else None)
+        offset = checked_offset(json.loads(up_to)) if up_to else None
+        return SegmentReader(_folder(self.options), offset, _tasks(self.options))
 
     def streamReader(self, schema: StructType) -> "SegmentStream":  # noqa: N802 - Spark's name
         start, first_end = (
             checked_offset(json.loads(self.options.get(name) or "{}")) for name in ("startingOffset", "firstEnd")
         )
-        return SegmentStream(_folder(self.options), _limits(self.options), start, first_end, _retain(self.options))
+        limits, retain, tasks = _limits(self.options), _retain(self.options), _tasks(self.options)
+        return SegmentStream(_folder(self.options), limits, start, first_end, retain, tasks)
 
 
 def _folder(options: Mapping[str, str]) -> SegmentFolder:
@@ -98,23 +101,28 @@ class SegmentGroup(InputPartition):
         self.names = names
 
 
-def _groups(names: list[str]) -> Sequence[InputPartition]:
-    tasks = min(len(names), os.cpu_count() or 2)
+def _tasks(options: Mapping[str, str]) -> int:
+    return int(options.get("tasks", os.cpu_count() or 2))
+
+
+def _groups(names: list[str], tasks: int) -> Sequence[InputPartition]:
+    tasks = min(len(names), tasks)
     return [SegmentGroup(names[task::tasks]) for task in range(tasks)]
 
 
 class SegmentReader(DataSourceReader):
     """Everything that is sealed, once."""
 
-    def __init__(self, folder: SegmentFolder, up_to: Offset | None) -> None:
+    def __init__(self, folder: SegmentFolder, up_to: Offset | None, tasks: int) -> None:
         self._folder = folder
+        self._tasks = tasks
         self._up_to = up_to
 
     def partitions(self) -> Sequence[InputPartition]:
         found = self._folder.after({})
         if self._up_to is not None:
             found = [s for s in found if s.last <= self._up_to.get(s.writer, {}).get("last", -1)]
-        return _groups([segment.name for segment in found]) or [SegmentGroup([])]
+        return _groups([segment.name for segment in found], self._tasks) or [SegmentGroup([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentGroup)
@@ -131,6 +139,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start: Offset,
         first_end: Offset,
         retain: float | None,
+        tasks: int,
         clock: Clock | None = None,
     ) -> None:
         self._folder = folder
@@ -138,6 +147,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._start = start
         self._first_end = first_end
         self._retain = retain
+        self._tasks = tasks
         self._clock: Clock = clock or SystemClock()
         self._target: Offset | None = None
 
@@ -166,7 +176,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         batch = self._folder.between(checked_offset(start), checked_offset(end))
-        return _groups([segment.name for segment in batch])
+        return _groups([segment.name for segment in batch], self._tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentGroup)

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, count, pairwise, repeat
 from typing import NamedTuple
 
 from penstock.spool import frames, journal, meta
@@ -138,16 +138,19 @@ class Store:
         """
         while (found := self._reader.next_header()) is not None:
             offset, header = found
-            self._pass_gap(header)
-            if self.acked.covers(header.first, header.end):
+            first, end = header.first, header.end
+            if first > self._expected:
+                self._pass_gap(header)
+            may_be_done = first < self.seen_below or self.reads_backward
+            if may_be_done and self.acked.covers(first, end):
                 self._reader.skip(header)
                 continue
             frame = self._reader.read(header)
             if frame is None:
                 continue  # how many are lost, the next frame says: it knows where this one ended
-            ref = FrameRef(offset, header.first, header.end)
+            ref = FrameRef(offset, first, end)
             self._refs.append(ref)
-            self._expected = header.end
+            self._expected = end
             leases = self.leases(frame)
             if is_counted:
                 self.count_read(leases)
@@ -182,7 +185,7 @@ class Store:
         header = frame.header
         times = frame.times or repeat(header.enqueued_at)
         if header.first >= self.seen_below and not header.holes and header.checked and not self.reads_backward:
-            rows = zip(range(header.first, header.end), repeat(1), frame.blocks, times)
+            rows = zip(count(header.first), repeat(1), frame.blocks, times)
             return list(map(Lease._make, rows))
         if not header.checked:
             self.acked.add(header.first + 1, header.end)
@@ -198,8 +201,6 @@ class Store:
     def _pass_gap(self, header: FrameHeader) -> None:
         """Sequences between two frames: never given, acked before they were written, or lost to damage."""
         expected = self._expected
-        if header.first <= expected:
-            return
         if header.follows > expected:
             self.lose(expected, header.follows)
         self.acked.add(expected, header.first)
