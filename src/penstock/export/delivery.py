@@ -118,7 +118,11 @@ class Delivery:
     # -- too large ---------------------------------------------------------------------------------------------------
 
     def _split(self, batch: bytes) -> list[bytes] | None:
-        parts = self._exporter.split(batch)
+        try:
+            parts = self._exporter.split(batch)
+        except Exception:
+            log.exception("Batch is too large, and splitting it failed. bytes=%d", len(batch))
+            return None
         if not parts or len(parts) < 2:
             return None
         self._tally.add(splits=1)

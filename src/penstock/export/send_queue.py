@@ -8,6 +8,7 @@ push ─► FastQueue (memory, then disk) ─► workers ─► exporter ─► 
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -62,7 +63,7 @@ class SendQueue:
         clock: Clock | None = None,
         owns_queue: bool = False,
     ) -> None:
-        self.config = config = config or SendQueueConfig()
+        self.config = config = _ordered(config or SendQueueConfig(), exporter)
         self._clock = clock = clock or SystemClock()
         self._exporter = exporter
         self._owns_queue = owns_queue
@@ -84,13 +85,13 @@ class SendQueue:
             self._workers = GroupWorker(self._source, exporter, self._gate, self._tally, clock)
         else:
             self._delivery = Delivery(self._source, exporter, self._gate, self._tally, clock)
-            self._workers = Workers(self._source, self._delivery, self._gate, _ordered(config, exporter), clock)
+            self._workers = Workers(self._source, self._delivery, self._gate, config, clock)
             if config.failover.enabled and self._is_durable:
                 self._failover = Failover(config.failover, exporter, self._gate, self._tally, clock)
         self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())
         self._tender = threading.Thread(target=self._tend, name="penstock-export-tender", daemon=True)
         self._closing = threading.Event()
-        self._is_closed = False
+        self._is_stopped = False
 
     @classmethod
     def open(cls, exporter: Exporter | GroupExporter, config: SendQueueConfig, *, clock: Clock | None = None) -> Self:
@@ -195,11 +196,20 @@ class SendQueue:
 
         A queue in memory is emptied first, as far as `timeout` seconds allow; what is lost with it is counted. Returns
         the names of threads whose send did not end in time: their batches are not acked and will be sent again.
+        After DiskFull or DiskFailed the queue could not be flushed, and `close` may be called again.
         """
-        if self._is_closed:
-            return []
-        self._is_closed = True
-        deadline = self._clock.monotonic() + timeout
+        late: list[str] = []
+        if not self._is_stopped:
+            late = self._stop(self._clock.monotonic() + timeout)
+            self._is_stopped = True
+        if self._owns_queue or not self._is_durable:
+            self._source.close()
+        else:
+            with suppress(QueueClosed):  # its owner was faster
+                self._source.flush()
+        return late
+
+    def _stop(self, deadline: float) -> list[str]:
         self._closing.set()
         if self._tender.ident is not None:
             self._tender.join(max(0.0, deadline - self._clock.monotonic()))
@@ -217,9 +227,6 @@ class SendQueue:
         if late:
             late = self._workers.close(deadline)
         self._count_lost()
-        self._source.flush()
-        if self._owns_queue or not self._is_durable:
-            self._source.close()
         return late
 
     def _wait_empty(self, deadline: float) -> None:
@@ -303,9 +310,16 @@ class SendQueue:
         return self.stats().samples()
 
 
-def _ordered(config: SendQueueConfig, exporter: Exporter) -> SendQueueConfig:
+def _ordered(config: SendQueueConfig, exporter: Exporter | GroupExporter) -> SendQueueConfig:
     """One worker for a destination that wants its batches in order, where the configuration does not say how many."""
+    if isinstance(exporter, GroupExporter):
+        return replace(config, adaptive_workers=replace(config.adaptive_workers, enabled=False))
     if not exporter.in_order or config.workers or config.pipeline_split.sender_count:
         return config
-    # Without the pipeline split: what is prepared ahead would pass a batch that failed.
-    return replace(config, workers=1, pipeline_split=replace(config.pipeline_split, enabled=False))
+    return replace(
+        config,
+        workers=1,
+        # What is prepared ahead would pass a batch that failed.
+        pipeline_split=replace(config.pipeline_split, enabled=False),
+        adaptive_workers=replace(config.adaptive_workers, enabled=False),
+    )

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 TURN = 0.2  # seconds that an idle thread waits before it looks whether it is still wanted
 
+_REST = 1.0  # seconds for a batch that met a failure that nobody foresaw
+
 
 class Active:
     """Which threads are at work. Without a lock: each sets and clears its own entry, and a dict does that whole."""
@@ -125,6 +127,9 @@ class Workers:
             self.active.enter(number)
             try:
                 self._send_one(job, permit, retired)
+            except Exception:  # nobody foresaw it: the pool logs it, and the batch comes again
+                self._nack(job.lease, _REST)
+                raise
             finally:
                 self.active.leave(number)
 
@@ -161,9 +166,9 @@ class Workers:
                 if job is not None:
                     self._channel.put(job)
 
-    def _nack(self, lease: Lease) -> None:
+    def _nack(self, lease: Lease, delay: float = 0.0) -> None:
         try:
-            self._source.nack(lease)
+            self._source.nack(lease, delay)
         except QueueClosed:
             pass  # it was never acked: it comes again when the queue is opened
 
