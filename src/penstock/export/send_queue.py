@@ -82,6 +82,9 @@ class SendQueue:
                 raise ConfigError("order must be 'fifo' for an exporter that needs blocks in order, got 'freshest'")
             if not config.always_queue or not config.enabled:
                 raise ConfigError("an exporter that needs blocks in order always queues: enabled and always_queue")
+            if not isinstance(queue, FastQueue):
+                raise ConfigError("type must be 'disk' for an exporter that needs blocks in order, got 'memory'")
+            exporter.begin(queue.id)
             self._workers = GroupWorker(self._source, exporter, self._gate, self._tally, clock)
         else:
             self._delivery = Delivery(self._source, exporter, self._gate, self._tally, clock)
