@@ -122,7 +122,7 @@ def basics(spark: SparkSession, folder: Path, rounds: int, rows: int) -> None:
         {
             "penstock (segments)": lambda: noop(_segments(spark, folder / "segments").transform(merged)),
             "Spark's own Parquet path": spark_parquet,
-            "DuckDB (Parquet)": lambda: duckdb.sql(sql).fetch_arrow_table(),
+            "DuckDB (Parquet)": lambda: duckdb.sql(sql).to_arrow_table(),
             "Polars (Parquet)": polars,
         },
         rounds,
@@ -148,7 +148,7 @@ def ranks(spark: SparkSession, folder: Path, rounds: int, rows: int) -> None:
         {
             "penstock (exponential buckets, 0.54 %)": ours,
             "Spark's percentile_approx": approx,
-            "DuckDB's t-digest": lambda: duckdb.sql(sql).fetch_arrow_table(),
+            "DuckDB's t-digest": lambda: duckdb.sql(sql).to_arrow_table(),
         },
         rounds,
         rows,
