@@ -23,3 +23,9 @@ def spark() -> Iterator[SparkSession]:
         pytest.fail(str(error))  # `make setup` provides Java, so a missing one is a failure everywhere
     yield session
     session.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))  # the first one pays for the JVM's start

@@ -18,14 +18,24 @@ from penstock.aggregate.l1 import L1
 from penstock.batch import BatchQueue, BatchQueueConfig, PartitionPolicy, ThreadPolicy
 from penstock.errors import ConfigError
 from penstock.export.segments import SegmentWriter
+from penstock.model.definition import Definition, Definitions
+from penstock.model.function import Function
 from penstock.model.level import Level
-from penstock.service.generator import Day, generate
+from penstock.service.generator import DURATION, Day, generate
 from penstock.spark.delta import DeltaTables
 from penstock.spark.tables import Tables, read_level, read_top_n
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
 
 MARK = ".penstock-demo"  # what makes a folder ours to empty
 TOP = 10
+PERCENTILE = "service_percentile"
+# Every metric by its own labels, and one more made of the durations.
+DEFINITIONS = Definitions(
+    (
+        Definition(name=DURATION, source=DURATION),
+        Definition(name=PERCENTILE, source=DURATION, entity=("service",), function=Function.parse("percentile")),
+    )
+)
 
 
 @dataclass(slots=True)
@@ -78,7 +88,7 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
     batch = BatchQueue(
         "l1", BatchQueueConfig(threads=ThreadPolicy.cpu_cores(1.0), partitions=PartitionPolicy.adaptive())
     )
-    l1 = L1(batch, queue.push)
+    l1 = L1(batch, queue.push, definitions=DEFINITIONS)
     writer = SegmentWriter(queue, folder / "segments")
     writer.start()
 
@@ -122,7 +132,7 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
     progress.spark = "done"
     draw()
     seconds = time.monotonic() - began
-    problems = differences(tables, generated)
+    problems = differences(tables, {**generated, PERCENTILE: generated[DURATION]})
     return Outcome(folder, tables, dict(generated), writer.rows, writer.segments, seconds, spark_seconds, problems)
 
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
+from penstock.model.function import RANKS
 from penstock.model.level import Level
 from penstock.model.point import entity_of
 from penstock.service import demo
@@ -62,6 +63,7 @@ def summary(console: Console, outcome: demo.Outcome) -> None:
     console.print()
     console.print(_tables(outcome))
     console.print(_top_n(outcome))
+    console.print(_percentiles(outcome))
     console.print(f"[bold]{_label(SICK)}: mean duration by hour, ms[/bold] (the peak is a bad deployment)")
     console.print(Text.from_ansi(_plot(outcome, min(console.width, 100))))
     console.print(_account(outcome))
@@ -99,6 +101,21 @@ def _top_n(outcome: demo.Outcome) -> Table:
     for row in rows:
         if row["bucket"] == worst:
             table.add_row(row["metric"], _label(row["entity"]), f"{row['max']:.2f}")
+    return table
+
+
+def _percentiles(outcome: demo.Outcome) -> Table:
+    hours = read_level(outcome.tables, Level.HOUR)
+    rows = hours.filter(pc.equal(hours["metric"], demo.PERCENTILE)).to_pylist()
+    worst: datetime = max(rows, key=lambda row: row["p99"])["bucket"]
+    table = Table(title=f"Percentiles of the worst hour, {worst:%d %b %H:%M} UTC, ms", title_justify="left")
+    table.add_column("service")
+    ranks = [f"p{rank}" for rank in RANKS]
+    for name in ("requests", *ranks):
+        table.add_column(name, justify="right")
+    for row in rows:
+        if row["bucket"] == worst:
+            table.add_row(_label(row["entity"]), f"{row['count']:,}", *(f"{row[rank]:.1f}" for rank in ranks))
     return table
 
 
@@ -145,6 +162,7 @@ def _account(outcome: demo.Outcome) -> Panel:
         "[bold]Try next[/bold]",
         f"  {command} demo --points 5000000",
         f"  {command} queue inspect {here}/queue",
+        f"  {command} spark tables --tables {here}/tables",
         f"  {command} doctor",
     ]
     return Panel("\n".join(lines), title="Every point is accounted for", border_style="green", expand=False)
