@@ -58,6 +58,9 @@ bench-amqp: peers  ## The consumer pool against pika, aio-pika, dramatiq and Fas
 soak-amqp: setup  ## Ten minutes of consumers under random deaths, with the ledger at the end
 	@$(BIN)/python -m pytest -m soak -s tests/amqp/test_soak.py
 
+bench-spark: peers  ## Roll-up on Spark beside DuckDB, Polars and Spark's own Parquet path, some minutes
+	@$(BIN)/python -m bench.spark_rollup
+
 bench-export: setup  ## The send queue against a plain loop of the same HTTP client
 	@$(BIN)/python -m bench.export
 

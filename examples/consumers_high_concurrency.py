@@ -2,7 +2,7 @@
 
     python examples/consumers_high_concurrency.py [amqp://guest:guest@localhost/]
 
-Publishes three thousand imports of 0.1 s each. One in a thousand is broken: it is dead-lettered with the reason.
+Publishes a thousand imports of 0.1 s each. One in 250 is broken: it is dead-lettered with the reason.
 """
 
 import sys
@@ -13,7 +13,7 @@ import pika
 
 from penstock.amqp import ConsumerOptions, ConsumerRegistry, DeadLetters, Declarations, Message, Reject
 
-IMPORTS = 3000
+IMPORTS = 1000
 url = sys.argv[1] if len(sys.argv) > 1 else "amqp://guest:guest@localhost/"
 
 lock = threading.Lock()
@@ -50,7 +50,7 @@ def publish() -> None:
     connection = pika.BlockingConnection(pika.URLParameters(url))
     channel = connection.channel()
     for number in range(IMPORTS):
-        body = b"broken" if number % 1000 == 999 else str(number).encode()
+        body = b"broken" if number % 250 == 249 else str(number).encode()
         channel.basic_publish("", "batch.processing", body, pika.BasicProperties(type="batch.import", delivery_mode=2))
     connection.close()
 

@@ -31,7 +31,6 @@ def test_links_lead_to_files_that_are_there(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_make_targets_that_are_named_exist(document: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(
-        r"make ([a-z]+(?:-[a-z]+)*)(?=[`\s]|$)", "\n".join(re.findall(r"`[^`]+`", document.read_text()))
-    ):
+    text = document.read_text()
+    for target in re.findall(r"`make ([a-z-]+)", text) + re.findall(r"(?m)^\$ make ([a-z-]+)", text):
         assert re.search(rf"(?m)^{target}:", makefile), f"{document.name} names make {target}"

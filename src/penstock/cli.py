@@ -12,6 +12,7 @@ from penstock import __version__
 from penstock.errors import ConfigError, PenstockError
 from penstock.service.queue_commands import queue
 from penstock.service.relay import relay
+from penstock.service.spark_commands import spark
 
 
 class _Group(click.Group):
@@ -97,3 +98,4 @@ def doctor(as_json: bool) -> None:
 
 main.add_command(queue)
 main.add_command(relay)
+main.add_command(spark)

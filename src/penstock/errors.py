@@ -10,6 +10,8 @@
     │   ├── PermanentExportError   it will never take this batch
     │   │   └── PayloadTooLarge    but it might take its halves
     │   └── CircuitOpen        it was not even asked, because it keeps failing
+    ├── SegmentVanished        a segment that a batch must have is gone: the batch cannot be repeated exactly
+    ├── TableConflict          a batch that does not follow what a table holds: adding it would lose or repeat points
     └── QueueError             what both holders can say
         ├── QueueExists        the name is taken
         ├── QueueConflict      the queue of that name works in another mode
@@ -93,6 +95,14 @@ class PayloadTooLarge(PermanentExportError):
 
 class CircuitOpen(ExportError):
     """The destination keeps failing and was not even asked."""
+
+
+class SegmentVanished(PenstockError):
+    """A segment that a batch must have is gone; the message says which."""
+
+
+class TableConflict(PenstockError):
+    """A batch that does not follow what a table holds; the message says how the two can be reconciled."""
 
 
 class QueueError(PenstockError):

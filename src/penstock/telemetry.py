@@ -72,6 +72,7 @@ DECLARATIONS: dict[str, Declaration] = {
         # the pipeline at the edge
         Declaration("penstock_points_received_total", "counter", "Points handed to L1", ("metric",)),
         Declaration("penstock_l1_partials_total", "counter", "Merged rows that left L1", ("metric",)),
+        Declaration("penstock_points_not_numbers_total", "counter", "NaN and infinite points left out", ("metric",)),
         # the batch queue
         Declaration("penstock_batch_queue_used", "gauge", "Items held", ("queue",)),
         Declaration("penstock_batch_queue_capacity", "gauge", "Items that all partitions may hold", ("queue",)),
@@ -149,6 +150,14 @@ DECLARATIONS: dict[str, Declaration] = {
         # segments for Spark
         Declaration("penstock_segments_sealed_total", "counter", "Segments sealed for Spark"),
         Declaration("penstock_segment_rows_total", "counter", "Rows in sealed segments"),
+        # the Spark job
+        Declaration("penstock_spark_batches_total", "counter", "Batches done"),
+        Declaration("penstock_spark_rows_total", "counter", "Rows that Spark took in, merged by its tasks"),
+        Declaration("penstock_spark_rows_per_second", "gauge", "Rows a second in the last batch"),
+        Declaration("penstock_spark_batch_seconds", "gauge", "Duration of the last batch"),
+        Declaration("penstock_spark_restarts_total", "counter", "Times a failed query was started again"),
+        Declaration("penstock_spark_lag_segments", "gauge", "Sealed segments that are not in the tables yet"),
+        Declaration("penstock_spark_quarantined_segments", "gauge", "Damaged segments set aside"),
         # AMQP consumers
         Declaration("penstock_amqp_connected", "gauge", "1 while the connection and every consumer is up"),
         Declaration("penstock_amqp_reconnects_total", "counter", "Connections opened after the first"),

@@ -7,6 +7,8 @@ import pytest
 from penstock.aggregate.l1 import L1, _Merger
 from penstock.batch import BatchQueue, BatchQueueConfig, ThreadPolicy
 from penstock.errors import QueueFull
+from penstock.model.definition import Definitions
+from penstock.model.definition_file import parse_definitions
 from penstock.model.point import Chunk, chunk_type
 from penstock.model.segment import decode
 from penstock.telemetry import Telemetry
@@ -33,11 +35,11 @@ class Downstream:
 
 
 def points(kind: type[Chunk], count: int, value: float = 1.0) -> Chunk:
-    return kind.of([f"e{n % 3}" for n in range(count)], [n * 1000 for n in range(count)], [value] * count)
+    return kind.of([f'{{"host":"e{n % 3}"}}' for n in range(count)], [n * 1000 for n in range(count)], [value] * count)
 
 
 def merger(downstream: Downstream, clock: FakeClock, rows: int = 1000) -> _Merger:
-    return _Merger("cpu", downstream.push, 0.5, rows, clock)
+    return _Merger("cpu", Definitions().of("cpu"), downstream.push, 0.5, rows, clock)
 
 
 def test_points_of_one_series_and_minute_leave_as_one_row_after_half_a_second() -> None:
@@ -53,7 +55,7 @@ def test_points_of_one_series_and_minute_leave_as_one_row_after_half_a_second() 
     handler.on_idle()
     assert len(downstream.blocks) == 1
     assert sorted(zip(*(downstream.rows()[c].to_pylist() for c in ("entity", "count")))) == [
-        ("e0", 30), ("e1", 30), ("e2", 30),
+        ('{"host":"e0"}', 30), ('{"host":"e1"}', 30), ('{"host":"e2"}', 30),
     ]  # fmt: skip
 
 
@@ -112,3 +114,34 @@ def test_a_scrape_shows_points_in_and_rows_out_by_metric() -> None:
     scrape = telemetry.render().decode()
     assert 'penstock_points_received_total{metric="cpu"} 30.0' in scrape
     assert 'penstock_l1_partials_total{metric="cpu"} 3.0' in scrape
+
+
+def test_definitions_make_several_metrics_of_one_source_and_drop_what_is_not_defined() -> None:
+    downstream = Downstream()
+    queue = BatchQueue("l1-definitions", BatchQueueConfig(threads=ThreadPolicy.fixed(1)))
+    definitions = parse_definitions(
+        {
+            "metrics": [
+                {"name": "all_cpu", "source": "cpu", "entity": []},
+                {"name": "host_cpu", "source": "cpu", "filter": {"host": ["e0", "e1"]}, "function": "max"},
+            ],
+            "undefined": "drop",
+        }
+    )
+    l1 = L1(queue, downstream.push, definitions=definitions)
+    l1.produce(points(Cpu, 30))
+    l1.produce(points(Rps, 30))
+    l1.close()
+
+    rows = sorted((row["metric"], row["entity"], row["count"]) for row in downstream.rows().to_pylist())
+    assert rows == [("all_cpu", "{}", 30), ("host_cpu", '{"host":"e0"}', 10), ("host_cpu", '{"host":"e1"}', 10)]
+
+
+def test_points_that_are_no_numbers_are_left_out_and_counted() -> None:
+    downstream, clock = Downstream(), FakeClock()
+    handler = merger(downstream, clock)
+    handler.consume([Cpu.of(["{}"] * 4, [0, 1, 2, 3], [1.0, float("nan"), float("inf"), 2.0])])
+    handler.flush()
+
+    assert downstream.rows()["sum"].to_pylist() == [3.0]
+    assert handler.not_numbers == 2

@@ -1,22 +1,19 @@
-"""A service that feeds a durable queue, to be killed. `python -m tests.amqp.feeder URL QUEUE FOLDER one|many`."""
+"""A service that feeds a durable queue, to be killed. `python -m tests.amqp.feeder URL QUEUE FOLDER`."""
 
 import sys
 
 from penstock import Durability, FastQueue, FastQueueConfig, FullBehavior
-from penstock.amqp import ConsumerRegistry, Declarations, batches_into_queue, into_queue
+from penstock.amqp import ConsumerRegistry, Declarations, batches_into_queue
 
 
-def main(url: str, name: str, folder: str, how: str) -> None:
+def main(url: str, name: str, folder: str) -> None:
     config = FastQueueConfig(durability=Durability.DISK, full_behavior=FullBehavior.BLOCK)
     declarations = Declarations()
     declarations.queue(name)
     with FastQueue(folder, config) as queue:
-        if how == "many":
-            declarations.consumer(
-                queue=name, handler=batches_into_queue(queue), workers=2, prefetch=100, batch_size=50, batch_timeout=0.1
-            )
-        else:
-            declarations.consumer(queue=name, handler=into_queue(queue), workers=4, prefetch=100)
+        declarations.consumer(
+            queue=name, handler=batches_into_queue(queue), workers=2, prefetch=100, batch_size=20, batch_timeout=0.1
+        )
         ConsumerRegistry(url, declarations).run(stop_timeout=10)
 
 

@@ -58,5 +58,6 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would leave the waiting accept to take one more
         self._listener.close()
         self.cut()

@@ -1,7 +1,7 @@
 """The tracker against a model of the broker, which closes the channel on any ack that it does not expect."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.receive.amqp.acks import AckTracker
@@ -24,6 +24,7 @@ class ModelBroker:
         self.unacked.remove(tag)
 
 
+@settings(max_examples=60)
 @given(st.data())
 def test_any_order_of_settling_acknowledges_exactly_what_was_handled(data: st.DataObject) -> None:
     tracker, broker = AckTracker(), ModelBroker()

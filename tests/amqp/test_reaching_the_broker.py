@@ -1,8 +1,10 @@
 """Addresses, credentials, TLS, and a start that fails with the reason."""
 
 import logging
+import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,11 +64,29 @@ def test_credentials_of_the_url_are_unquoted() -> None:
     assert (credentials.username, credentials.password) == ("m@e", "p/w")
 
 
+def test_without_the_client_library_the_import_says_how_to_get_it() -> None:
+    program = (
+        "import importlib.util as u; found = u.find_spec; "
+        "u.find_spec = lambda name, *rest: None if name == 'pika' else found(name, *rest); import penstock.amqp"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert "MissingRequirement: RabbitMQ needs the client library pika: pip install 'penstock[amqp]'" in ran.stderr
+
+
 def test_nobody_listens(queue: str) -> None:
     registry = ConsumerRegistry(f"amqp://127.0.0.1:{free_port()}/", consuming(queue))
 
     with pytest.raises(BrokerError, match=r"amqp://127.0.0.1:\d+/: ConnectionRefusedError"):
         registry.start(10)
+
+
+def test_somebody_listens_who_does_not_answer(queue: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        registry = ConsumerRegistry(f"amqp://127.0.0.1:{deaf.getsockname()[1]}/", consuming(queue))
+
+        with pytest.raises(BrokerError, match="no answer"):
+            registry.start(0.3)
 
 
 @pytest.mark.server

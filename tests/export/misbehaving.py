@@ -12,6 +12,8 @@ from typing import Self
 
 import cramjam
 
+from penstock.testing import wait_until
+
 
 @dataclass
 class Request:
@@ -74,6 +76,9 @@ class Misbehaving:
     connections: int = 0
     tls: ssl.SSLContext | None = None
     slow: threading.Event = field(default_factory=threading.Event)
+    port: int = 0
+    keep: int | None = None  # bytes of each body that are kept
+    _open: set[socket.socket] = field(default_factory=set)
 
     def silent(self, connection: socket.socket) -> bool:
         """Takes the request and never answers, until the server ends."""
@@ -95,14 +100,22 @@ class Misbehaving:
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = listener.getsockname()[1]
+        """Up; at the end down, with every connection cut. Entered again, it is up on the same port."""
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         try:
             yield self
         finally:
             self.slow.set()
+            listener.shutdown(socket.SHUT_RDWR)
             listener.close()
+            for connection in list(self._open):
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)  # its own thread closes it
+                except OSError:
+                    pass  # it has done so
+            wait_until(lambda: not self._open)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -111,20 +124,25 @@ class Misbehaving:
             except OSError:
                 return
             self.connections += 1
+            self._open.add(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, accepted: socket.socket) -> None:
         try:
+            connection = accepted
             if self.tls is not None:
-                connection = self.tls.wrap_socket(connection, server_side=True)
+                connection = self.tls.wrap_socket(accepted, server_side=True)
             with connection, connection.makefile("rb") as reader:
                 while (request := _read(reader)) is not None:
+                    request.body = request.body[: self.keep]
                     self.requests.append(request)
                     behave = self.behaviours.pop(0) if self.behaviours else answer(200)
                     if not behave(connection):
                         return
-        except OSError:
-            pass
+        except (OSError, ValueError):
+            pass  # it was cut off
+        finally:
+            self._open.discard(accepted)
 
 
 def _read(reader: object) -> Request | None:
@@ -135,7 +153,10 @@ def _read(reader: object) -> Request | None:
     while header := reader.readline().strip():  # type: ignore[attr-defined]
         name, _, value = header.decode().partition(":")
         headers[name.lower()] = value.strip()
-    body = reader.read(int(headers.get("content-length", "0")))  # type: ignore[attr-defined]
+    length = int(headers.get("content-length", "0"))
+    body = reader.read(length)  # type: ignore[attr-defined]
+    if len(body) < length:
+        return None  # the client was cut off
     encoding = headers.get("content-encoding")
     if encoding == "gzip":
         body = gzip.decompress(body)

@@ -145,7 +145,7 @@ def test_without_backoff_every_delay_is_the_retry_interval() -> None:
 def test_a_delay_is_never_above_its_cap_nor_below_the_jitter(failures: int, chance: float, multiplier: float) -> None:
     backoff = Backoff(BackoffConfig(multiplier=multiplier), chance=lambda: chance)
     delay = backoff.delay_after(failures)
-    assert 2.5 < delay <= 300.0
+    assert 2.5 <= delay <= 300.0
 
 
 def test_deep_and_fast_adds_one_worker() -> None:

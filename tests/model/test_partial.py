@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.model.finals import with_finals
 from penstock.model.level import Level
-from penstock.model.partial import PARTIALS, merged, of_points, with_finals
+from penstock.model.partial import PARTIALS, merged, of_points
 from penstock.model.point import chunk_type, entity_of
 
 Cpu = chunk_type("cpu")

@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.model.partial import PARTIALS, of_points
 from penstock.model.point import chunk_type
-from penstock.model.segment import Segment, check_writer, decode, encode, parse_name, read, seal, sealed
+from penstock.model.segment import Segment, check_writer, decode, encode, parse_name, read, rows_in, seal, sealed
 
 PARTS = of_points([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])])
 
@@ -20,7 +20,8 @@ def test_a_sealed_segment_reads_back_as_it_was(tmp_path: Path) -> None:
     assert path.name == "edge-0000000000000003-0000000000000007.arrow"
     assert read(path).equals(PARTS)
     assert read(path).schema == PARTIALS
-    assert pa.ipc.open_file(path).schema.metadata == {b"penstock.segment": b"1"}
+    assert pa.ipc.open_file(path).schema.metadata == {b"penstock.segment": b"1", b"penstock.rows": b"2"}
+    assert rows_in(path) == 2
 
 
 def test_segments_are_listed_in_the_order_of_their_sequences_and_nothing_else_is(tmp_path: Path) -> None:
@@ -41,6 +42,17 @@ def test_a_segment_that_was_not_finished_is_not_seen(tmp_path: Path, monkeypatch
         seal(tmp_path, Segment("edge", 0, 1), PARTS)
 
     assert sealed(tmp_path) == []
+
+
+def test_a_sealed_segment_is_never_replaced(tmp_path: Path) -> None:
+    path = seal(tmp_path, Segment("edge", 0, 1), PARTS)
+    before = path.read_bytes()
+
+    with pytest.raises(FileExistsError):
+        seal(tmp_path, Segment("edge", 0, 1), PARTS.slice(1))
+
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_block_reads_back_as_it_was() -> None:

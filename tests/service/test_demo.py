@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.service import demo, demo_screen
 from penstock.service.demo import prepare_folder
 from penstock.service.generator import Day, generate
-from penstock.spark.tables import Tables
+from penstock.spark.delta import DeltaTables
 
 
 @pytest.mark.spark
@@ -23,7 +23,7 @@ def test_the_demo_accounts_for_every_point_and_finds_the_one_that_is_missing(tmp
     assert {path.name for path in (folder / "tables").iterdir()} == {"minute", "hour", "day", "top_n"}
 
     # The same tables, but one point more is said to have been generated.
-    tables = Tables(folder / "tables")
+    tables = DeltaTables(folder / "tables")
     counts = demo.counts_of(tables)["minute"]
     metric = next(iter(counts))
     assert demo.differences(tables, counts) == []
@@ -37,7 +37,7 @@ def test_the_demo_accounts_for_every_point_and_finds_the_one_that_is_missing(tmp
 def test_the_exit_code_says_whether_every_point_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problems: list[str], code: int
 ) -> None:
-    outcome = demo.Outcome(tmp_path, Tables(tmp_path), {"cpu": 2}, 1, 1, 1.0, 1.0, problems)
+    outcome = demo.Outcome(tmp_path, DeltaTables(tmp_path), {"cpu": 2}, 1, 1, 1.0, 1.0, problems)
     monkeypatch.setattr(demo, "run_demo", lambda *_: outcome)
     monkeypatch.setattr(demo_screen, "summary", lambda *_: None)
 

@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Iterable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.batch import BatchQueue
 from penstock.clock import Clock, SystemClock
 from penstock.errors import QueueError
-from penstock.model.partial import merged, of_points
+from penstock.model.definition import Definition, Definitions
+from penstock.model.partial import merged
 from penstock.model.point import Chunk
 from penstock.model.segment import encode
 from penstock.telemetry import Sample
@@ -36,12 +38,14 @@ class L1:
         queue: BatchQueue,
         push: Callable[[bytes], object],
         *,
+        definitions: Definitions | None = None,
         flush_interval: float = FLUSH_INTERVAL,
         flush_rows: int = FLUSH_ROWS,
         clock: Clock | None = None,
     ) -> None:
         self._queue = queue
         self._push = push
+        self._definitions = definitions or Definitions()
         self._flush_interval = flush_interval
         self._flush_rows = flush_rows
         self._clock: Clock = clock or SystemClock()
@@ -58,7 +62,8 @@ class L1:
     def _register(self, kind: type[Chunk]) -> None:
         with self._lock:
             if kind not in self._mergers:
-                merger = _Merger(kind.metric, self._push, self._flush_interval, self._flush_rows, self._clock)
+                made = self._definitions.of(kind.metric)
+                merger = _Merger(kind.metric, made, self._push, self._flush_interval, self._flush_rows, self._clock)
                 self._queue.add_handler(kind, merger)
                 self._mergers[kind] = merger
 
@@ -73,16 +78,25 @@ class L1:
         for merger in list(self._mergers.values()):
             yield Sample("penstock_points_received_total", merger.points, (merger.metric,))
             yield Sample("penstock_l1_partials_total", merger.partials, (merger.metric,))
+            yield Sample("penstock_points_not_numbers_total", merger.not_numbers, (merger.metric,))
 
 
 class _Merger:
     """The handler of one metric. The queue never runs it on two threads at once, so it needs no lock."""
 
     def __init__(
-        self, metric: str, push: Callable[[bytes], object], flush_interval: float, flush_rows: int, clock: Clock
+        self,
+        metric: str,
+        definitions: tuple[Definition, ...],
+        push: Callable[[bytes], object],
+        flush_interval: float,
+        flush_rows: int,
+        clock: Clock,
     ) -> None:
         self.metric = metric
         self.points = 0
+        self.not_numbers = 0
+        self._definitions = definitions
         self.partials = 0
         self._push = push
         self._flush_interval = flush_interval
@@ -96,11 +110,23 @@ class _Merger:
     def consume(self, batch: list[Chunk]) -> None:
         if not self._pending:
             self._due = self._clock.monotonic() + self._flush_interval
-        partials = of_points(batch)
-        self._pending.append(partials)
-        self._rows += partials.num_rows
+        points = self._numbers(pa.concat_tables([chunk.points for chunk in batch]))
+        for definition in self._definitions if points.num_rows else ():
+            partials = definition.partials(points)
+            if partials.num_rows:
+                self._pending.append(partials)
+                self._rows += partials.num_rows
         self.points += sum(map(len, batch))
         self._flush_if_due()
+
+    def _numbers(self, points: pa.Table) -> pa.Table:
+        """Without NaN and infinities: one of them would make the sum of its series useless for good."""
+        finite = pc.is_finite(points["value"])
+        if pc.all(finite).as_py():
+            return points
+        kept = points.filter(finite)
+        self.not_numbers += points.num_rows - kept.num_rows
+        return kept
 
     def on_idle(self) -> None:
         if self._pending:

@@ -1,18 +1,18 @@
 """What an exporter is: the seam between the send queue and a destination."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from penstock.spool import Lease
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A batch in the form in which it travels: compressed, with what the destination must be told about it."""
 
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,10 @@ class GroupExporter(Protocol):
     """An exporter that takes many blocks at a time, strictly in the order of their sequences: one worker serves it."""
 
     max_blocks: int
+
+    def begin(self, queue_id: str) -> None:
+        """Told once, before anything is sent, whose sequences are coming; ConfigError if it knows them by another."""
+        ...
 
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
         """Bring all of them there; those that can never be, with the reason. Raises as `Exporter.send` does."""

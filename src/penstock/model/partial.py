@@ -1,6 +1,8 @@
 """Partial aggregates: states that merge, whatever the order and grouping, and are divided only at the end.
 
-One row is one series (metric, entity) in one bucket of time. Every column that is not part of that identity has a
+One row is one part of one series in one bucket of time. A series is a metric, the function that it is taken with and
+an entity. Most functions have one part (0); a percentile has one for each exponential bucket, a histogram one for each
+bound, `latest` one for each time. A record is what a top-n keeps beside the value. Every other column has a
 commutative, associative merge, named here once; the edge runs it through pyarrow and Spark as a built-in function of
 the same name, so both always agree.
 
@@ -9,13 +11,14 @@ the same name, so both always agree.
                               └────── again ───────┘
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.level import Level
+from penstock.model.function import AVG, Function
 from penstock.model.point import Chunk
 
 
@@ -28,7 +31,8 @@ class PartialColumn:
     merge: Literal["sum", "min", "max"]
 
 
-IDENTITY = ("metric", "entity", "bucket")
+SERIES = ("metric", "function", "entity", "bucket")
+IDENTITY = (*SERIES, "part", "record")
 STATES = (
     PartialColumn("count", pa.int64(), "sum"),
     PartialColumn("sum", pa.float64(), "sum"),
@@ -38,38 +42,144 @@ STATES = (
 PARTIALS = pa.schema(
     [
         pa.field("metric", pa.string()),
+        pa.field("function", pa.string()),
         pa.field("entity", pa.string()),
         pa.field("bucket", pa.timestamp("us", tz="UTC")),
+        pa.field("part", pa.int64()),
+        pa.field("record", pa.string()),
         *(pa.field(state.name, state.type) for state in STATES),
     ]
 )
+TOP_N_ORDER = (("max", "descending"), ("record", "ascending"))  # ties go to the record that sorts first
+TEXTS = ("metric", "function", "entity", "record")
 
 
 def of_points(chunks: list[Chunk]) -> pa.Table:
-    """Chunks of one metric as minute partials: one group-by over all of them."""
+    """Chunks of one metric as minute partials by their own labels."""
     points = pa.concat_tables([chunk.points for chunk in chunks])
+    return of_columns(chunks[0].metric, AVG, points["entity"], points["time"], points["value"])
+
+
+def of_columns(
+    metric: str, function: Function, entities: Any, times: Any, values: Any, *, weights: Any = None, records: Any = None
+) -> pa.Table:
+    """Points as partials of one metric and function: one group-by over all of them.
+
+    `weights` is what each point adds to the count, where that is not 1.
+    """
     # Without its zone: rounding in UTC needs no calendar, and asking for one costs as much as the group-by.
-    bucket = pc.floor_temporal(points["time"].cast(pa.timestamp("us")), unit="minute")
-    raw = pa.table({"entity": points["entity"], "bucket": bucket, "value": points["value"]})
-    grouped = raw.group_by(["entity", "bucket"], use_threads=False).aggregate(
-        [("value", "count"), ("value", "sum"), ("value", "min"), ("value", "max")]
-    )
-    bucket = grouped["bucket"].cast(PARTIALS.field("bucket").type)
-    states = [grouped[f"value_{state.name}"] for state in STATES]
-    metric = pa.repeat(pa.scalar(chunks[0].metric), grouped.num_rows)
-    return pa.table([metric, grouped["entity"], bucket, *states], schema=PARTIALS)
+    bucket = pc.floor_temporal(pc.cast(times, pa.timestamp("us")), unit="minute")
+    columns = {"entity": entities, "bucket": bucket}
+    if function.splits:
+        columns["part"] = function.parts(values, times)
+    if records is not None:
+        columns["record"] = records
+    raw = pa.table({**columns, "value": values, "weight": values if weights is None else weights})
+    count = ("weight", "count" if weights is None else "sum")
+    aggregates = [count, ("value", "sum"), ("value", "min"), ("value", "max")]
+    grouped = _grouped(raw, list(columns), aggregates)
+    rows = grouped.num_rows
+    found = {
+        "metric": pa.repeat(pa.scalar(metric), rows),
+        "function": pa.repeat(pa.scalar(str(function)), rows),
+        "part": pa.repeat(pa.scalar(0, pa.int64()), rows),
+        "record": pa.nulls(rows, pa.string()),
+        **{name: grouped[name] for name in columns},
+        "count": pc.cast(grouped["_".join(count)], pa.int64()),
+        **{name: grouped[f"value_{name}"] for name in ("sum", "min", "max")},
+    }
+    found["bucket"] = found["bucket"].cast(PARTIALS.field("bucket").type)
+    return pa.table([found[name] for name in PARTIALS.names], schema=PARTIALS)
 
 
 def merged(partials: pa.Table) -> pa.Table:
     """One row per identity, whatever order its partials came in."""
-    grouped = partials.group_by(list(IDENTITY), use_threads=False).aggregate([(s.name, s.merge) for s in STATES])
+    if not partials.num_rows:
+        return partials.cast(PARTIALS)
+    grouped = _grouped(partials, list(IDENTITY), [(state.name, state.merge) for state in STATES])
     columns = [grouped[name] for name in IDENTITY] + [grouped[f"{state.name}_{state.merge}"] for state in STATES]
-    return pa.table(columns, schema=PARTIALS)
+    return _pruned(pa.table(columns, names=PARTIALS.names).cast(PARTIALS))
 
 
-def with_finals(partials: pa.Table, level: Level) -> pa.Table:
-    """Merged partials with the values that people read: `avg`, and `cpm` (points per minute of the bucket)."""
-    count = partials["count"].cast(pa.float64())
-    return partials.append_column("avg", pc.divide(partials["sum"], count)).append_column(
-        "cpm", pc.divide(count, float(level.minutes))
-    )
+def _pruned(partials: pa.Table) -> pa.Table:
+    """Without what can no longer win: older times of `latest`, records beyond the first n of a top-n.
+
+    The best of a union are the best of the parts' best, so leaving the others out changes no answer.
+    """
+    functions = pc.unique(partials["function"]).to_pylist()
+    ranked = [function for text in functions if (function := Function.parse(text)).name in ("latest", "top_n")]
+    if not ranked:
+        return partials
+    kept = partials.filter(pc.invert(pc.is_in(partials["function"], pa.array([str(function) for function in ranked]))))
+    pieces = [kept]
+    for function in ranked:
+        rows = partials.filter(pc.equal(partials["function"], str(function)))
+        if function.name == "latest":
+            pieces.append(first_of_each(rows, SERIES, [("part", "descending")], 1))
+        else:
+            pieces.append(first_of_each(rows, SERIES, TOP_N_ORDER, int(function.parameters[0])))
+    return pa.concat_tables(pieces)
+
+
+def first_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[tuple[str, str]], n: int) -> pa.Table:
+    """The first `n` rows, by `order`, of each group of equal `keys`; sorted by keys and order."""
+    if not table.num_rows:
+        return table
+    table = table.sort_by([*((key, "ascending") for key in keys), *order])
+    position = pa.array(range(table.num_rows), pa.int64())
+    starts = group_starts(table, keys)
+    first = pc.fill_null_forward(pc.if_else(starts, position, pa.scalar(None, pa.int64())))
+    return table.filter(pc.less(pc.subtract(position, first), n))
+
+
+def group_starts(ordered: pa.Table, keys: Sequence[str]) -> Any:
+    """For a table sorted by `keys`, whether each row is the first of its group."""
+    starts = pa.array([True] + [False] * (ordered.num_rows - 1))
+    for key in keys:
+        column = ordered[key].combine_chunks()
+        differs = pc.fill_null(pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)), False)
+        starts = pc.or_(starts, pa.concat_arrays([pa.array([True]), _one_array(differs)]))
+    return starts
+
+
+def _one_array(column: Any) -> Any:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _grouped(table: pa.Table, keys: list[str], aggregates: list[tuple[str, str]]) -> pa.Table:
+    """A group-by over the codes of text keys, and without keys that hold one value only: twice as fast and more."""
+    constant, dictionaries = {}, {}
+    for key in keys:
+        column = table[key]
+        if _is_constant(column):
+            constant[key] = column[0]
+        elif key in TEXTS:
+            encoded = _one_array(column.dictionary_encode().unify_dictionaries())
+            if len(encoded.dictionary) == 1 and not encoded.null_count:
+                constant[key] = encoded.dictionary[0]
+                continue
+            dictionaries[key] = encoded.dictionary
+            table = table.set_column(table.schema.get_field_index(key), key, encoded.indices)
+    varying = [key for key in keys if key not in constant]
+    if not varying:  # a group-by needs a key
+        varying = [keys[0]]
+        constant.pop(keys[0], None)
+    grouped = table.group_by(varying, use_threads=False).aggregate(aggregates)
+    for key, dictionary in dictionaries.items():
+        texts = dictionary.take(grouped[key].combine_chunks())
+        grouped = grouped.set_column(grouped.schema.get_field_index(key), key, texts)
+    for key, scalar in constant.items():
+        grouped = grouped.append_column(key, pa.repeat(scalar, grouped.num_rows))
+    return grouped
+
+
+def _is_constant(column: Any) -> bool:
+    """Whether a key is the same in every row, where that is cheap to find out."""
+    if pa.types.is_dictionary(column.type):
+        return False
+    if column.null_count:
+        return bool(column.null_count == len(column))
+    if not pa.types.is_integer(column.type):
+        return False
+    bounds = pc.min_max(column)
+    return bool(bounds["min"] == bounds["max"])

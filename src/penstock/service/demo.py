@@ -20,7 +20,8 @@ from penstock.errors import ConfigError
 from penstock.export.segments import SegmentWriter
 from penstock.model.level import Level
 from penstock.service.generator import Day, generate
-from penstock.spark.tables import Tables
+from penstock.spark.delta import DeltaTables
+from penstock.spark.tables import Tables, read_level, read_top_n
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
 
 MARK = ".penstock-demo"  # what makes a folder ours to empty
@@ -43,7 +44,7 @@ class Outcome:
     """What went in, what the tables say, and whether the two agree."""
 
     folder: Path
-    tables: Tables
+    tables: DeltaTables
     generated: dict[str, int]
     partials: int
     segments: int
@@ -65,12 +66,12 @@ def prepare_folder(folder: Path) -> None:
 def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcome:
     """Run everything; `show` is called about ten times a second while it runs."""
     # Not at the top: pyspark takes its time, and `penstock --help` must not wait for it.
-    from penstock.spark.job import start_job
+    from penstock.spark.job import JobConfig, start_job
     from penstock.spark.session import start_session
 
     began = time.monotonic()
     prepare_folder(folder)
-    tables = Tables(folder / "tables")
+    tables = DeltaTables(folder / "tables")
     progress = Progress()
     generated: Counter[str] = Counter()
     queue = FastQueue(folder / "queue", FastQueueConfig(durability=Durability.DISK, full_behavior=FullBehavior.BLOCK))
@@ -113,7 +114,7 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
         spark, spark_seconds = starting.result()
         try:
             progress.spark = "working"
-            query = start_job(spark, folder / "segments", tables, folder / "checkpoint")
+            query = start_job(spark, tables, JobConfig(segments=folder / "segments", checkpoint=folder / "checkpoint"))
             watch(pool.submit(query.processAllAvailable))
             query.stop()
         finally:
@@ -142,7 +143,7 @@ def counts_of(tables: Tables) -> dict[str, dict[str, int]]:
     """How many points each table holds, by level and metric."""
     counts = {}
     for level in Level:
-        rows = tables.read(level).group_by("metric").aggregate([("count", "sum")])
+        rows = read_level(tables, level).group_by("metric").aggregate([("count", "sum")])
         counts[level.value] = dict(zip(rows["metric"].to_pylist(), rows["count_sum"].to_pylist()))
     return counts
 
@@ -155,7 +156,7 @@ def differences(tables: Tables, generated: Mapping[str, int]) -> list[str]:
         for metric in sorted(generated.keys() | counts.keys())
         if counts.get(metric, 0) != generated.get(metric, 0)
     ]
-    if _top_n_of_minutes(tables) != tables.read_top_n(TOP).select(["metric", "bucket", "entity"]).to_pylist():
+    if _top_n_of_minutes(tables) != read_top_n(tables, TOP).select(["metric", "bucket", "entity"]).to_pylist():
         problems.append("top_n table: not the top entities of the minute table")
     return problems
 
@@ -163,7 +164,7 @@ def differences(tables: Tables, generated: Mapping[str, int]) -> list[str]:
 def _top_n_of_minutes(tables: Tables) -> list[dict[str, object]]:
     """The top n worked out again, the slow and obvious way."""
     groups: dict[tuple[str, object], list[tuple[float, str]]] = {}
-    minutes = tables.read(Level.MINUTE)
+    minutes = read_level(tables, Level.MINUTE)
     for row in minutes.select(["metric", "bucket", "entity", "max"]).to_pylist():
         groups.setdefault((row["metric"], row["bucket"]), []).append((-row["max"], row["entity"]))
     return [

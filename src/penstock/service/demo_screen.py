@@ -18,6 +18,7 @@ from penstock.model.level import Level
 from penstock.model.point import entity_of
 from penstock.service import demo
 from penstock.service.generator import DURATION
+from penstock.spark.tables import read_level, read_top_n
 from penstock.units import format_bytes
 
 SICK = entity_of({"service": "checkout", "endpoint": "POST /orders"})
@@ -72,13 +73,13 @@ def _tables(outcome: demo.Outcome) -> Table:
     for column in ("rows", "points", "on disk", "newest bucket", "mean ms", "max ms", "per min"):
         table.add_column(column, justify="right", no_wrap=True)
     for level in Level:
-        rows = outcome.tables.read(level)
+        rows = read_level(outcome.tables, level)
         newest = _of_sick(rows)[-1]
         table.add_row(
             level.value,
             f"{rows.num_rows:,}",
             f"{pc.sum(rows['count']).as_py():,}",
-            format_bytes(outcome.tables.size_bytes(level.value)),
+            format_bytes(outcome.tables.describe(level.value).size_bytes),
             f"{newest['bucket']:%d %b %H:%M}",
             f"{newest['avg']:.1f}",
             f"{newest['max']:.1f}",
@@ -89,7 +90,7 @@ def _tables(outcome: demo.Outcome) -> Table:
 
 
 def _top_n(outcome: demo.Outcome) -> Table:
-    rows = outcome.tables.read_top_n(3).to_pylist()
+    rows = read_top_n(outcome.tables, 3).to_pylist()
     worst: datetime = max((row for row in rows if row["metric"] == DURATION), key=lambda row: row["max"])["bucket"]
     table = Table(title=f"Top 3 of the worst minute, {worst:%d %b %H:%M} UTC", title_justify="left")
     table.add_column("metric")
@@ -114,7 +115,7 @@ def _of_sick(rows: Any) -> list[dict[str, Any]]:
 
 
 def _plot(outcome: demo.Outcome, width: int) -> str:
-    hours = _of_sick(outcome.tables.read(Level.HOUR))
+    hours = _of_sick(read_level(outcome.tables, Level.HOUR))
     figure = plotext.figure
     figure.clear()
     figure.plot_size(width, 12)

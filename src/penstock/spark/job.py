@@ -1,46 +1,150 @@
 """The streaming job: one stateless query from segments to all tables."""
 
-from collections.abc import Callable
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.model.level import Level
-from penstock.model.partial import PARTIALS
+from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.rollup import at, merged, top_n
-from penstock.spark.tables import TOP_N, Tables
+from penstock.spark.segments import Offset, SegmentFolder, lasts
+from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Tables
 
 TRIGGER = "2 seconds"  # a batch costs about 0.2 s even when it is small; more often only burns CPU
 
 
-def start_job(spark: SparkSession, segments: Path, tables: Tables, checkpoint: Path) -> StreamingQuery:
-    """Follow `segments` and keep the tables up to date until the query is stopped.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """What a job reads, where it writes and how it paces itself."""
 
-    Exactly once: a segment never changes, Spark's log says which segments a batch has, and every append is guarded by
-    (query id, batch id) in its own commit. The query id lives in the checkpoint: keep it as long as the tables.
+    segments: Path
+    checkpoint: str | Path  # on any file system that Spark knows
+    trigger: str = TRIGGER
+    available_now: bool = False  # work off what is there, then end
+    max_files: int | None = None
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    retain_segments: float | None = None  # seconds; committed segments older than this are deleted
+    not_at: Mapping[Level, tuple[str, ...]] = field(default_factory=dict)  # metrics that a level does without
+
+    def options(self) -> dict[str, str]:
+        named = {
+            "path": self.segments,
+            "maxFilesPerTrigger": self.max_files,
+            "maxRowsPerTrigger": self.max_rows,
+            "maxBytesPerTrigger": self.max_bytes,
+            "retainSeconds": self.retain_segments,
+        }
+        return {name: str(value) for name, value in named.items() if value is not None}
+
+
+class Gate:
+    """Lets batches through until it is closed; the next one then waits at it, and the query can be stopped there.
+
+    At that moment the batch before is wholly in Spark's log, and the one that waits has not begun.
     """
-    partials = spark.readStream.format("penstock").option("path", str(segments)).load()
-    return (
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+        self._released = threading.Event()
+        self.waits = False
+        self.reached: Offset = {}  # the end of the last batch that went through
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def release(self) -> None:
+        """Let go of a batch that waits, once its query is stopped."""
+        self._released.set()
+
+    def enter(self) -> bool:
+        """Whether the batch may run; returns only after `release` if not."""
+        if not self._closed.is_set():
+            return True
+        self.waits = True
+        self._released.wait()
+        return False
+
+
+def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate | None = None) -> StreamingQuery:
+    """Follow the segments and keep the tables up to date until the query is stopped.
+
+    Exactly once: a segment never changes, Spark's log says which segments a batch has, and every append is guarded in
+    its own commit. If the checkpoint was deleted, the query goes on from what the tables hold.
+    """
+    config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = SegmentFolder(config.segments)
+    checkpoint = Checkpoint(spark, str(config.checkpoint))
+    if checkpoint.is_new():
+        checkpoint.begin(*resume_point(tables, folder))
+    start, first_end = checkpoint.beginning()
+    tasks = str(spark.sparkContext.defaultParallelism)
+    options = {
+        **config.options(),
+        "tasks": tasks,
+        "startingOffset": json.dumps(start),
+        "firstEnd": json.dumps(first_end),
+    }
+    partials = spark.readStream.format("penstock").options(**options).load()
+    writing = (
         partials.writeStream.queryName("penstock")
-        .foreachBatch(_into(tables))
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(processingTime=TRIGGER)
-        .start()
+        .foreachBatch(_into(tables, folder.identity(), checkpoint, config, gate or Gate()))
+        .option("checkpointLocation", str(config.checkpoint))
     )
+    if config.available_now:
+        return writing.trigger(availableNow=True).start()
+    return writing.trigger(processingTime=config.trigger).start()
 
 
-def _into(tables: Tables) -> Callable[[DataFrame, int], None]:
-    def write(batch: DataFrame, batch_id: int) -> None:
-        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+def resume_point(tables: Tables, folder: SegmentFolder) -> tuple[Offset, Offset]:
+    """Where a query without a checkpoint begins, and where its first batch must end.
+
+    After a crash between two tables one of them is a batch ahead of the other: the first batch ends where the first
+    table is, so that those which have it skip it, and the others get exactly what they miss.
+    """
+    writers = sorted({segment.writer for segment in folder.after({})})
+    batch = Batch("", 0, folder.identity())
+    applications = {writer: batch.application(writer) for writer in writers}
+    held = [tables.held(name, applications.values()) for name in SCHEMAS]
+    behind, ahead = {}, {}
+    for writer, application in applications.items():
+        positions = [one.get(application, -1) for one in held]
+        if max(positions) >= 0:
+            behind[writer] = {"last": min(positions), "segments": 0}
+        if max(positions) > min(positions):
+            count = sum(segment.writer == writer for segment in folder.after(behind) if segment.last <= max(positions))
+            ahead[writer] = {"last": max(positions), "segments": count}
+    return behind, (behind | ahead if ahead else {})
+
+
+def _into(
+    tables: Tables, source: str, checkpoint: Checkpoint, config: JobConfig, gate: Gate
+) -> Callable[[DataFrame, int], None]:
+    def write(rows: DataFrame, number: int) -> None:
+        if not gate.enter():
+            raise RuntimeError("the job is being stopped")  # never seen: the query is stopped by then
+        query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert query, "Spark names the query of every batch"
-        minutes = batch.transform(merged).persist()
+        start, end = checkpoint.batch_range(number)
+        batch = Batch(query, number, source, lasts(start), lasts(end))
+        wanted = [name for name in SCHEMAS if batch.wanted_by(name, tables.held(name, batch.versions))]
+        if not wanted:
+            return
+        minutes = rows.transform(merged).persist()
         try:
-            for level in Level:
-                rows = minutes.transform(at(level)).toArrow()
-                tables.append(level.value, rows.cast(PARTIALS), query, batch_id)
-            tables.append("top_n", minutes.transform(top_n).toArrow().cast(TOP_N), query, batch_id)
+            for name in wanted:
+                if name == TOP_N:
+                    tables.append(name, minutes.transform(top_n), batch)
+                else:
+                    level = Level(name)
+                    tables.append(name, minutes.transform(at(level, config.not_at.get(level, ()))), batch)
         finally:
             minutes.unpersist()
+        gate.reached = end
 
     return write

@@ -2,42 +2,81 @@
 
 from collections.abc import Callable
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from penstock.model.level import Level
-from penstock.model.partial import IDENTITY, STATES
+from penstock.model.partial import IDENTITY, SERIES, STATES
+from penstock.spark.tables import TOP_KEPT, TOP_N_ROWS
 
-TOP_N = 10
+UNRANKED = ("percent", "rate", "apdex", "latest")  # whose maximum is a score or chance, nothing to be the top of
 
 
 def merged(partials: DataFrame) -> DataFrame:
-    """One row per series and bucket, whatever order its partials came in."""
-    states = [getattr(F, state.merge)(state.name).alias(state.name) for state in STATES]
-    return partials.groupBy(*IDENTITY).agg(*states)
+    """One row per identity, whatever order its partials came in."""
+    return partials.groupBy(*IDENTITY).agg(*_states())
 
 
-def at(level: Level) -> Callable[[DataFrame], DataFrame]:
-    """The same partials in the buckets of `level`."""
+def _states() -> list[Column]:
+    return [getattr(F, state.merge)(state.name).alias(state.name) for state in STATES]
+
+
+def at(level: Level, but_not: tuple[str, ...] = ()) -> Callable[[DataFrame], DataFrame]:
+    """Merged minute partials in the buckets of `level`, one row per series, bucket and part.
+
+    Of `latest` only the part with the greatest time stays. That is no matter of chance: in merged partials a time
+    occurs once, so there is no tie.
+    """
 
     def coarser(partials: DataFrame) -> DataFrame:
-        if level is Level.MINUTE:
-            return partials.transform(merged)
-        return partials.withColumn("bucket", F.date_trunc(level.value, "bucket")).transform(merged)
+        bucket = F.col("bucket") if level is Level.MINUTE else F.date_trunc(level.value, "bucket")
+        latest = F.col("function") == "latest"
+        rows = partials.where(F.col("record").isNull())
+        if but_not:
+            rows = rows.where(~F.col("metric").isin(*but_not))
+        grouped = rows.groupBy(
+            "metric",
+            "function",
+            "entity",
+            bucket.alias("bucket"),
+            F.when(latest, F.lit(None)).otherwise(F.col("part")).alias("kept"),
+        ).agg(
+            F.max("part").alias("part"),
+            F.max_by("max", "part").alias("newest"),
+            *_states(),
+        )
+        return grouped.select(
+            *SERIES,
+            "part",
+            F.when(latest, F.lit(1)).otherwise(F.col("count")).cast("bigint").alias("count"),
+            *(_newest_if(latest, name) for name in ("sum", "min", "max")),
+        )
 
     return coarser
 
 
-def top_n(partials: DataFrame, n: int = TOP_N) -> DataFrame:
-    """Per metric and bucket the `n` entities with the greatest value; ties go to the entity that sorts first.
+def _newest_if(latest: Column, name: str) -> Column:
+    return F.when(latest, F.col("newest")).otherwise(F.col(name)).alias(name)
 
-    The top n of a union is the top n of its parts' top n, so this may run on every batch and again on the result.
+
+def top_n(partials: DataFrame, n: int = TOP_KEPT) -> DataFrame:
+    """The greatest of each minute: per metric the `n` first entities, per metric and entity the records of a top-n.
+
+    Ties go to the entity or record that sorts first. The top n of a union is the top n of its parts' top n, so this
+    may run on every batch and again on the result.
     """
-    ranked = Window.partitionBy("metric", "bucket").orderBy(F.desc("max"), F.asc("entity"))
+    is_record = F.col("record").isNotNull()
+    name = F.regexp_extract("function", r"^[a-z_]+", 0)
+    wanted = F.when(is_record, F.regexp_extract("function", r"\((\d+)\)", 1).try_cast("int")).otherwise(F.lit(n))
+    group = F.when(is_record, F.col("entity"))
+    ranked = Window.partitionBy("metric", "function", "bucket", group).orderBy(
+        F.desc("max"), F.asc("entity"), F.asc("record")
+    )
     return (
-        partials.groupBy(*IDENTITY)
+        partials.where(is_record | ~name.isin(*UNRANKED))
+        .groupBy("metric", "function", "bucket", "entity", "record")
         .agg(F.max("max").alias("max"))
         .withColumn("rank", F.row_number().over(ranked))
-        .where(F.col("rank") <= n)
-        .select("metric", "bucket", "entity", "max")
+        .where(F.col("rank") <= wanted)
+        .select(*TOP_N_ROWS.names)
     )

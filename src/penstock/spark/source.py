@@ -1,26 +1,49 @@
-"""`format("penstock")`: segments as a streaming source.
+"""`format("penstock")`: segments as a streaming source, and for backfills as a table.
 
     spark.readStream.format("penstock").option("path", folder).load()
+    spark.read.format("penstock").option("path", folder).load()
 
-The offset is {writer: last sequence}: what a sealed segment's name says, so planning a batch opens no file. Tasks read
-whole segments and merge their rows before Spark sees them: a row that never reaches the JVM is the cheapest one.
+    path                     the folder of the segments
+    maxFilesPerTrigger       how much one batch takes at most: in segments (200), rows, bytes
+    maxRowsPerTrigger
+    maxBytesPerTrigger
+    retainSeconds            committed segments older than this are deleted (unset: none are)
+    tasks                    how many tasks read a batch (as many as this machine has cores)
+    startingOffset           where a query without a checkpoint begins (JSON)
+    firstEnd                 where its first batch ends (JSON)
+    upTo                     for spark.read: only segments up to this offset (JSON)
+
+Planning a batch needs only names. Tasks read whole segments and merge their rows before Spark sees them: a row that
+never reaches the JVM is the cheapest one.
 """
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
+from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError
-from penstock.model.partial import merged
-from penstock.model.segment import Segment, read, sealed
+from penstock.spark.segments import Offset, SegmentFolder, checked_offset
 
 # The schema `PARTIALS`, in Spark's words; a test holds the two together.
-SCHEMA = "metric string, entity string, bucket timestamp, count bigint, sum double, min double, max double"
+SCHEMA = (
+    "metric string, function string, entity string, bucket timestamp, part bigint, record string, "
+    "count bigint, sum double, min double, max double"
+)
 MAX_FILES = 200  # of up to 1000 blocks each: a backlog is worked off in batches that fit in memory
 
 
@@ -34,11 +57,41 @@ class SegmentSource(DataSource):
     def schema(self) -> str:
         return SCHEMA
 
+    def reader(self, schema: StructType) -> "SegmentReader":
+        up_to = self.options.get("upTo")
+        offset = checked_offset(json.loads(up_to)) if up_to else None
+        return SegmentReader(_folder(self.options), offset, _tasks(self.options))
+
     def streamReader(self, schema: StructType) -> "SegmentStream":  # noqa: N802 - Spark's name
-        path = self.options.get("path")
-        if not path:
-            raise ConfigError("the penstock source needs option('path'): the folder of the segments")
-        return SegmentStream(Path(path), int(self.options.get("maxFilesPerTrigger", MAX_FILES)))
+        start, first_end = (
+            checked_offset(json.loads(self.options.get(name) or "{}")) for name in ("startingOffset", "firstEnd")
+        )
+        limits, retain, tasks = _limits(self.options), _retain(self.options), _tasks(self.options)
+        return SegmentStream(_folder(self.options), limits, start, first_end, retain, tasks)
+
+
+def _folder(options: Mapping[str, str]) -> SegmentFolder:
+    path = options.get("path")
+    if not path:
+        raise ConfigError("the penstock source needs option('path'): the folder of the segments")
+    return SegmentFolder(Path(path))
+
+
+def _limits(options: Mapping[str, str]) -> dict[str, int]:
+    """The limits that were set; by default one of files."""
+    limits = {}
+    for option, name in (("Files", "files"), ("Rows", "rows"), ("Bytes", "size_bytes")):
+        text = options.get(f"max{option}PerTrigger")
+        if text is not None:
+            if not text.isdigit() or int(text) < 1:
+                raise ConfigError(f"max{option}PerTrigger must be a whole number >= 1, got {text!r}")
+            limits[name] = int(text)
+    return limits or {"files": MAX_FILES}
+
+
+def _retain(options: Mapping[str, str]) -> float | None:
+    text = options.get("retainSeconds")
+    return float(text) if text is not None else None
 
 
 class SegmentGroup(InputPartition):
@@ -48,34 +101,87 @@ class SegmentGroup(InputPartition):
         self.names = names
 
 
-class SegmentStream(DataSourceStreamReader):
-    """Batches of whole segments, each segment in exactly one batch."""
+def _tasks(options: Mapping[str, str]) -> int:
+    return int(options.get("tasks", os.cpu_count() or 2))
 
-    def __init__(self, folder: Path, max_files: int) -> None:
+
+def _groups(names: list[str], tasks: int) -> Sequence[InputPartition]:
+    tasks = min(len(names), tasks)
+    return [SegmentGroup(names[task::tasks]) for task in range(tasks)]
+
+
+class SegmentReader(DataSourceReader):
+    """Everything that is sealed, once."""
+
+    def __init__(self, folder: SegmentFolder, up_to: Offset | None, tasks: int) -> None:
         self._folder = folder
-        self._max_files = max_files
+        self._tasks = tasks
+        self._up_to = up_to
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        return {}
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        return ReadMaxFiles(self._max_files)
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
-        fresh = self._after(start)
-        if not isinstance(limit, ReadAllAvailable):
-            fresh = fresh[: self._max_files]
-        return start | {segment.writer: segment.last for segment in fresh}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        names = [segment.name for segment in self._after(start) if segment.last <= end.get(segment.writer, -1)]
-        tasks = min(len(names), os.cpu_count() or 2)
-        return [SegmentGroup(names[task::tasks]) for task in range(tasks)]
+    def partitions(self) -> Sequence[InputPartition]:
+        found = self._folder.after({})
+        if self._up_to is not None:
+            found = [s for s in found if s.last <= self._up_to.get(s.writer, {}).get("last", -1)]
+        return _groups([segment.name for segment in found], self._tasks) or [SegmentGroup([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentGroup)
-        tables = [read(self._folder / name) for name in partition.names]
-        return iter(merged(pa.concat_tables(tables)).combine_chunks().to_batches())
+        return self._folder.read(partition.names)
 
-    def _after(self, offset: dict[str, int]) -> list[Segment]:
-        return [segment for segment in sealed(self._folder) if segment.last > offset.get(segment.writer, -1)]
+
+class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Batches of whole segments, each segment in exactly one batch."""
+
+    def __init__(
+        self,
+        folder: SegmentFolder,
+        limits: dict[str, int],
+        start: Offset,
+        first_end: Offset,
+        retain: float | None,
+        tasks: int,
+        clock: Clock | None = None,
+    ) -> None:
+        self._folder = folder
+        self._limits = limits
+        self._start = start
+        self._first_end = first_end
+        self._retain = retain
+        self._tasks = tasks
+        self._clock: Clock = clock or SystemClock()
+        self._target: Offset | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        return self._start
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        if "rows" in self._limits:
+            return ReadMaxRows(self._limits["rows"])
+        if "size_bytes" in self._limits:
+            return ReadMaxBytes(self._limits["size_bytes"])
+        return ReadMaxFiles(self._limits["files"])
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self._target = self._folder.admit({})
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        if self._first_end and checked_offset(start) == self._start:
+            return self._first_end
+        # Spark knows one limit at a time, we may have been given several: all of them hold.
+        limits: dict[str, Any] = {} if isinstance(limit, ReadAllAvailable) else self._limits
+        return self._folder.admit(checked_offset(start), up_to=self._target, **limits)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        return self._folder.admit(self._start)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        batch = self._folder.between(checked_offset(start), checked_offset(end))
+        return _groups([segment.name for segment in batch], self._tasks)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SegmentGroup)
+        return self._folder.read(partition.names)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._retain is not None:
+            self._folder.clean(checked_offset(end), self._clock.time() - self._retain)

@@ -1,74 +1,190 @@
-"""The tables: Delta folders that anyone can read, written by appending partials. No JVM is needed here.
+"""The tables: partials appended batch by batch, read merged. Where they lie is one of three adapters behind one port.
 
-    <folder>/minute  <folder>/hour  <folder>/day  <folder>/top_n
+    open_tables("/data/tables")                    Delta folders, one a table      penstock.spark.delta
+    open_tables("postgresql://user@host/db")       PostgreSQL                      penstock.spark.postgres
+    open_tables("parquet:/data/tables")            plain Parquet folders           penstock.spark.parquet
 
-An append carries its guard (query id, batch id) in the same commit, so a batch that Spark runs again after a crash
-changes nothing. A series may have several rows in one bucket; reading merges them.
+    minute  hour  day  top_n                       the tables, see `SCHEMAS`
+
+Every append carries its guard in the same commit: which batch of which query it was, and up to which sequence of
+each writer the table now holds the points. So a batch that Spark runs again changes nothing, and a batch that does not
+follow what the table holds (another query on the same table, a checkpoint that was deleted) is refused.
 """
 
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+import pyarrow.compute as pc
 
+from penstock.errors import TableConflict
+from penstock.model.finals import with_finals
+from penstock.model.function import Function
 from penstock.model.level import Level
-from penstock.model.partial import merged, with_finals
+from penstock.model.partial import PARTIALS, TOP_N_ORDER, first_of_each, merged
 
-TOP_N = pa.schema(
-    [
-        pa.field("metric", pa.string()),
-        pa.field("bucket", pa.timestamp("us", tz="UTC")),
-        pa.field("entity", pa.string()),
-        pa.field("max", pa.float64()),
-    ]
-)
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+LEVEL_ROWS = pa.schema([field for field in PARTIALS if field.name != "record"])
+TOP_N_ROWS = pa.schema([PARTIALS.field(name) for name in ("metric", "function", "bucket", "entity", "record", "max")])
+TOP_N = "top_n"
+TOP_KEPT = 10  # entities of a metric and minute that the top-n table keeps
+SCHEMAS: dict[str, Any] = {level.value: LEVEL_ROWS for level in Level} | {TOP_N: TOP_N_ROWS}
 
 
-class Tables:
-    """The tables below one folder."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch: who runs it, and which sequences of which writers it holds: after `start`, up to `end`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    query: str
+    number: int
+    source: str = ""
+    start: Mapping[str, int] = field(default_factory=dict)
+    end: Mapping[str, int] = field(default_factory=dict)
 
-    def path(self, name: str) -> Path:
-        return self.folder / name
+    @property
+    def versions(self) -> dict[str, int]:
+        """What a table says of itself once it has this batch: application and version, as Delta calls them."""
+        return {self.query: self.number} | {self.application(writer): last for writer, last in self.end.items()}
 
-    def size_bytes(self, name: str) -> int:
-        """What the table's files take on disk."""
-        return sum(file.stat().st_size for file in self.path(name).rglob("*") if file.is_file())
+    def application(self, writer: str) -> str:
+        return f"penstock/{self.source}/{writer}"
 
-    def append(self, name: str, rows: pa.Table, query: str, batch: int) -> bool:
-        """Add `rows` unless this batch of this query has added its rows already; say whether it did."""
-        path = str(self.path(name))
-        if DeltaTable.is_deltatable(path):
-            done = DeltaTable(path).transaction_version(query)
-            if done is not None and done >= batch:
-                return False
-        guard = CommitProperties(app_transactions=[Transaction(app_id=query, version=batch)])
-        write_deltalake(path, rows, mode="append", commit_properties=guard)
+    def wanted_by(self, table: str, held: Mapping[str, int]) -> bool:
+        """Whether a table that holds `held` still needs this batch; TableConflict if it does not follow on that."""
+        moved = {writer: last for writer, last in self.end.items() if last > self.start.get(writer, -1)}
+        if not moved:  # a source without sequences: the number is all there is to go by
+            return held.get(self.query, -1) < self.number
+        if all(held.get(self.application(writer), -1) >= last for writer, last in moved.items()):
+            return False
+        for writer in moved:
+            begins, ends = self.start.get(writer, -1), held.get(self.application(writer), -1)
+            if begins != ends:
+                raise TableConflict(
+                    f"table {table!r} holds writer {writer!r} up to sequence {ends}, but this batch begins after "
+                    f"{begins}: "
+                    + (
+                        "another query has added some of it. Stop the other query, or give this one tables of its own"
+                        if ends > begins
+                        else "what lies between was never added. Restore the table, or delete the checkpoint and all "
+                        "tables of this job and run it again over the segments"
+                    )
+                )
         return True
 
-    def read(self, level: Level) -> pa.Table:
-        """The merged rows of a level with their final values, sorted by metric, entity and bucket."""
-        rows = DeltaTable(str(self.path(level.value))).to_pyarrow_table()
-        order = [("metric", "ascending"), ("entity", "ascending"), ("bucket", "ascending")]
-        return with_finals(merged(rows), level).sort_by(order)
 
-    def read_top_n(self, n: int) -> pa.Table:
-        """Per metric and bucket the `n` greatest, greatest first; ties go to the entity that sorts first."""
-        rows = DeltaTable(str(self.path("top_n"))).to_pyarrow_table()
-        keys = ["metric", "bucket", "entity"]
-        greatest = rows.group_by(keys).aggregate([("max", "max")]).rename_columns([*keys, "max"])
-        order = [("metric", "ascending"), ("bucket", "ascending"), ("max", "descending"), ("entity", "ascending")]
-        return _first_of_each(greatest.sort_by(order), n)
+class Tables(Protocol):
+    """Where the tables are kept. Guarantee: an append is in the table once or not at all, whatever crashes when."""
+
+    location: str
+
+    def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
+        """Of these guards the versions that the table has; empty if there is no table yet."""
+        ...
+
+    def append(self, name: str, rows: "DataFrame", batch: Batch) -> bool:
+        """Add `rows` unless the table has this batch already; say whether it did."""
+        ...
+
+    def replace(self, name: str, rows: "DataFrame", start: datetime, end: datetime) -> None:
+        """Put `rows` in the place of what the table holds of the buckets from `start` to before `end`."""
+        ...
+
+    def partials(self, level: Level, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
+        """The rows of a level as they lie there (schema `PARTIALS`, not merged), from `start` to before `end`."""
+        ...
+
+    def top_rows(self) -> pa.Table:
+        """The rows of the top-n table as they lie there."""
+        ...
+
+    def compact(self, name: str) -> "Compaction":
+        """Fold the rows of each series and bucket into one; readers and the running job are not disturbed."""
+        ...
+
+    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = ()) -> int:
+        """Delete the buckets before `before` (only of these metrics, if any are named); how many rows went."""
+        ...
+
+    def vacuum(self, hours: int) -> int:
+        """Remove files that no reader of the last `hours` can need; how many."""
+        ...
+
+    def describe(self, name: str) -> "Description":
+        """What `penstock spark tables` shows."""
+        ...
 
 
-def _first_of_each(ordered: pa.Table, n: int) -> pa.Table:
-    """The first `n` rows of each (metric, bucket) of a table that is sorted by them."""
-    keep: list[bool] = []
-    previous, rank = None, 0
-    for group in zip(ordered["metric"].to_pylist(), ordered["bucket"].to_pylist()):
-        rank = rank + 1 if group == previous else 1
-        previous = group
-        keep.append(rank <= n)
-    return ordered.filter(pa.array(keep, pa.bool_()))
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What a compaction did to one table."""
+
+    rows_before: int
+    rows_after: int
+    files_before: int
+    files_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One table at a glance."""
+
+    rows: int
+    files: int
+    size_bytes: int
+    oldest: datetime | None = None
+    newest: datetime | None = None
+
+
+def open_tables(location: str) -> Tables:
+    """The tables at `location`; nothing is created or looked at yet."""
+    if location.startswith(("postgresql://", "postgres://")):
+        from penstock.spark.postgres import PostgresTables
+
+        return PostgresTables(location)
+    if location.startswith("parquet:"):
+        from penstock.spark.parquet import ParquetTables
+
+        return ParquetTables(location.removeprefix("parquet:"))
+    from penstock.spark.delta import DeltaTables
+
+    return DeltaTables(location)
+
+
+def as_partials(rows: pa.Table) -> pa.Table:
+    """Rows of a level in the schema `PARTIALS`: their record is null."""
+    rows = rows.select(LEVEL_ROWS.names).cast(LEVEL_ROWS)
+    return rows.add_column(PARTIALS.get_field_index("record"), "record", pa.nulls(rows.num_rows, pa.string()))
+
+
+def read_level(tables: Tables, level: Level, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
+    """The merged rows of a level with their final values, sorted by series and bucket."""
+    return with_finals(tables.partials(level, start, end), level)
+
+
+def read_top_n(tables: Tables, n: int) -> pa.Table:
+    """The `n` greatest of each minute, greatest first: per metric entities, per metric and entity records."""
+    return _tops(tables.top_rows(), n, lambda _: n)
+
+
+def folded(name: str, rows: pa.Table) -> pa.Table:
+    """Rows of a table with those of one series and bucket made one, and those that no reader asks for left out."""
+    if name == TOP_N:
+        return _tops(rows, TOP_KEPT, lambda function: int(Function.parse(function).parameters[0]))
+    order = [(column, "ascending") for column in ("metric", "entity", "bucket")]
+    return merged(as_partials(rows)).select(LEVEL_ROWS.names).sort_by(order)
+
+
+def _tops(rows: pa.Table, entities: int, records: Callable[[str], int]) -> pa.Table:
+    keys = [column for column in TOP_N_ROWS.names if column != "max"]
+    rows = rows.group_by(keys, use_threads=False).aggregate([("max", "max")]).rename_columns([*keys, "max"])
+    plain = rows.filter(pc.is_null(rows["record"]))
+    groups = ("metric", "function", "bucket")
+    found = [first_of_each(plain, groups, [("max", "descending"), ("entity", "ascending")], entities)]
+    for function in pc.unique(rows.filter(pc.is_valid(rows["record"]))["function"]).to_pylist():
+        some = rows.filter((pc.field("function") == function) & pc.field("record").is_valid())
+        found.append(first_of_each(some, (*groups, "entity"), TOP_N_ORDER, records(function)))
+    return pa.concat_tables(found).select(TOP_N_ROWS.names)

@@ -18,7 +18,7 @@ from penstock.spool.reader import FrameReader, Quarantine
 
 log = logging.getLogger(__name__)
 
-_OURS = re.compile(r"fastqueue\.(meta|meta\.tmp|lock)|acks-[0-9a-f]{8}|[0-9a-f]{16}|quarantine|dead-letters")
+_OURS = re.compile(r"fastqueue\.(id|meta|meta\.tmp|lock)|acks-[0-9a-f]{8}|[0-9a-f]{16}|quarantine|dead-letters")
 
 
 @dataclass(slots=True)

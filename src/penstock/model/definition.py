@@ -1,0 +1,162 @@
+"""Metric definitions: which metrics are made of which points. The file they come from: `definition_file`."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.model.function import AVG, Function
+from penstock.model.level import Level
+from penstock.model.partial import of_columns
+from penstock.model.point import entity_of
+
+BOUNDS = {"above": pc.greater, "at_least": pc.greater_equal, "below": pc.less, "at_most": pc.less_equal}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a point's labels and value must be like."""
+
+    labels: tuple[tuple[str, bool, re.Pattern[str] | frozenset[str]], ...] = ()  # label, whether it must, what
+    bounds: tuple[tuple[str, float], ...] = ()
+
+    def accepts(self, labels: Mapping[str, str]) -> bool:
+        for label, must, what in self.labels:
+            text = labels.get(label, "")
+            holds = bool(what.fullmatch(text)) if isinstance(what, re.Pattern) else text in what
+            if holds != must:
+                return False
+        return True
+
+    def of_values(self, values: Any) -> Any | None:
+        """Which values are within the bounds; None if there are none."""
+        mask = None
+        for name, bound in self.bounds:
+            within = BOUNDS[name](values, bound)
+            mask = within if mask is None else pc.and_(mask, within)
+        return mask
+
+
+EVERYTHING = Condition()
+_REMEMBERED = 100_000  # entities whose labels need not be parsed again: about 50 MB for each definition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """One metric: its source, what counts, whose it is and what is made of it."""
+
+    name: str
+    source: str
+    function: Function = AVG
+    filter: Condition = EVERYTHING
+    entity: tuple[str, ...] | None = None
+    match: Condition = EVERYTHING  # percent: what is counted; rate: the numerator
+    denominator: Condition = EVERYTHING
+    record: tuple[str, ...] | None = None
+    levels: tuple[Level, ...] = tuple(Level)
+    ttl: Mapping[Level, float] = field(default_factory=dict)
+    _seen: dict[str, "_View"] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def partials(self, points: pa.Table) -> pa.Table:
+        """What points of the source become. Labels are looked at once for each entity, not for each point."""
+        if self == Definition(name=self.name, source=self.source):  # nothing to look at: the common case
+            return of_columns(self.name, self.function, points["entity"], points["time"], points["value"])
+        encoded = points["entity"].combine_chunks().dictionary_encode()
+        encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+        views = self._views(encoded.dictionary.to_pylist())
+
+        def column(of: list[Any], kind: Any) -> Any:
+            return pa.array(of, kind).take(encoded.indices)
+
+        values = points["value"].combine_chunks()
+        passes = _all(column([view.passes for view in views], pa.bool_()), self.filter.of_values(values))
+        entities = column([view.entity for view in views], pa.string())
+        records = column([view.record for view in views], pa.string()) if self.function.name == "top_n" else None
+        weights = None
+        match self.function.name:
+            case "percent":
+                scores = _number(column([view.matches for view in views], pa.bool_()), self.match.of_values(values))
+            case "rate":
+                scores = _number(column([view.matches for view in views], pa.bool_()), self.match.of_values(values))
+                below = column([view.counts for view in views], pa.bool_())
+                weights = pc.cast(_number(below, self.denominator.of_values(values)), pa.int64())
+            case "apdex":
+                scores = self.function.score(values)
+            case _:
+                scores = values
+        times = points["time"].combine_chunks()
+        columns = [piece.filter(passes) for piece in (entities, times, scores)]
+        return of_columns(
+            self.name,
+            self.function,
+            *columns,
+            weights=None if weights is None else weights.filter(passes),
+            records=None if records is None else records.filter(passes),
+        )
+
+    def _views(self, entities: list[str]) -> list["_View"]:
+        if len(self._seen) > _REMEMBERED:
+            self._seen.clear()
+        for text in entities:
+            if text not in self._seen:
+                self._seen[text] = self._view(text)
+        return [self._seen[text] for text in entities]
+
+    def _view(self, text: str) -> "_View":
+        labels: dict[str, str] = json.loads(text)
+        chosen = labels if self.entity is None else {name: labels.get(name, "") for name in self.entity}
+        rest = {name: value for name, value in labels.items() if name not in chosen}
+        kept = rest if self.record is None else {name: labels.get(name, "") for name in self.record}
+        return _View(
+            self.filter.accepts(labels),
+            entity_of(chosen),
+            entity_of(kept),
+            self.match.accepts(labels),
+            self.denominator.accepts(labels),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """An entity as a definition sees it."""
+
+    passes: bool
+    entity: str
+    record: str
+    matches: bool
+    counts: bool
+
+
+def _all(first: Any, second: Any | None) -> Any:
+    return first if second is None else pc.and_(first, second)
+
+
+def _number(first: Any, second: Any | None) -> Any:
+    return pc.cast(_all(first, second), pa.float64())
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """All definitions of a pipeline. With none, every metric is kept by its own labels."""
+
+    metrics: tuple[Definition, ...] = ()
+    undefined: Literal["keep", "drop"] = "keep"
+
+    def of(self, source: str) -> tuple[Definition, ...]:
+        """What is made of the points of `source`."""
+        found = tuple(metric for metric in self.metrics if metric.source == source)
+        if not found and self.undefined == "keep":
+            return (Definition(name=source, source=source),)
+        return found
+
+    def not_at(self, level: Level) -> tuple[str, ...]:
+        """The metrics that `level` does without."""
+        return tuple(metric.name for metric in self.metrics if level not in metric.levels)
+
+    def ttls(self, level: Level) -> dict[str, float]:
+        """Seconds to keep, of the metrics that say so."""
+        return {metric.name: metric.ttl[level] for metric in self.metrics if level in metric.ttl}

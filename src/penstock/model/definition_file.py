@@ -1,0 +1,208 @@
+"""Metric definitions as a YAML file; every error names the place.
+
+    metrics:
+      - name: endpoint_percentile             the metric that it makes
+        source: http.server.request.duration  the metric that comes in
+        filter: {service: [checkout, catalogue], status: {not: "404"}, value: {above: 0}}
+        entity: [service, endpoint]           labels that make the entity; left out: all of them
+        function: percentile                  see penstock.model.function
+        levels: [minute, hour]                left out: all
+        ttl: {minute: 3d, hour: 30d}          or one for all levels, 7d; left out: the job's
+    undefined: keep                           metrics that no definition has as its source: keep (by own labels) or drop
+
+Beside `function` stand its parameters: percentile `relative_error` (0.01), apdex `threshold`, histogram `bounds`,
+percent `match`, rate `numerator` and `denominator` (conditions like `filter`), top_n `n` and `record` (labels that
+make the record; left out: all that are not in the entity).
+A condition names labels: a text or a list of them is what the label must be, {not: …} what it must not be,
+{matches: …} a regular expression for all of it. `value` is the point's own: {above, at_least, below, at_most}.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock.errors import ConfigError
+from penstock.model.definition import BOUNDS, EVERYTHING, Condition, Definition, Definitions
+from penstock.model.exponential import scale_for
+from penstock.model.function import FINALS, Function
+from penstock.model.level import Level
+from penstock.units import parse_duration
+
+_KNOWN = {"name", "source", "filter", "entity", "function", "levels", "ttl"}
+_PARAMETERS: dict[str, dict[str, bool]] = {  # function: {parameter: required}
+    "percentile": {"relative_error": False},
+    "apdex": {"threshold": True},
+    "histogram": {"bounds": True},
+    "percent": {"match": True},
+    "rate": {"numerator": True, "denominator": True},
+    "top_n": {"n": False, "record": False},
+}
+TOP_N = 20
+
+
+def load_definitions(path: Path) -> Definitions:
+    """The definitions of a YAML file; ConfigError names the file and the place in it."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    try:
+        return parse_definitions(document)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_definitions(document: Any) -> Definitions:
+    """Definitions from what a YAML file holds."""
+    if document is None:
+        return Definitions()
+    if not isinstance(document, dict):
+        raise ConfigError(f"a mapping with the key 'metrics' is expected, got {type(document).__name__}")
+    _refuse_unknown("", document, {"metrics", "undefined"})
+    entries = document.get("metrics") or []
+    if not isinstance(entries, list):
+        raise ConfigError(f"metrics: a list is expected, got {type(entries).__name__}")
+    metrics = tuple(_definition(f"metrics[{n}]", entry) for n, entry in enumerate(entries))
+    names = [metric.name for metric in metrics]
+    for n, name in enumerate(names):
+        if name in names[:n]:
+            raise ConfigError(f"metrics[{n}].name: {name!r} is defined twice")
+    undefined = document.get("undefined", "keep")
+    if undefined not in ("keep", "drop"):
+        raise ConfigError(f"undefined: keep or drop is expected, got {undefined!r}")
+    return Definitions(metrics, undefined)
+
+
+def _definition(place: str, entry: Any) -> Definition:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{place}: a mapping is expected, got {type(entry).__name__}")
+    name = _text(f"{place}.name", entry.get("name"))
+    place = f"{place} ({name})"
+    kind = _text(f"{place}.function", entry.get("function", "avg"))
+    if kind not in FINALS:
+        raise ConfigError(f"{place}.function: one of {', '.join(FINALS)} is expected, got {kind!r}")
+    parameters = _PARAMETERS.get(kind, {})
+    _refuse_unknown(f"{place}.", entry, _KNOWN | parameters.keys())
+    for parameter, required in parameters.items():
+        if required and parameter not in entry:
+            raise ConfigError(f"{place}.{parameter}: {kind} needs it")
+    try:
+        function = _function(kind, entry)
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(f"{place}.function: {error}") from error
+    return Definition(
+        name=name,
+        source=_text(f"{place}.source", entry.get("source")),
+        function=function,
+        filter=_condition(f"{place}.filter", entry.get("filter")),
+        entity=_texts(f"{place}.entity", entry.get("entity")),
+        match=_condition(f"{place}.match", entry.get("match", entry.get("numerator"))),
+        denominator=_condition(f"{place}.denominator", entry.get("denominator")),
+        record=_texts(f"{place}.record", entry.get("record")),
+        levels=_levels(f"{place}.levels", entry.get("levels")),
+        ttl=_ttl(f"{place}.ttl", entry.get("ttl")),
+    )
+
+
+def _function(kind: str, entry: Mapping[str, Any]) -> Function:
+    match kind:
+        case "percentile":
+            return Function(kind, (float(scale_for(float(entry.get("relative_error", 0.01)))),))
+        case "apdex":
+            return Function(kind, (float(entry["threshold"]),))
+        case "histogram":
+            return Function(kind, tuple(float(bound) for bound in entry["bounds"]))
+        case "top_n":
+            return Function(kind, (float(entry.get("n", TOP_N)),))
+    return Function(kind)
+
+
+def _condition(place: str, given: Any) -> Condition:
+    if given is None:
+        return EVERYTHING
+    if not isinstance(given, dict):
+        raise ConfigError(f"{place}: a mapping of labels is expected, got {given!r}")
+    labels: list[tuple[str, bool, re.Pattern[str] | frozenset[str]]] = []
+    bounds: list[tuple[str, float]] = []
+    for label, wanted in given.items():
+        here = f"{place}.{label}"
+        if label == "value":
+            bounds += _bounds(here, wanted)
+        elif isinstance(wanted, dict):
+            _refuse_unknown(f"{here}.", wanted, {"not", "matches"})
+            if "not" in wanted:
+                labels.append((label, False, frozenset(_one_or_more(f"{here}.not", wanted["not"]))))
+            if "matches" in wanted:
+                labels.append((label, True, _pattern(f"{here}.matches", wanted["matches"])))
+        else:
+            labels.append((label, True, frozenset(_one_or_more(here, wanted))))
+    return Condition(tuple(labels), tuple(bounds))
+
+
+def _bounds(place: str, given: Any) -> list[tuple[str, float]]:
+    if not isinstance(given, dict):
+        raise ConfigError(f"{place}: a mapping with {', '.join(BOUNDS)} is expected, got {given!r}")
+    _refuse_unknown(f"{place}.", given, BOUNDS.keys())
+    try:
+        return [(name, float(bound)) for name, bound in given.items()]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{place}: numbers are expected, got {given!r}") from error
+
+
+def _pattern(place: str, given: Any) -> re.Pattern[str]:
+    try:
+        return re.compile(str(given))
+    except re.error as error:
+        raise ConfigError(f"{place}: not a regular expression: {error}") from error
+
+
+def _one_or_more(place: str, given: Any) -> list[str]:
+    if isinstance(given, dict) or given is None:
+        raise ConfigError(f"{place}: a text or a list of texts is expected, got {given!r}")
+    return [str(one) for one in given] if isinstance(given, list) else [str(given)]
+
+
+def _text(place: str, given: Any) -> str:
+    if not isinstance(given, str) or not given:
+        raise ConfigError(f"{place}: a text is expected, got {given!r}")
+    return given
+
+
+def _texts(place: str, given: Any) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise ConfigError(f"{place}: a list of labels is expected, got {given!r}")
+    return tuple(given)
+
+
+def _levels(place: str, given: Any) -> tuple[Level, ...]:
+    if given is None:
+        return tuple(Level)
+    names = [level.value for level in Level]
+    if not isinstance(given, list) or not given or not set(given) <= set(names):
+        raise ConfigError(f"{place}: a list of {', '.join(names)} is expected, got {given!r}")
+    return tuple(level for level in Level if level.value in given)
+
+
+def _ttl(place: str, given: Any) -> dict[Level, float]:
+    if given is None:
+        return {}
+    names = [level.value for level in Level]
+    by_level = given if isinstance(given, dict) else dict.fromkeys(names, given)
+    _refuse_unknown(f"{place}.", by_level, names)
+    try:
+        return {Level(name): parse_duration(text, place) for name, text in by_level.items()}
+    except (ConfigError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{place}: durations like 7d are expected, got {given!r}") from error
+
+
+def _refuse_unknown(place: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{place}{key}: unknown; known are {', '.join(sorted(known))}")

@@ -1,0 +1,109 @@
+"""Final values: what people read, taken from merged partials at the very end.
+
+    count, sum, min, max    of the points (of a percent, a rate or an apdex: of their scores)
+    avg, cpm                sum ÷ count; count ÷ minutes of the bucket
+    value                   what the metric's function says, see `penstock.model.function`
+    p50 … p99               of a percentile, else null
+
+Nearest rank: p95 is the smallest value that at least 95 % of the points do not exceed.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.model.exponential import middles_of
+from penstock.model.function import FINALS, RANKS, Final, Function
+from penstock.model.level import Level
+from penstock.model.partial import SERIES, STATES, group_starts, merged
+
+ORDER = [("metric", "ascending"), ("function", "ascending"), ("entity", "ascending"), ("bucket", "ascending")]
+
+
+def with_finals(partials: pa.Table, level: Level, ranks: Sequence[float] = RANKS) -> pa.Table:
+    """One row per series and bucket with its final values, sorted by series and bucket."""
+    partials = merged(partials)
+    partials = partials.filter(pc.is_null(partials["record"]))
+    grouped = partials.group_by(list(SERIES), use_threads=False).aggregate([(s.name, s.merge) for s in STATES])
+    columns = [grouped[name] for name in SERIES] + [grouped[f"{s.name}_{s.merge}"] for s in STATES]
+    rows = pa.table(columns, names=[*SERIES, *(s.name for s in STATES)])
+    rows = rows.append_column("avg", _final(rows, FINALS["avg"], level))
+    rows = rows.append_column("cpm", _final(rows, FINALS["cpm"], level))
+    rows = rows.append_column("value", _values(rows, level))
+    return _with_ranks(rows, partials, ranks).sort_by(ORDER)
+
+
+def _final(rows: pa.Table, final: Final, level: Level) -> Any:
+    value = rows[final.state].cast(pa.float64())
+    if final.per == "minutes":
+        value = pc.divide(value, float(level.minutes))
+    elif final.per == "count":
+        # A rate whose denominator matched nothing has no value.
+        count = rows["count"].cast(pa.float64())
+        value = pc.divide(value, pc.if_else(pc.equal(count, 0.0), pa.scalar(None, pa.float64()), count))
+    return pc.multiply(value, final.factor)
+
+
+def _values(rows: pa.Table, level: Level) -> Any:
+    """Each row by its own function; a table holds few functions, so it is one pass for each."""
+    values = pa.nulls(rows.num_rows, pa.float64())
+    for text in pc.unique(rows["function"]).to_pylist():
+        final = FINALS[Function.parse(text).name]
+        values = pc.if_else(pc.equal(rows["function"], text), _final(rows, final, level), values)
+    return values
+
+
+def _with_ranks(rows: pa.Table, partials: pa.Table, ranks: Sequence[float]) -> pa.Table:
+    pieces = [
+        percentiles(partials.filter(pc.equal(partials["function"], text)), int(function.parameters[0]), ranks)
+        for text in pc.unique(partials["function"]).to_pylist()
+        if (function := Function.parse(text)).name == "percentile"
+    ]
+    names = [rank_name(rank) for rank in ranks]
+    if not pieces:
+        for name in names:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.float64()))
+        return rows
+    return rows.join(pa.concat_tables(pieces), keys=list(SERIES), join_type="left outer").select(
+        [*rows.column_names, *names]
+    )
+
+
+def rank_name(rank: float) -> str:
+    """p95 for 95, p99_9 for 99.9: a name that needs no quotes in SQL."""
+    return f"p{rank:g}".replace(".", "_")
+
+
+def percentiles(partials: pa.Table, scale: int, ranks: Sequence[float]) -> pa.Table:
+    """For each series and bucket of merged percentile partials the value at each rank, within the scale's error."""
+    ordered = partials.select([*SERIES, "part", "count", "min", "max"]).sort_by([*ORDER, ("part", "ascending")])
+    position = pa.array(range(ordered.num_rows), pa.int64())
+    first = pc.fill_null_forward(pc.if_else(group_starts(ordered, SERIES), position, pa.scalar(None, pa.int64())))
+    running = pc.cumulative_sum(ordered["count"]).combine_chunks()
+    before = pc.subtract(running.take(first), ordered["count"].combine_chunks().take(first))
+    upto = pc.subtract(running, before)
+    ordered = ordered.append_column("upto", upto)
+    total = ordered.group_by(list(SERIES), use_threads=False).aggregate([("count", "sum")])
+    # The bucket's middle, but never outside of what it really holds: a bucket of one value is exact.
+    middle = middles_of(ordered["part"], scale)
+    estimate = pc.min_element_wise(pc.max_element_wise(middle, ordered["min"]), ordered["max"])
+    ordered = ordered.append_column("estimate", estimate)
+    sums = ordered.join(total, keys=list(SERIES)).sort_by([*ORDER, ("part", "ascending")])
+    found = total.select(list(SERIES))
+    for rank in ranks:
+        wanted = pc.max_element_wise(pc.ceil(pc.multiply(sums["count_sum"].cast(pa.float64()), rank / 100)), 1.0)
+        hit = pc.and_(
+            pc.greater_equal(sums["upto"].cast(pa.float64()), wanted),
+            pc.less(pc.subtract(sums["upto"], sums["count"]).cast(pa.float64()), wanted),
+        )
+        here = sums.filter(hit).select([*SERIES, "estimate"]).rename_columns([*SERIES, rank_name(rank)])
+        found = found.join(here, keys=list(SERIES), join_type="left outer")
+    return found
+
+
+def nearest_rank(values: Sequence[float], rank: float) -> float:
+    """The exact percentile of plain values: what the estimate is measured against."""
+    return sorted(values)[max(1, math.ceil(len(values) * (rank / 100))) - 1]

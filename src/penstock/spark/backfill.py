@@ -1,0 +1,65 @@
+"""Backfill: whole days of all tables made anew from the segments that are still there."""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC as ZONE
+from datetime import date, datetime, time
+from pathlib import Path
+
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from penstock.errors import TableConflict
+from penstock.model.level import Level
+from penstock.spark.job import resume_point
+from penstock.spark.rollup import at, merged, top_n
+from penstock.spark.segments import SegmentFolder
+from penstock.spark.tables import SCHEMAS, TOP_N, Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Backfilled:
+    """Points of the days before and after."""
+
+    before: int
+    after: int
+
+
+def backfill(
+    spark: SparkSession, tables: Tables, segments: Path, first: date, until: date, *, allow_loss: bool = False
+) -> Backfilled:
+    """Replace the days from `first` to before `until`, in every table, by what the segments say.
+
+    Only segments that the tables hold already are read: what the job has not added yet, it will add. TableConflict if
+    the tables would then hold fewer points than now, because segments were cleaned up, unless `allow_loss`.
+    """
+    folder = SegmentFolder(segments)
+    held, ahead = resume_point(tables, folder)
+    if ahead:
+        raise TableConflict("one table is a batch ahead of another: let the job run once, then backfill")
+    start, end = (datetime.combine(day, time(), ZONE) for day in (first, until))
+    reading = spark.read.format("penstock").option("path", str(segments)).option("upTo", json.dumps(held))
+    minutes = _between(reading.load(), start, end).transform(merged).persist()
+    try:
+        after = minutes.where(F.col("record").isNull()).agg(F.sum("count")).first()
+        found = Backfilled(_points(tables, start, end), int(after[0] or 0) if after else 0)
+        if found.after < found.before and not allow_loss:
+            raise TableConflict(
+                f"the segments hold {found.after} points of these days, the tables {found.before}: segments were "
+                "cleaned up, and a backfill would lose the difference (--allow-loss does it all the same)"
+            )
+        for name in SCHEMAS:
+            rows = minutes.transform(top_n) if name == TOP_N else minutes.transform(at(Level(name)))
+            tables.replace(name, rows, start, end)
+    finally:
+        minutes.unpersist()
+    return found
+
+
+def _between(rows: DataFrame, start: datetime, end: datetime) -> DataFrame:
+    return rows.where((F.col("bucket") >= F.lit(start)) & (F.col("bucket") < F.lit(end)))
+
+
+def _points(tables: Tables, start: datetime, end: datetime) -> int:
+    return int(pc.sum(tables.partials(Level.DAY, start, end)["count"]).as_py() or 0)

@@ -1,0 +1,281 @@
+"""Delta tables without a jar: executors write Parquet files into the table's folder, the driver commits them.
+
+    <folder>/minute/data/<query>-<batch>-<attempt>/part-….parquet     written by executors, unseen until committed
+    <folder>/minute/_delta_log/                                       Delta's log, through `deltalake`
+
+The guard is a Delta transaction identifier in the same commit. Two writers with the same guard exclude each other:
+the log refuses the second. Compaction, expiry and replacement share one guard of their own for the same reason.
+"""
+
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from penstock.errors import TableConflict
+from penstock.model.level import Level
+from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Compaction, Description, as_partials, folded
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MAINTENANCE = "penstock/maintenance"
+ATTEMPTS = 10  # each fails only because another commit succeeded meanwhile
+COMPACT_BYTES = 256 * 2**20  # of Parquet: what one step reads, merges and writes in memory
+
+
+class DeltaTables:
+    """The tables below one folder."""
+
+    def __init__(self, location: str | os.PathLike[str]) -> None:
+        self.location = str(location).removeprefix("file://")
+        self.folder = Path(self.location)
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
+        table = self._open(name)
+        return _held(table, applications) if table else {}
+
+    def append(self, name: str, rows: "DataFrame", batch: Batch) -> bool:
+        if not batch.wanted_by(name, self.held(name, batch.versions)):
+            return False
+        folder = self._write(name, rows, f"{batch.query[:8]}-{batch.number}")
+        guards = [Transaction(app_id=app, version=version) for app, version in batch.versions.items()]
+        for _ in range(ATTEMPTS):
+            table = self._open(name) or self._create(name)
+            if not batch.wanted_by(name, _held(table, batch.versions)):
+                shutil.rmtree(folder)
+                return False
+            try:
+                _commit(table, name, self._added(name, folder), guards)
+            except CommitFailedError:
+                continue
+            return True
+        raise TableConflict(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
+
+    def replace(self, name: str, rows: "DataFrame", start: datetime, end: datetime) -> None:
+        folder = self._write(name, rows, "backfill")
+        added = self._added(name, folder)
+
+        def step(table: DeltaTable) -> list[Any]:
+            doomed = (pc.field("bucket") >= start) & (pc.field("bucket") < end)
+            kept, removed = self._without(table, name, doomed, end)
+            return [*removed, *added, *kept]
+
+        self._maintain(name, step)
+
+    def partials(self, level: Level, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
+        return as_partials(self._rows(level.value, start, end))
+
+    def top_rows(self) -> pa.Table:
+        return self._rows(TOP_N)
+
+    def compact(self, name: str) -> Compaction:
+        before = self.describe(name)
+        for paths in self._groups(name):
+            self._fold(name, paths)
+        after = self.describe(name)
+        return Compaction(before.rows, after.rows, before.files, after.files)
+
+    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = ()) -> int:
+        doomed = pc.field("bucket") < before
+        if metrics:
+            doomed = doomed & pc.field("metric").isin(pa.array(metrics, pa.string()))
+        there = self.describe(name)
+
+        def step(table: DeltaTable) -> list[Any]:
+            kept, removed = self._without(table, name, doomed, before)
+            return [*removed, *kept]
+
+        if there.oldest is None or there.oldest >= before:
+            return 0
+        self._maintain(name, step)
+        return there.rows - self.describe(name).rows
+
+    def vacuum(self, hours: int) -> int:
+        removed = 0
+        for name in SCHEMAS:
+            table = self._open(name)
+            if table:
+                gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+                removed += len(gone)
+                _prune_empty(self.path(name) / "data", time.time() - 3600 * hours)
+        return removed
+
+    def describe(self, name: str) -> Description:
+        table = self._open(name)
+        if not table:
+            return Description(0, 0, 0)
+        actions = pa.table(table.get_add_actions(flatten=True))
+        if not actions.num_rows:
+            return Description(0, 0, 0)
+        return Description(
+            rows=pc.sum(actions["num_records"]).as_py() or 0,
+            files=actions.num_rows,
+            size_bytes=pc.sum(actions["size_bytes"]).as_py() or 0,
+            oldest=pc.min(actions["min.bucket"]).as_py(),
+            newest=pc.max(actions["max.bucket"]).as_py(),
+        )
+
+    def file_uris(self, name: str) -> list[str]:
+        """The files that hold the table now, for any engine that reads Parquet."""
+        table = self._open(name)
+        return [str(self.path(name) / path) for path in _paths(table)] if table else []
+
+    def _open(self, name: str) -> DeltaTable | None:
+        try:
+            return DeltaTable(str(self.path(name)))
+        except TableNotFoundError:
+            return None
+
+    def _create(self, name: str) -> DeltaTable:
+        self.path(name).mkdir(parents=True, exist_ok=True)
+        schema = Schema.from_arrow(SCHEMAS[name])
+        return DeltaTable.create(str(self.path(name)), schema=schema, mode="ignore")
+
+    def _rows(self, name: str, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
+        table = self._open(name)
+        if not table:
+            return SCHEMAS[name].empty_table()
+        wanted = None
+        for bound in ([pc.field("bucket") >= start] if start else []) + ([pc.field("bucket") < end] if end else []):
+            wanted = bound if wanted is None else wanted & bound
+        return table.to_pyarrow_dataset().to_table(filter=wanted).select(SCHEMAS[name].names).cast(SCHEMAS[name])
+
+    def _write(self, name: str, rows: "DataFrame", label: str) -> Path:
+        folder = self.path(name) / "data" / f"{label}-{uuid.uuid4().hex[:8]}"
+        rows.select(*SCHEMAS[name].names).write.parquet(str(folder))
+        return folder
+
+    def _added(self, name: str, folder: Path) -> list[AddAction]:
+        root = self.path(name)
+        files = [file for file in sorted(folder.glob("*.parquet")) if pq.read_metadata(file).num_rows]
+        return [_add_action(file, root, data_change=True) for file in files]
+
+    def _without(
+        self, table: DeltaTable, name: str, doomed: Any, before: datetime
+    ) -> tuple[list[AddAction], list[RemoveAction]]:
+        """Adds of new files for what is to stay of every file with doomed rows, and removes of those.
+
+        Nothing at or after `before` is doomed, so the files that begin there need not be looked at.
+        """
+        added, removed = [], []
+        root = self.path(name)
+        actions = pa.table(table.get_add_actions(flatten=True))
+        for path, oldest in zip(actions["path"].to_pylist(), actions["min.bucket"].to_pylist()):
+            if oldest is not None and oldest >= before:
+                continue
+            rows = pq.read_table(root / path)
+            kept = rows.filter(~doomed)
+            if kept.num_rows == rows.num_rows:
+                continue
+            removed.append(_remove_action(path, data_change=True))
+            if kept.num_rows:
+                added.append(self._put(name, kept, data_change=True))
+        return added, removed
+
+    def _put(self, name: str, rows: pa.Table, *, data_change: bool) -> AddAction:
+        folder = self.path(name) / "data" / f"folded-{uuid.uuid4().hex[:8]}"
+        folder.mkdir(parents=True)
+        file = folder / "part-0.parquet"
+        pq.write_table(rows.cast(SCHEMAS[name]), file, compression="zstd")
+        return _add_action(file, self.path(name), data_change=data_change)
+
+    def _groups(self, name: str) -> Iterable[list[str]]:
+        """Files side by side in time, as many as one step may hold. Any grouping is right, this one folds the most."""
+        table = self._open(name)
+        if not table:
+            return
+        actions = pa.table(table.get_add_actions(flatten=True)).sort_by([("min.bucket", "ascending")])
+        group: list[str] = []
+        size = 0
+        for path, size_bytes in zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist()):
+            if group and size + size_bytes > COMPACT_BYTES:
+                yield group
+                group, size = [], 0
+            group.append(path)
+            size += size_bytes
+        if len(group) > 1:
+            yield group
+
+    def _fold(self, name: str, paths: list[str]) -> None:
+        root = self.path(name)
+        rows = pa.concat_tables([pq.read_table(root / path).cast(SCHEMAS[name]) for path in paths])
+        put = self._put(name, folded(name, rows), data_change=False)
+
+        def step(table: DeltaTable) -> list[Any]:
+            if not set(paths) <= set(_paths(table)):
+                raise TableConflict(f"table {name!r} was rewritten while it was being compacted: try again")
+            return [*(_remove_action(path, data_change=False) for path in paths), put]
+
+        self._maintain(name, step)
+
+    def _maintain(self, name: str, step: Any) -> None:
+        """Commit what `step` makes of the table; with others who maintain it, one at a time."""
+        for _ in range(ATTEMPTS):
+            table = self._open(name)
+            if not table:
+                return
+            turn = Transaction(app_id=MAINTENANCE, version=(table.transaction_version(MAINTENANCE) or 0) + 1)
+            try:
+                _commit(table, name, step(table), [turn])
+            except CommitFailedError:
+                continue
+            return
+        raise TableConflict(f"table {name!r} is being maintained by somebody else: try again later")
+
+
+def _commit(table: DeltaTable, name: str, actions: list[Any], guards: list[Transaction]) -> None:
+    table.create_write_transaction(
+        actions,
+        "append",
+        Schema.from_arrow(SCHEMAS[name]),
+        commit_properties=CommitProperties(app_transactions=guards),
+    )
+
+
+def _held(table: DeltaTable, applications: Iterable[str]) -> dict[str, int]:
+    versions = {application: table.transaction_version(application) for application in applications}
+    return {application: version for application, version in versions.items() if version is not None}
+
+
+def _paths(table: DeltaTable) -> list[str]:
+    found: list[str] = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
+    return found
+
+
+def _add_action(file: Path, root: Path, *, data_change: bool) -> AddAction:
+    metadata = pq.read_metadata(file)
+    stats = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    column = metadata.schema.to_arrow_schema().get_field_index("bucket")
+    groups = [metadata.row_group(n).column(column).statistics for n in range(metadata.num_row_groups)]
+    if groups and all(group is not None and group.has_min_max for group in groups):
+        stats["minValues"]["bucket"] = min(group.min for group in groups).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        stats["maxValues"]["bucket"] = max(group.max for group in groups).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    path = file.relative_to(root).as_posix()
+    return AddAction(path, file.stat().st_size, {}, int(time.time() * 1000), data_change, json.dumps(stats))
+
+
+def _remove_action(path: str, *, data_change: bool) -> RemoveAction:
+    return RemoveAction(path=path, data_change=data_change, deletion_timestamp=int(time.time() * 1000))
+
+
+def _prune_empty(folder: Path, before: float) -> None:
+    """Remove what vacuum left of folders; a young one may be that of a batch which is being written."""
+    for child in folder.iterdir() if folder.is_dir() else ():
+        if child.is_dir() and child.stat().st_mtime < before and not any(child.rglob("*.parquet")):
+            shutil.rmtree(child)

@@ -1,0 +1,184 @@
+"""A folder of segments as a log with offsets: what is new, what a batch holds, what may go. No JVM is needed here.
+
+    {"edge": {"last": 41, "segments": 7}}     offset: of each writer the last sequence, and how many segments so far
+
+The count is what tells a segment that disappeared from one that never was: sequences alone may have gaps.
+A segment that cannot be read is moved to `quarantine/` and its batch goes on without it; it still counts.
+"""
+
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import SegmentVanished
+from penstock.model.partial import merged
+from penstock.model.segment import Segment, read_encoded, rows_in, sealed
+
+log = logging.getLogger(__name__)
+QUARANTINE = "quarantine"
+_MARK = ".penstock-source"
+MERGE_ROWS = 4_000_000  # about 300 MB of rows: what a task holds at once before it merges them
+
+Offset = dict[str, dict[str, int]]
+
+
+class SegmentFolder:
+    """The segments below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def identity(self) -> str:
+        """What tells this folder from others, also after it was moved; made when first asked for."""
+        mark = self.folder / _MARK
+        try:
+            return mark.read_text().strip()
+        except FileNotFoundError:
+            pass
+        scratch = self.folder / f"{_MARK}.{uuid.uuid4().hex}"
+        scratch.write_text(uuid.uuid4().hex)
+        try:
+            os.link(scratch, mark)  # fails if another process was first: then theirs holds
+        except FileExistsError:
+            pass
+        finally:
+            scratch.unlink()
+        return mark.read_text().strip()
+
+    def after(self, offset: Offset) -> list[Segment]:
+        """What was sealed since `offset`, quarantined ones included, oldest file of each writer first."""
+        everything = set(sealed(self.folder)) | set(self.quarantined())
+        return sorted(s for s in everything if s.last > offset.get(s.writer, {}).get("last", -1))
+
+    def quarantined(self) -> list[Segment]:
+        aside = self.folder / QUARANTINE
+        return sealed(aside) if aside.is_dir() else []
+
+    def admit(
+        self,
+        start: Offset,
+        *,
+        up_to: Offset | None = None,
+        files: int | None = None,
+        rows: int | None = None,
+        size_bytes: int | None = None,
+    ) -> Offset:
+        """The furthest offset that keeps within every limit, but always at least one segment if there is one."""
+        end = {writer: dict(position) for writer, position in start.items()}
+        taken_files = taken_rows = taken_bytes = 0
+        for segment in self._in_turn(self.after(start)):
+            if up_to is not None and segment.last > up_to.get(segment.writer, {}).get("last", -1):
+                continue
+            taken_files += 1
+            taken_rows += self._rows(segment) if rows is not None else 0
+            taken_bytes += self._size(segment) if size_bytes is not None else 0
+            over = (
+                (files is not None and taken_files > files)
+                or (rows is not None and taken_rows > rows)
+                or (size_bytes is not None and taken_bytes > size_bytes)
+            )
+            if over and taken_files > 1:
+                break
+            before = end.get(segment.writer, {"last": -1, "segments": 0})
+            end[segment.writer] = {"last": segment.last, "segments": before["segments"] + 1}
+        return end
+
+    def between(self, start: Offset, end: Offset) -> list[Segment]:
+        """The segments of the batch from `start` to `end`; SegmentVanished unless it is every one of them."""
+        found = [s for s in self.after(start) if s.last <= end.get(s.writer, {}).get("last", -1)]
+        for writer, position in end.items():
+            expected = position["segments"] - start.get(writer, {}).get("segments", 0)
+            have = sum(segment.writer == writer for segment in found)
+            if have != expected:
+                raise SegmentVanished(
+                    f"{expected} segments of writer {writer!r} belong to this batch (up to sequence "
+                    f"{position['last']}), {have} are in {self.folder}: put the missing ones back, or restore them "
+                    "from a copy; without them the tables would miss points"
+                )
+        return found
+
+    def read(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        """The partials of these segments, merged, in batches of exactly the schema `PARTIALS`."""
+        held: list[pa.Table] = []
+        for name in names:
+            table = self._read(name)
+            if table is not None:
+                held.append(table)
+            if sum(piece.num_rows for piece in held) > MERGE_ROWS:
+                held = [merged(pa.concat_tables(held))]
+                if held[0].num_rows > MERGE_ROWS // 2:  # hardly anything merges: pass it on rather than hold it
+                    yield from held.pop().combine_chunks().to_batches()
+        if held:
+            yield from merged(pa.concat_tables(held)).combine_chunks().to_batches()
+
+    def _read(self, name: str) -> pa.Table | None:
+        path = self.folder / name
+        try:
+            return read_encoded(path)
+        except FileNotFoundError:
+            if (self.folder / QUARANTINE / name).exists():
+                return None
+            raise SegmentVanished(f"{path} is gone: put it back, or restore it from a copy") from None
+        except (ValueError, OSError) as error:  # pyarrow's own errors are of these kinds
+            aside = self.folder / QUARANTINE
+            aside.mkdir(exist_ok=True, mode=0o700)
+            try:
+                path.rename(aside / name)
+            except FileNotFoundError:
+                pass  # another task that reads the same batch was first
+            log.error("Segment is damaged and set aside. segment=%s quarantine=%s reason=%s", name, aside, error)
+            return None
+
+    def clean(self, committed: Offset, older_than: float) -> int:
+        """Delete what is below `committed` and was sealed before `older_than` (seconds since the epoch).
+
+        The newest segment of a writer always stays: after a crash its writer learns from it what is sealed already.
+        """
+        newest = {segment.writer: segment for segment in sealed(self.folder)}
+        deleted = 0
+        for segment in sealed(self.folder):
+            done = segment.last <= committed.get(segment.writer, {}).get("last", -1)
+            path = self.folder / segment.name
+            if done and segment != newest[segment.writer] and path.stat().st_mtime < older_than:
+                path.unlink(missing_ok=True)
+                deleted += 1
+        return deleted
+
+    def _in_turn(self, segments: list[Segment]) -> Iterator[Segment]:
+        """One of each writer in turn, so that a writer with a long backlog does not hold up the others."""
+        waiting: dict[str, list[Segment]] = {}
+        for segment in reversed(segments):
+            waiting.setdefault(segment.writer, []).append(segment)
+        while waiting:
+            for writer in sorted(waiting):
+                yield waiting[writer].pop()
+                if not waiting[writer]:
+                    del waiting[writer]
+
+    def _where(self, segment: Segment) -> Path:
+        path = self.folder / segment.name
+        return path if path.exists() else self.folder / QUARANTINE / segment.name
+
+    def _size(self, segment: Segment) -> int:
+        return self._where(segment).stat().st_size
+
+    def _rows(self, segment: Segment) -> int:
+        try:
+            return rows_in(self._where(segment))
+        except (ValueError, OSError):
+            return 0  # damaged: whoever reads it sets it aside
+
+
+def lasts(offset: Offset) -> dict[str, int]:
+    """Only the last sequence of each writer."""
+    return {writer: position["last"] for writer, position in offset.items()}
+
+
+def checked_offset(offset: Any) -> Offset:
+    """An offset as Spark hands it back."""
+    return {writer: {"last": int(at["last"]), "segments": int(at["segments"])} for writer, at in offset.items()}

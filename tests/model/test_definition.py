@@ -1,0 +1,131 @@
+"""Metric definitions: what they make of points, and errors that name the place."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.model.definition import Definition, Definitions
+from penstock.model.definition_file import load_definitions, parse_definitions
+from penstock.model.finals import with_finals
+from penstock.model.level import Level
+from penstock.model.partial import merged
+from penstock.model.point import chunk_type, entity_of
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "definitions" / "services.yaml"
+REQUESTS = [  # service, endpoint, status, milliseconds
+    ("shop", "/a", "200", 100.0),
+    ("shop", "/a", "200", 700.0),
+    ("shop", "/b", "500", 2500.0),
+    ("shop", "/b", "404", 10.0),
+    ("blog", "/", "200", 20.0),
+]
+
+
+def define(**keys: Any) -> Definition:
+    given = {"name": "made", "source": "requests", **keys}
+    return parse_definitions({"metrics": [given]}).metrics[0]
+
+
+def values(definition: Definition) -> dict[str, float]:
+    entities = [entity_of({"service": s, "endpoint": e, "status": c}) for s, e, c, _ in REQUESTS]
+    chunk = chunk_type("requests").of(entities, list(range(len(REQUESTS))), [ms for *_, ms in REQUESTS])
+    rows = with_finals(definition.partials(chunk.points), Level.MINUTE).to_pylist()
+    return {row["entity"]: row["value"] for row in rows}
+
+
+SHOP, BLOG = '{"service":"shop"}', '{"service":"blog"}'
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"function": "avg"}, {SHOP: 827.5, BLOG: 20.0}),
+        ({"function": "cpm"}, {SHOP: 4.0, BLOG: 1.0}),
+        ({"function": "max", "filter": {"status": "200"}}, {SHOP: 700.0, BLOG: 20.0}),
+        ({"function": "max", "filter": {"status": {"not": ["500"]}, "service": "shop"}}, {SHOP: 700.0}),
+        ({"function": "count", "filter": {"value": {"above": 20, "at_most": 700}}}, {SHOP: 2.0}),
+        ({"function": "percent", "match": {"status": {"matches": "2.."}}}, {SHOP: 50.0, BLOG: 100.0}),
+        ({"function": "apdex", "threshold": 500}, {SHOP: (2 + 0.5) / 4, BLOG: 1.0}),
+        (
+            {"function": "rate", "numerator": {"status": "500"}, "denominator": {"status": {"not": "404"}}},
+            {SHOP: 100 / 3, BLOG: 0.0},
+        ),
+        ({"function": "latest"}, {SHOP: 10.0, BLOG: 20.0}),
+    ],
+)
+def test_each_function_gives_what_a_person_would_work_out(keys: dict[str, Any], expected: dict[str, float]) -> None:
+    assert values(define(entity=["service"], **keys)) == pytest.approx(expected)
+
+
+def test_a_top_n_keeps_the_labels_that_are_not_of_the_entity_as_its_record() -> None:
+    definition = define(function="top_n", n=1, entity=["service"], record=["endpoint"])
+    entities = [entity_of({"service": s, "endpoint": e}) for s, e, *_ in REQUESTS]
+    chunk = chunk_type("requests").of(entities, [0] * len(REQUESTS), [ms for *_, ms in REQUESTS])
+
+    rows = merged(definition.partials(chunk.points)).to_pylist()
+
+    assert {(row["entity"], row["record"], row["max"]) for row in rows} == {
+        (SHOP, '{"endpoint":"/b"}', 2500.0),
+        (BLOG, '{"endpoint":"/"}', 20.0),
+    }
+
+
+def test_without_definitions_every_metric_is_kept_by_its_own_labels() -> None:
+    (definition,) = Definitions().of("anything")
+    assert (definition.name, definition.entity, definition.levels) == ("anything", None, tuple(Level))
+    assert parse_definitions({"metrics": [], "undefined": "drop"}).of("anything") == ()
+
+
+def test_the_example_holds_the_well_known_metrics() -> None:
+    definitions = load_definitions(EXAMPLE)
+
+    made = {metric.name: str(metric.function) for metric in definitions.of("http.server.request.duration")}
+    assert made["service_percentile"] == "percentile(6)"
+    assert made["service_apdex"] == "apdex(500)"
+    assert "endpoint_percentile" in definitions.not_at(Level.DAY)
+    assert definitions.ttls(Level.MINUTE)["endpoint_sla"] == 3 * 86400
+
+
+@pytest.mark.parametrize(
+    ("document", "complaint"),
+    [
+        ([], "a mapping with the key 'metrics' is expected, got list"),
+        ({"metric": []}, "metric: unknown; known are metrics, undefined"),
+        ({"metrics": [{"source": "x"}]}, r"metrics\[0\]\.name: a text is expected, got None"),
+        ({"metrics": [{"name": "a", "source": "x"}, {"name": "b"}]}, r"metrics\[1\] \(b\)\.source: a text is expected"),
+        ({"metrics": [{"name": "a", "source": "x", "functon": "avg"}]}, r"metrics\[0\] \(a\)\.functon: unknown"),
+        ({"metrics": [{"name": "a", "source": "x", "function": "p99"}]}, r"\(a\)\.function: one of avg, sum"),
+        ({"metrics": [{"name": "a", "source": "x", "function": "apdex"}]}, r"\(a\)\.threshold: apdex needs it"),
+        (
+            {"metrics": [{"name": "a", "source": "x", "function": "histogram", "bounds": [2, 1]}]},
+            r"\(a\)\.function: function histogram: needs ascending bounds, got 2,1",
+        ),
+        (
+            {"metrics": [{"name": "a", "source": "x", "levels": ["week"]}]},
+            r"\(a\)\.levels: a list of minute, hour, day",
+        ),
+        ({"metrics": [{"name": "a", "source": "x", "ttl": {"minute": "soon"}}]}, r"\(a\)\.ttl: durations like 7d"),
+        ({"metrics": [{"name": "a", "source": "x", "filter": {"l": {"is": 1}}}]}, r"\(a\)\.filter\.l\.is: unknown"),
+        (
+            {"metrics": [{"name": "a", "source": "x", "filter": {"l": {"matches": "("}}}]},
+            r"\(a\)\.filter\.l\.matches: not a regular expression",
+        ),
+        ({"metrics": [{"name": "a", "source": "x"}] * 2}, r"metrics\[1\]\.name: 'a' is defined twice"),
+        ({"undefined": "maybe"}, "undefined: keep or drop is expected, got 'maybe'"),
+    ],
+)
+def test_a_definition_that_makes_no_sense_is_refused_by_place(document: Any, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse_definitions(document)
+
+
+def test_an_error_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.yaml"
+    path.write_text("metrics: [{name: a}]")
+    with pytest.raises(ConfigError, match=r"metrics\.yaml: metrics\[0\] \(a\)\.source"):
+        load_definitions(path)
+    path.write_text("metrics: [")
+    with pytest.raises(ConfigError, match=r"metrics\.yaml: not YAML"):
+        load_definitions(path)

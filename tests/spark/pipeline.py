@@ -1,0 +1,121 @@
+"""What the tests of the pipeline share: an edge that seals random points, a job to start and stop, plain answers."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.model.function import AVG, Function
+from penstock.model.level import Level
+from penstock.model.partial import merged, of_columns
+from penstock.model.segment import Segment, seal
+from penstock.spark.job import JobConfig, start_job
+from penstock.spark.tables import Tables, open_tables, read_level, read_top_n
+
+HOUR_US = 3_600_000_000
+Key = tuple[str, str, str, int]
+Row = tuple[str, str, str, int, float]  # metric, function, entity, microseconds, value
+
+
+class Edge:
+    """Seals random points into segments and remembers every point."""
+
+    def __init__(self, folder: Path, seed: int = 3, functions: tuple[Function, ...] = (AVG,)) -> None:
+        self.folder = folder
+        self.folder.mkdir()
+        self.rng = random.Random(seed)
+        self._functions = functions
+        self._next = 0
+        self.points: list[Row] = []
+
+    def seal(self, writer: str = "edge", points: int = 500) -> Path:
+        """A segment of points in any order, days apart."""
+        rng = self.rng
+        metric = rng.choice(["cpu", "rps"])
+        entities = [f"e{rng.randrange(30)}" for _ in range(points)]
+        times = [rng.randrange(50 * HOUR_US) for _ in range(points)]
+        values = [rng.gauss(0, 10) for _ in range(points)]
+        moments = pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        tables = []
+        for function in self._functions:
+            tables.append(of_columns(metric, function, pa.array(entities), moments, pa.array(values)))
+            self.points += [(metric, str(function), *row) for row in zip(entities, times, values)]
+        path = seal(self.folder, Segment(writer, self._next, self._next + 4), merged(pa.concat_tables(tables)))
+        self._next += 5
+        return path
+
+    def groups(self, level: Level) -> dict[Key, list[tuple[int, float]]]:
+        """All points, by series and bucket."""
+        width = level.minutes * 60_000_000
+        found: dict[Key, list[tuple[int, float]]] = defaultdict(list)
+        for metric, function, entity, time, value in self.points:
+            found[(metric, function, entity, time // width * width)].append((time, value))
+        return found
+
+
+def contents(tables: Tables, level: Level) -> dict[Key, dict[str, Any]]:
+    rows = read_level(tables, level).to_pylist()
+    found = {(r["metric"], r["function"], r["entity"], int(r["bucket"].timestamp()) * 1_000_000): r for r in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def assert_exact(tables: Tables, edge: Edge) -> None:
+    """The tables are those of one plain aggregation of all points."""
+    for level in Level:
+        found, expected = contents(tables, level), edge.groups(level)
+        assert found.keys() == expected.keys()
+        for key, points in expected.items():
+            row, values = found[key], [value for _, value in points]
+            if key[1] == "latest":
+                assert row["value"] == max(points)[1]
+                continue
+            assert (row["count"], row["min"], row["max"]) == (len(values), min(values), max(values))
+            assert row["sum"] == pytest.approx(sum(values), rel=1e-9, abs=1e-9)
+    assert top_of(tables) == expected_top(edge)
+
+
+def top_of(tables: Tables, n: int = 3) -> dict[tuple[str, str, int], list[str]]:
+    found: dict[tuple[str, str, int], list[str]] = defaultdict(list)
+    for row in read_top_n(tables, n).to_pylist():
+        bucket = int(row["bucket"].timestamp()) * 1_000_000
+        found[(row["metric"], row["function"], bucket)].append(row["entity"])
+    return found
+
+
+def expected_top(edge: Edge, n: int = 3) -> dict[tuple[str, str, int], list[str]]:
+    groups: dict[tuple[str, str, int], list[tuple[float, str]]] = defaultdict(list)
+    for (metric, function, entity, bucket), points in edge.groups(Level.MINUTE).items():
+        if function != "latest":
+            groups[(metric, function, bucket)].append((-max(value for _, value in points), entity))
+    return {group: [entity for _, entity in sorted(members)[:n]] for group, members in groups.items()}
+
+
+class Job:
+    """Starts and stops the query as often as a test likes."""
+
+    def __init__(self, spark: SparkSession, folder: Path, location: str | None = None) -> None:
+        self._spark = spark
+        self.folder = folder
+        self.tables = open_tables(location or str(folder / "tables"))
+        self.config = JobConfig(segments=folder / "segments", checkpoint=str(folder / "checkpoint"), available_now=True)
+        self.query: StreamingQuery | None = None
+
+    def run(self, **changes: Any) -> StreamingQuery:
+        """Work off everything that is sealed, then stop. Raises what the query failed with."""
+        self.query = start_job(self._spark, self.tables, replace(self.config, **changes))
+        try:
+            self.query.awaitTermination()
+        finally:
+            self.query.stop()
+        return self.query
+
+
+Failing = Callable[..., Any]

@@ -1,0 +1,143 @@
+"""The job as processes: killed without warning, stopped by a signal, on a real cluster."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from penstock.cli import main
+from penstock.service import spark_commands
+from penstock.spark.java import find_java
+from penstock.spark.tables import open_tables
+from penstock.testing import wait_until
+from tests.servers import free_port
+from tests.spark.pipeline import Edge, Job, assert_exact
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def spawn(*command: str, log: Path, **environ: str) -> subprocess.Popen[bytes]:
+    """A process group of its own, so that it can be killed with everything that it started."""
+    surroundings = {**os.environ, "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable, **environ}
+    with open(log, "wb") as file:
+        return subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=surroundings, start_new_session=True
+        )
+
+
+def run_job(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    arguments = ["--segments", str(folder / "segments"), "--tables", str(folder / "tables")]
+    arguments += ["--checkpoint", str(folder / "checkpoint"), *more]
+    return spawn(sys.executable, "-m", "penstock", "spark", "run", *arguments, log=folder / "job.log")
+
+
+def committed(folder: Path, table: str, version: int) -> bool:
+    return (folder / "tables" / table / "_delta_log" / f"{version:020}.json").exists()
+
+
+def test_a_job_killed_between_two_tables_leaves_them_exact_after_the_next_run(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    edge = Edge(tmp_path / "segments")
+    for _ in range(3):
+        edge.seal(points=100)
+    process = run_job(tmp_path, "--max-files", "1", "--trigger", "0s", "--master", "local[2]")
+    try:
+        # Version 0 creates the table, 1 is the first batch, 2 the second: minute and hour have it, day has not.
+        wait_until(lambda: committed(tmp_path, "hour", 2) or process.poll() is not None, timeout=200)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # the driver, its Java and their Python workers
+        process.wait()
+    assert committed(tmp_path, "hour", 2), (tmp_path / "job.log").read_text()
+
+    Job(spark, tmp_path).run()
+
+    assert_exact(open_tables(str(tmp_path / "tables")), edge)
+
+
+class Cluster:
+    """A standalone master and two workers on loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.url = f"spark://127.0.0.1:{free_port()}"
+
+    def __enter__(self) -> "Cluster":
+        port = self.url.rpartition(":")[2]
+        self._start("master", "master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0")
+        for n in range(2):
+            work = str(self._folder / f"work{n}")
+            limits = ["--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", work]
+            self._start(f"worker{n}", "worker.Worker", "--host", "127.0.0.1", *limits, self.url)
+        for n in range(2):
+            log = self._folder / f"worker{n}.log"
+            wait_until(lambda log=log: b"Successfully registered with master" in log.read_bytes(), timeout=120)  # type: ignore[misc]
+        return self
+
+    def _start(self, name: str, kind: str, *arguments: str) -> None:
+        home = Path(pyspark.__file__).parent
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", *arguments]
+        environ = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home), "SPARK_NO_DAEMONIZE": "1"}
+        self._processes.append(spawn(*command, log=self._folder / f"{name}.log", **environ))
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    (tmp_path / "cluster").mkdir()
+    with Cluster(tmp_path / "cluster") as running:
+        yield running
+
+
+def test_a_standalone_cluster_of_two_workers_fills_the_same_tables(cluster: Cluster, tmp_path: Path) -> None:
+    edge = Edge(tmp_path / "segments")
+    for _ in range(4):
+        edge.seal(points=200)
+    script = Path(spark_commands.__file__)
+    submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", cluster.url]
+    submit += ["--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1", str(script), "run"]
+    submit += ["--segments", str(tmp_path / "segments"), "--tables", str(tmp_path / "tables"), "--available-now"]
+    log = tmp_path / "submit.log"
+    process = spawn(*submit, log=log, SPARK_LOCAL_IP="127.0.0.1", PYSPARK_DRIVER_PYTHON=sys.executable)
+    assert process.wait(timeout=240) == 0, log.read_text()[-4000:]
+
+    assert_exact(open_tables(str(tmp_path / "tables")), edge)
+    master = (tmp_path / "cluster" / "master.log").read_text()
+    assert len(set(re.findall(r"Launching executor \S+ on worker (\S+)", master))) == 2
+
+
+def test_the_commands_show_compact_and_expire_the_tables(spark: SparkSession, tmp_path: Path) -> None:
+    edge = Edge(tmp_path / "segments")
+    job = Job(spark, tmp_path)
+    for _ in range(2):
+        edge.seal(points=100)
+    job.run(max_files=1)
+
+    def command(*arguments: str) -> str:
+        ran = CliRunner().invoke(main, ["spark", *arguments, "--tables", str(tmp_path / "tables")])
+        assert ran.exit_code == 0, ran.output
+        return ran.output
+
+    before = command("tables")
+    assert re.search(r"minute +\d+ +\d+ .*1970-01-01", before)
+    assert "rows ->" in command("compact")
+    assert_exact(job.tables, edge)
+    assert '"files": 1' in command("tables", "--json")
+    assert re.search(r"minute +[1-9]\d* rows deleted", command("expire", "--now", "1970-01-09"))
+    assert re.search(r"minute +0 rows deleted", command("expire", "--now", "1970-01-09"))
+    refused = CliRunner().invoke(main, ["spark", "expire", "--tables", str(tmp_path), "--keep", "week=1d"])
+    assert refused.exit_code == 2
+    assert "--keep must be TABLE=AGE with one of minute, hour, day, top_n, got 'week=1d'" in refused.output

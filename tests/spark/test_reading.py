@@ -1,0 +1,47 @@
+"""Final values read with Spark are those that are read without a JVM."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.model.definition_file import load_definitions
+from penstock.model.finals import ORDER
+from penstock.model.level import Level
+from penstock.model.partial import SERIES, merged
+from penstock.model.segment import Segment, seal
+from penstock.service.generator import Day, generate
+from penstock.spark import read_table
+from penstock.spark.tables import read_level, read_top_n
+from tests.spark.pipeline import Job
+
+pytestmark = pytest.mark.spark
+EXAMPLE = Path(__file__).parents[2] / "examples" / "definitions" / "services.yaml"
+
+
+def test_every_function_reads_the_same_in_spark_and_without_a_jvm(spark: SparkSession, tmp_path: Path) -> None:
+    definitions = load_definitions(EXAMPLE)
+    (tmp_path / "segments").mkdir()
+    partials = [
+        definition.partials(chunk.points)
+        for chunk in generate(Day(points=3000, minutes=180), end=1_800_000_000)
+        for definition in definitions.of(chunk.metric)
+    ]
+    for n in range(3):
+        seal(tmp_path / "segments", Segment("edge", n, n), merged(pa.concat_tables(partials[n::3])))
+    job = Job(spark, tmp_path)
+    job.run(not_at={level: definitions.not_at(level) for level in Level})
+
+    for level in (Level.MINUTE, Level.DAY):
+        found = read_table(spark, tmp_path / "tables", level).toArrow().sort_by(ORDER)
+        expected = read_level(job.tables, level)
+        assert found.column_names == expected.column_names
+        for name in expected.column_names:
+            wanted = expected[name].to_pylist()
+            assert found[name].to_pylist() == (wanted if name in SERIES else pytest.approx(wanted)), name
+        present = set(expected["metric"].to_pylist())
+        assert "endpoint_percentile" in present if level is Level.MINUTE else "endpoint_percentile" not in present
+    records = [row for row in read_top_n(job.tables, 20).to_pylist() if row["metric"] == "slow_statements"]
+    assert {row["function"] for row in records} == {"top_n(20)"}
+    assert all(row["record"].startswith('{"statement":') for row in records)

@@ -1,0 +1,142 @@
+"""A folder of segments as a log: what a batch takes, what is missing, what is damaged, what may go. No JVM."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from penstock.errors import ConfigError, SegmentVanished
+from penstock.model.partial import PARTIALS, of_points
+from penstock.model.point import chunk_type
+from penstock.model.segment import Segment, seal, sealed
+from penstock.spark.segments import QUARANTINE, SegmentFolder
+from penstock.spark.source import SegmentSource
+from penstock.spark.supervisor import Progress, _Listener
+
+PARTS = of_points([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SegmentFolder:
+    """Three segments of writer a (sequences 0 to 29), one of writer b."""
+    for n in range(3):
+        seal(tmp_path, Segment("a", 10 * n, 10 * n + 9), PARTS)
+    seal(tmp_path, Segment("b", 0, 4), PARTS)
+    return SegmentFolder(tmp_path)
+
+
+ALL = {"a": {"last": 29, "segments": 3}, "b": {"last": 4, "segments": 1}}
+
+
+def names(folder: SegmentFolder) -> list[str]:
+    return [segment.name for segment in sealed(folder.folder)]
+
+
+def counted(batches: Iterator[pa.RecordBatch]) -> int:
+    return sum(pc.sum(batch["count"]).as_py() for batch in batches)
+
+
+def test_without_limits_everything_is_admitted(folder: SegmentFolder) -> None:
+    assert folder.admit({}) == ALL
+    assert folder.admit(ALL) == ALL
+
+
+def test_limits_of_files_rows_and_bytes_hold_and_writers_take_turns(folder: SegmentFolder) -> None:
+    two = {"a": {"last": 9, "segments": 1}, "b": {"last": 4, "segments": 1}}
+    size = max(path.stat().st_size for path in folder.folder.glob("*.arrow"))
+    assert folder.admit({}, files=2) == two
+    assert folder.admit({}, rows=5) == two
+    assert folder.admit({}, size_bytes=2 * size + 1) == two
+    assert folder.admit(two, files=1) == {**two, "a": {"last": 19, "segments": 2}}
+
+
+def test_a_segment_larger_than_the_limit_is_a_batch_of_its_own(folder: SegmentFolder) -> None:
+    assert folder.admit({}, rows=1) == {"a": {"last": 9, "segments": 1}}
+    assert folder.admit({}, size_bytes=1) == {"a": {"last": 9, "segments": 1}}
+
+
+def test_nothing_beyond_the_target_is_admitted(folder: SegmentFolder) -> None:
+    target = folder.admit({})
+    seal(folder.folder, Segment("a", 30, 39), PARTS)
+    seal(folder.folder, Segment("c", 0, 9), PARTS)
+    assert folder.admit({}, up_to=target) == ALL
+
+
+def test_a_batch_is_exactly_the_segments_between_two_offsets(folder: SegmentFolder) -> None:
+    start = {"a": {"last": 9, "segments": 1}}
+    assert folder.between(start, ALL) == [Segment("a", 10, 19), Segment("a", 20, 29), Segment("b", 0, 4)]
+
+
+def test_a_batch_that_misses_a_segment_is_refused(folder: SegmentFolder) -> None:
+    (folder.folder / Segment("a", 10, 19).name).unlink()
+    with pytest.raises(SegmentVanished, match=r"3 segments of writer 'a' .* 2 are in"):
+        folder.between({}, ALL)
+    with pytest.raises(SegmentVanished, match="is gone"):
+        list(folder.read([Segment("a", 10, 19).name]))
+
+
+@pytest.mark.parametrize("damage", [b"", b"rubbish", "cut", "columns"])
+def test_a_damaged_segment_is_set_aside_and_still_counts(folder: SegmentFolder, damage: bytes | str) -> None:
+    path = folder.folder / Segment("a", 10, 19).name
+    if damage == "columns":
+        with pa.ipc.new_file(path, pa.schema([("x", pa.int64())])) as writer:
+            writer.write_table(pa.table({"x": [1]}))
+    else:
+        path.write_bytes(path.read_bytes()[:300] if damage == "cut" else bytes(damage))  # type: ignore[arg-type]
+    everything = names(folder)
+
+    assert counted(folder.read(everything)) == 6
+    assert [segment.name for segment in folder.quarantined()] == [path.name]
+    assert (folder.folder / QUARANTINE / path.name).exists()
+    assert [segment.name for segment in folder.between({}, ALL)] == everything
+    assert counted(folder.read(everything)) == 6  # the same when the batch runs again
+
+
+def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentFolder) -> None:
+    (batch,) = folder.read(names(folder))
+    assert batch.schema == PARTIALS
+    assert batch.num_rows == 2
+    assert batch["count"].to_pylist() == [4, 4]
+
+
+def test_only_old_committed_segments_go_and_never_the_newest_of_a_writer(folder: SegmentFolder) -> None:
+    for path in folder.folder.glob("*.arrow"):
+        os.utime(path, (1000, 1000))
+    young = folder.folder / Segment("a", 0, 9).name
+    os.utime(young, (3000, 3000))
+
+    assert folder.clean({"a": {"last": 9, "segments": 1}}, older_than=2000) == 0
+    assert folder.clean(ALL, older_than=2000) == 1
+    assert [segment.first for segment in sealed(folder.folder)] == [0, 20, 0]
+
+
+def test_a_folder_keeps_its_identity_when_it_moves(folder: SegmentFolder, tmp_path: Path) -> None:
+    identity = folder.identity()
+    moved = folder.folder.rename(tmp_path.with_name(tmp_path.name + "-moved"))
+    assert SegmentFolder(moved).identity() == identity
+    (tmp_path / "other").mkdir(parents=True)
+    assert SegmentFolder(tmp_path / "other").identity() != identity
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many"])
+def test_a_limit_that_makes_no_sense_is_refused(tmp_path: Path, value: str) -> None:
+    source = SegmentSource({"path": str(tmp_path), "maxRowsPerTrigger": value})
+    with pytest.raises(ConfigError, match="maxRowsPerTrigger must be a whole number >= 1"):
+        source.streamReader(None)  # type: ignore[arg-type]
+
+
+def test_progress_adds_up_over_batches() -> None:
+    batch = SimpleNamespace(numInputRows=10, processedRowsPerSecond=5.0, batchDuration=2000)
+    event: Any = SimpleNamespace(progress=batch)
+    progress, shown = Progress(), []
+    listener = _Listener(progress, lambda found: shown.append(found.rows))
+    listener.onQueryProgress(event)
+    listener.onQueryProgress(event)
+
+    assert (progress.batches, progress.rows, progress.batch_seconds) == (2, 20, 2.0)
+    assert shown == [10, 20]

@@ -1,0 +1,218 @@
+"""Tables: one contract that each of the three places keeps. No JVM: a frame is faked by what the tables ask of it."""
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import TableConflict
+from penstock.model.function import Function
+from penstock.model.level import Level
+from penstock.model.partial import of_columns
+from penstock.spark.tables import LEVEL_ROWS, SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level, read_top_n
+from tests.servers import PostgreSQL
+
+DAY = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+class Frame:
+    """Stands for a Spark frame."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+        self.write = self
+
+    def select(self, *names: str) -> "Frame":
+        return Frame(self._rows.select(names))
+
+    def parquet(self, path: str) -> None:
+        Path(path).mkdir(parents=True)
+        for n, batch in enumerate(self._rows.to_batches()):
+            pq.write_table(pa.table(batch), f"{path}/part-{n}.parquet")
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
+        return self._rows
+
+
+@pytest.fixture(params=["delta", "parquet", "postgres"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
+    if request.param == "postgres":
+        server: PostgreSQL = request.getfixturevalue("postgres_server")
+        return open_tables(server.url)
+    return open_tables({"delta": "", "parquet": "parquet:"}[request.param] + str(tmp_path / "tables"))
+
+
+@pytest.fixture(scope="module")
+def shared_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
+    with PostgreSQL(tmp_path_factory.mktemp("postgres")) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_server(shared_postgres: PostgreSQL) -> Iterator[PostgreSQL]:
+    import psycopg
+
+    yield shared_postgres
+    with psycopg.connect(shared_postgres.url) as connection:
+        for name in (*SCHEMAS, "guard"):
+            connection.execute(f"drop table if exists penstock_{name}")
+
+
+def rows(value: float, day: int = 0, metric: str = "m", function: str = "avg", second: int = 0) -> Any:
+    moment = int((DAY + timedelta(days=day, seconds=second)).timestamp() * 1_000_000)
+    times = pa.array([moment], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    made = of_columns(metric, Function.parse(function), pa.array(["e"]), times, pa.array([value]))
+    return Frame(made.select(LEVEL_ROWS.names))
+
+
+def batch(number: int, query: str = "q") -> Batch:
+    """Batch n holds sequence n of one writer."""
+    return Batch(query, number, "src", {"w": number - 1} if number else {}, {"w": number})
+
+
+def sums(tables: Tables) -> list[float]:
+    found: list[float] = read_level(tables, Level.MINUTE)["sum"].to_pylist()
+    return found
+
+
+def test_a_table_that_is_not_there_holds_nothing(tables: Tables) -> None:
+    assert tables.held("minute", ["q"]) == {}
+    assert sums(tables) == []
+    assert tables.describe("minute").rows == 0
+    assert tables.compact("minute").rows_after == 0
+    assert tables.expire("minute", DAY) == 0
+
+
+def test_a_batch_is_added_once(tables: Tables) -> None:
+    assert tables.append("minute", rows(1.0), batch(0))
+    assert tables.append("minute", rows(2.0), batch(1))
+    assert not tables.append("minute", rows(1.0), batch(0))
+    assert not tables.append("minute", rows(2.0), batch(1))
+
+    assert sums(tables) == [3.0]
+    assert tables.held("minute", ["q", "penstock/src/w", "other"]) == {"q": 1, "penstock/src/w": 1}
+
+
+def test_what_another_query_has_added_is_not_added_again(tables: Tables) -> None:
+    tables.append("minute", rows(1.0), batch(0))
+    assert not tables.append("minute", rows(1.0), batch(0, "another"))
+
+    overlapping = Batch("another", 1, "src", {}, {"w": 1})
+    with pytest.raises(TableConflict, match="another query has added some of it"):
+        tables.append("minute", rows(2.0), overlapping)
+    with pytest.raises(TableConflict, match="was never added"):
+        tables.append("minute", rows(2.0), batch(5))
+    assert sums(tables) == [1.0]
+
+
+def test_of_many_who_add_the_same_batch_at_once_one_does(tables: Tables) -> None:
+    tables.append("minute", rows(1.0), batch(0))
+    start, outcomes = threading.Barrier(4), []
+
+    def add() -> None:
+        start.wait()
+        try:
+            outcomes.append(tables.append("minute", rows(2.0), batch(1)))
+        except TableConflict:
+            outcomes.append(False)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sums(tables) == [3.0]
+    assert outcomes.count(True) == 1
+
+
+def test_compaction_folds_rows_and_changes_no_answer(tables: Tables) -> None:
+    for n in range(5):
+        tables.append("minute", rows(float(n), second=n, function="latest" if n % 2 else "avg"), batch(n))
+    before = read_level(tables, Level.MINUTE)
+    done = tables.compact("minute")
+
+    assert read_level(tables, Level.MINUTE).equals(before)
+    assert done.rows_after == tables.describe("minute").rows == 2
+    assert not tables.append("minute", rows(4.0), batch(4))
+    assert tables.append("minute", rows(9.0), batch(5))
+
+
+def test_compaction_while_batches_are_added_loses_and_repeats_nothing(tables: Tables) -> None:
+    tables.append("minute", rows(1.0), batch(0))
+    stop = threading.Event()
+
+    def compact() -> None:
+        while not stop.is_set():
+            try:
+                tables.compact("minute")
+            except TableConflict:
+                pass
+
+    threads = [threading.Thread(target=compact) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for n in range(1, 20):
+        tables.append("minute", rows(1.0), batch(n))
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert sums(tables) == [20.0]
+
+
+def test_what_is_too_old_goes_and_the_rest_stays(tables: Tables) -> None:
+    for n, metric in enumerate(["a", "b", "a", "b"]):
+        tables.append("minute", rows(float(n), day=n, metric=metric), batch(n))
+
+    assert tables.expire("minute", DAY + timedelta(days=3), ("a",)) == 2
+    assert sums(tables) == [1.0, 3.0]
+    assert tables.expire("minute", DAY + timedelta(days=2)) == 1
+    assert sums(tables) == [3.0]
+    tables.vacuum(0)
+    assert sums(tables) == [3.0]
+    assert tables.held("minute", ["q"]) == {"q": 3}
+
+
+def test_a_range_is_replaced_and_the_rest_stays(tables: Tables) -> None:
+    for n in range(3):
+        tables.append("minute", rows(float(n + 1), day=n), batch(n))
+    tables.replace("minute", rows(50.0, day=1), DAY + timedelta(days=1), DAY + timedelta(days=2))
+
+    assert sums(tables) == [1.0, 50.0, 3.0]
+    assert tables.held("minute", ["q"]) == {"q": 2}
+
+
+def test_reading_may_be_limited_to_a_range(tables: Tables) -> None:
+    for n in range(3):
+        tables.append("minute", rows(float(n), day=n), batch(n))
+
+    found = read_level(tables, Level.MINUTE, DAY + timedelta(days=1), DAY + timedelta(days=2))
+    assert found["sum"].to_pylist() == [1.0]
+
+
+def test_ties_in_a_top_n_go_to_what_sorts_first_and_compaction_keeps_what_is_asked_for(tables: Tables) -> None:
+    def top(entities: list[str], record: str | None, function: str) -> Any:
+        n = len(entities)
+        columns = [["m"] * n, [function] * n, [DAY] * n, entities, [record] * n, [1.0] * n]
+        return Frame(pa.table(columns, schema=SCHEMAS[TOP_N]))
+
+    tables.append(TOP_N, top(["b", "a", "c"], None, "avg"), batch(0))
+    tables.append(TOP_N, top(["x"], "r2", "top_n(2)"), batch(1))
+    tables.append(TOP_N, top(["x"], "r1", "top_n(2)"), batch(2))
+    tables.append(TOP_N, top(["x"], "r3", "top_n(2)"), batch(3))
+    tables.compact(TOP_N)
+
+    found = read_top_n(tables, 2)
+    assert found.filter(pc.is_null(found["record"]))["entity"].to_pylist() == ["a", "b"]
+    assert found.filter(pc.is_valid(found["record"]))["record"].to_pylist() == ["r1", "r2"]
+
+
+def test_a_password_is_not_shown() -> None:
+    assert open_tables("postgresql://me:secret@host/db").location == "postgresql://me:***@host/db"
