@@ -259,11 +259,11 @@ class Bench:
         grown = 0.0
         for total in (10**7, self._backlog_bytes):
             with self.fresh() as path:
+                gc.collect()
                 with FastQueue(path, config(Durability.DISK)) as queue:
+                    before = psutil.Process().memory_info().rss
                     for _ in range(total // len(block) // 10):
                         queue.push_many([block] * 10)
-                gc.collect()
-                before = psutil.Process().memory_info().rss
 
                 def reopen(path: str = path) -> None:
                     FastQueue(path, config(Durability.DISK)).close()

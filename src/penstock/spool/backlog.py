@@ -141,8 +141,12 @@ class Backlog:
             self._take_returned(most, now, taken)
         while len(taken) < most:
             if self._ready or (self._log_has_more and self._read_log()):
-                part = self._take_some(self._ready, most - len(taken))
-                self.leased.update(zip(map(_sequence_of, part), repeat(self._ready_ref)))
+                if len(self._ready) == 1:
+                    part = [self._ready.popleft()]
+                    self.leased[part[0].sequence] = self._ready_ref
+                else:
+                    part = self._take_some(self._ready, most - len(taken))
+                    self.leased.update(zip(map(_sequence_of, part), repeat(self._ready_ref)))
             elif self.memory:
                 part = self._take_some(self.memory, most - len(taken))
                 self.leased.update(zip(map(_sequence_of, part), part))

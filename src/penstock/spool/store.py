@@ -165,7 +165,7 @@ class Store:
 
     def count_read(self, leases: Sequence[Lease]) -> None:
         self.unread_count -= len(leases)
-        self.unread_bytes -= sum(len(lease.data) for lease in leases)
+        self.unread_bytes -= sum([len(lease.data) for lease in leases])
 
     def read_again(self, ref: FrameRef, sequence: int) -> Lease | None:
         """A block that was read before, to be handed out once more; None if it is damaged by now."""
@@ -185,6 +185,8 @@ class Store:
         header = frame.header
         times = frame.times or repeat(header.enqueued_at)
         if header.first >= self.seen_below and not header.holes and header.checked and not self.reads_backward:
+            if header.block_count == 1:
+                return [Lease(header.first, 1, frame.blocks[0], header.enqueued_at)]  # type: ignore[arg-type]
             rows = zip(count(header.first), repeat(1), frame.blocks, times)
             return list(map(Lease._make, rows))
         if not header.checked:
