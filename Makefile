@@ -8,7 +8,7 @@ INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/
 COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
 .PHONY: help setup demo test test-fast lint types contract doctor lock clean
-.PHONY: peers bench-batch bench-spool bench-amqp bench-export bench-spark soak-batch soak-spool soak-amqp soak-export
+.PHONY: peers bench-batch bench-spool bench-amqp bench-export bench-spark soak-batch soak-spool soak-amqp soak-export soak-spark
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -60,6 +60,9 @@ soak-amqp: setup  ## Ten minutes of consumers under random deaths, with the ledg
 
 bench-spark: peers  ## Roll-up on Spark beside DuckDB, Polars and Spark's own Parquet path, some minutes
 	@$(BIN)/python -m bench.spark_rollup
+
+soak-spark: setup  ## The job killed thirty times at any moment; the tables must be exact
+	@$(BIN)/python -m pytest -m soak tests/spark
 
 bench-export: setup  ## The send queue against a plain loop of the same HTTP client
 	@$(BIN)/python -m bench.export

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.spark.job import resume_point
-from penstock.spark.rollup import at, merged, top_n
+from penstock.spark.rollup import at, merged, series_of, top_n
 from penstock.spark.segments import SegmentFolder
 from penstock.spark.tables import SCHEMAS, TOP_N, Tables
 
@@ -50,7 +50,8 @@ def backfill(
                 "cleaned up, and a backfill would lose the difference (--allow-loss does it all the same)"
             )
         for name in SCHEMAS:
-            rows = minutes.transform(top_n) if name == TOP_N else minutes.transform(at(Level(name)))
+            series = minutes.transform(series_of)
+            rows = minutes.transform(top_n) if name == TOP_N else series.transform(at(Level(name)))
             tables.replace(name, rows, start, end)
     finally:
         minutes.unpersist()

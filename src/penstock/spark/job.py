@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.model.level import Level
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.rollup import at, merged, top_n
+from penstock.spark.rollup import at, merged, series_of, top_n, without
 from penstock.spark.segments import Offset, SegmentFolder, lasts
 from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Tables
 
@@ -136,14 +136,20 @@ def _into(
         if not wanted:
             return
         minutes = rows.transform(merged).persist()
+        # Hours hardly weigh anything beside their minutes, and days are made of them.
+        hours = minutes.transform(series_of).transform(at(Level.HOUR)).persist()
+        frames = {
+            Level.MINUTE.value: minutes.transform(series_of),
+            Level.HOUR.value: hours,
+            Level.DAY.value: hours.transform(at(Level.DAY)),
+            TOP_N: minutes.transform(top_n),
+        }
         try:
             for name in wanted:
-                if name == TOP_N:
-                    tables.append(name, minutes.transform(top_n), batch)
-                else:
-                    level = Level(name)
-                    tables.append(name, minutes.transform(at(level, config.not_at.get(level, ()))), batch)
+                left_out = () if name == TOP_N else config.not_at.get(Level(name), ())
+                tables.append(name, frames[name].transform(without(*left_out)), batch)
         finally:
+            hours.unpersist()
             minutes.unpersist()
         gate.reached = end
 

@@ -11,7 +11,7 @@ from penstock.model.finals import rank_name
 from penstock.model.function import FINALS, RANKS, Final
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, STATES
-from penstock.spark.rollup import at, merged
+from penstock.spark.rollup import merged, series_of
 from penstock.spark.tables import LEVEL_ROWS, open_tables
 
 
@@ -37,11 +37,17 @@ def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level)
 
 def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANKS) -> DataFrame:
     """Partials of a level, merged, with their final values."""
-    rows = partials.transform(merged).transform(at(level))
+    # Shuffled once by series, then everything that follows finds its rows where they are.
+    rows = partials.repartition(*SERIES).transform(merged).transform(series_of)
     part = Window.partitionBy(*SERIES).orderBy("part")
     upto = F.sum("count").over(part.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     total = F.sum("count").over(Window.partitionBy(*SERIES))
-    states = [getattr(F, state.merge)(state.name).alias(state.name) for state in STATES]
+    # Of `latest` only the newest part counts; merged partials have every time once, so there is no tie.
+    latest = F.first("function") == "latest"
+    states = [
+        F.when(latest, F.max_by(state.name, "part")).otherwise(getattr(F, state.merge)(state.name)).alias(state.name)
+        for state in STATES
+    ]
     return (
         rows.withColumn("upto", upto)
         .withColumn("total", total)

@@ -21,8 +21,18 @@ def _states() -> list[Column]:
     return [getattr(F, state.merge)(state.name).alias(state.name) for state in STATES]
 
 
-def at(level: Level, but_not: tuple[str, ...] = ()) -> Callable[[DataFrame], DataFrame]:
-    """Merged minute partials in the buckets of `level`, one row per series, bucket and part.
+def series_of(partials: DataFrame) -> DataFrame:
+    """The rows of merged partials that belong into the table of their level: all but the records of a top-n."""
+    return partials.where(F.col("record").isNull())
+
+
+def without(*metrics: str) -> Callable[[DataFrame], DataFrame]:
+    """The rows of all metrics but these."""
+    return lambda rows: rows.where(~F.col("metric").isin(*metrics)) if metrics else rows
+
+
+def at(level: Level) -> Callable[[DataFrame], DataFrame]:
+    """Merged partials in the buckets of `level`, coarser or the same, one row per series, bucket and part.
 
     Of `latest` only the part with the greatest time stays. That is no matter of chance: in merged partials a time
     occurs once, so there is no tie.
@@ -31,10 +41,7 @@ def at(level: Level, but_not: tuple[str, ...] = ()) -> Callable[[DataFrame], Dat
     def coarser(partials: DataFrame) -> DataFrame:
         bucket = F.col("bucket") if level is Level.MINUTE else F.date_trunc(level.value, "bucket")
         latest = F.col("function") == "latest"
-        rows = partials.where(F.col("record").isNull())
-        if but_not:
-            rows = rows.where(~F.col("metric").isin(*but_not))
-        grouped = rows.groupBy(
+        grouped = partials.groupBy(
             "metric",
             "function",
             "entity",

@@ -20,6 +20,9 @@ CONFIG = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # no state that an empty batch would have to age
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # What a job writes is unseen until the table's own commit, so a second rename of every file buys nothing.
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",  # it would write over our own progress
 }
