@@ -27,7 +27,6 @@ from typing import IO, Any, Self
 
 from penstock.errors import MissingRequirement
 
-
 SYSTEM = ("/usr/bin", "/usr/sbin")  # where packages put programs, whatever PATH says
 
 
