@@ -5,12 +5,11 @@ python -m bench.amqp_arms ARM '{"url": ..., "queue": ..., "messages": ..., "slee
 
 import asyncio
 import json
-import os
-import resource
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pika
@@ -26,7 +25,6 @@ class Meter:
         self.ack_frames: int | None = None
         self.settle: list[float] = []
         self.seconds: list[float] = []
-        self._ends: list[float] = []
         self._first = 0.0
         self._cpu = 0.0
 
@@ -57,16 +55,20 @@ class Meter:
 
     def report(self) -> dict[str, Any]:
         cpu = time.process_time() - self._cpu
-        with open("/proc/self/statm") as statm:
-            resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return {
             "rate": self.messages / (self._last - self._first),
             "handler_p95_ms": p95(self.seconds) * 1000,
             "settle_p95_ms": p95(self.settle) * 1000 if self.settle else None,
             "ack_frames": self.ack_frames,
             "cpu_us": cpu / self.messages * 1e6,
-            "rss_mb": max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024) / 1e6,
+            "rss_mb": peak_memory() / 1e6,
         }
+
+
+def peak_memory() -> int:
+    """The most that this process has had resident. (getrusage would count what its parent had before it, too.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def p95(values: list[float]) -> float:

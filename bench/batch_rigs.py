@@ -278,10 +278,45 @@ class Empty:
         return True
 
 
-def cpu_per_call(produce: Callable[[object], bool], items: list[object], rounds: int) -> float:
+def cpu_per_call(calls: list[Callable[[object], bool]], items: list[object]) -> float:
     """Nanoseconds of CPU time of one call, its loop included."""
     started = time.process_time()
-    for _ in range(rounds):
-        for item in items:
-            produce(item)
-    return (time.process_time() - started) / (rounds * len(items)) * 1e9
+    for call, item in zip(calls, items):
+        call(item)
+    return (time.process_time() - started) / len(items) * 1e9
+
+
+class First:
+    pass
+
+
+class Last:
+    pass
+
+
+class Held:
+    """Keeps the only thread of a queue in a handler for the time of a `with`, then lets it drain all that came."""
+
+    def __init__(self, held: BatchQueue) -> None:
+        self.drained_in = 0.0
+        self._queue = held
+        self._entered, self._release, self._drained = threading.Event(), threading.Event(), threading.Event()
+        held.add_handler(First, self._hold)
+        held.add_handler(Last, lambda batch: self._drained.set())
+
+    def _hold(self, batch: list[First]) -> None:
+        self._entered.set()
+        self._release.wait()
+
+    def __enter__(self) -> None:
+        for event in (self._entered, self._release, self._drained):
+            event.clear()
+        self._queue.produce(First())
+        self._entered.wait()
+
+    def __exit__(self, *error: object) -> None:
+        self._queue.produce(Last())  # the thread comes to it after everything else
+        started = time.process_time()
+        self._release.set()
+        self._drained.wait()
+        self.drained_in = time.process_time() - started

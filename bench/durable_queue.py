@@ -259,11 +259,11 @@ class Bench:
         grown = 0.0
         for total in (10**7, self._backlog_bytes):
             with self.fresh() as path:
+                gc.collect()
                 with FastQueue(path, config(Durability.DISK)) as queue:
+                    before = psutil.Process().memory_info().rss
                     for _ in range(total // len(block) // 10):
                         queue.push_many([block] * 10)
-                gc.collect()
-                before = psutil.Process().memory_info().rss
 
                 def reopen(path: str = path) -> None:
                     FastQueue(path, config(Durability.DISK)).close()
@@ -300,6 +300,7 @@ def plain_loop(folder: str, blocks: list[bytes], passes: int, batch: int, compre
             lengths.append((len(body), crc))
     offset = 0
     handed_over: list[bytes] = []
+    before: list[bytes] = []  # whoever takes batches in a loop still has one while the next one is made
     for length, crc in lengths:
         body = os.pread(handle, length, offset)
         offset += length
@@ -307,7 +308,8 @@ def plain_loop(folder: str, blocks: list[bytes], passes: int, batch: int, compre
             raise AssertionError("damaged")
         handed_over.append(bytes(cramjam.snappy.decompress_raw(body)) if compression == "snappy" else body)
         if len(handed_over) == batch:
-            handed_over = []
+            before, handed_over = handed_over, []
+    del before
     os.close(handle)
 
 

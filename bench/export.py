@@ -17,17 +17,26 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
-from penstock import BreakerConfig, FastQueue, FastQueueConfig, PipelineSplitConfig, SendQueue, SendQueueConfig
+from penstock import (
+    BreakerConfig,
+    Durability,
+    FastQueue,
+    FastQueueConfig,
+    PipelineSplitConfig,
+    SendQueue,
+    SendQueueConfig,
+)
 from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
 from penstock.export.http import HttpClient
-from penstock.testing import wait_until
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\nContent-Length: 0\r\n\r\n"
 BATCH = 50 * 1024
 LARGE = 1024 * 1024
-LIMITS = FastQueueConfig(max_size=1_000_000, max_bytes="8Gi", inmemory_blocks=100_000)
+IN_MEMORY = FastQueueConfig(max_size=1_000_000, max_bytes="8Gi", inmemory_blocks=100_000)
+ON_DISK = replace(IN_MEMORY, durability=Durability.DISK)
 QUIET = SendQueueConfig(adaptive_enabled=False)
 
 
@@ -105,19 +114,26 @@ def plain_loop(port: int, bodies: list[bytes], threads: int, compression: str = 
 
 
 def through_queue(
-    port: int, bodies: list[bytes], config: SendQueueConfig, compression: str = "none", *, filled: bool
+    port: int,
+    bodies: list[bytes],
+    config: SendQueueConfig,
+    compression: str = "none",
+    *,
+    filled: bool,
+    limits: FastQueueConfig = IN_MEMORY,
 ) -> tuple[float, float]:
     """All of it through a send queue; `filled`: it is in the queue already, as after an outage."""
-    with tempfile.TemporaryDirectory() as folder, FastQueue(folder, LIMITS) as queue:
-        if filled:
-            queue.push_many(bodies)
+    with tempfile.TemporaryDirectory() as folder, FastQueue(folder, limits) as queue:
+        for body in bodies if filled else ():
+            queue.push(body)
         sender = SendQueue(queue, OtlpHttpExporter(config_of(port, compression)), config)
         watch = Stopwatch()
         sender.start()
         if not filled:
             for body in bodies:
                 sender.push(body)
-        wait_until(lambda: not len(queue), timeout=600)
+        while len(queue):
+            time.sleep(0.01)
         spent = watch.stop()
         assert sender.stats().exported_batches == len(bodies)
         sender.close()
@@ -127,7 +143,7 @@ def through_queue(
 def push_latencies(port: int, count: int, *, alive: bool) -> list[float]:
     """Seconds of each push, a thousand a second, while the destination takes or refuses."""
     target = port if alive else closed_port()
-    with tempfile.TemporaryDirectory() as folder, FastQueue(folder, LIMITS) as queue:
+    with tempfile.TemporaryDirectory() as folder, FastQueue(folder, IN_MEMORY) as queue:
         breaker = BreakerConfig(reset_timeout=0.2)
         config = SendQueueConfig(adaptive_enabled=False, circuit_breaker=breaker, retry_interval=0.1)
         with SendQueue(queue, OtlpHttpExporter(config_of(target)), config) as sender:
@@ -181,7 +197,8 @@ def pass_through(port: int, rounds: int, count: int) -> None:
         "plain loop, 1 thread": lambda: plain_loop(port, bodies, 1),
         f"plain loop, {workers} threads": lambda: plain_loop(port, bodies, workers),
         "send queue, pushed meanwhile": lambda: through_queue(port, bodies, QUIET, filled=False),
-        "send queue, drain of a backlog": lambda: through_queue(port, bodies, QUIET, filled=True),
+        "send queue, drain from memory": lambda: through_queue(port, bodies, QUIET, filled=True),
+        "send queue, drain from disk": lambda: through_queue(port, bodies, QUIET, filled=True, limits=ON_DISK),
     }
     compare(arms, rounds, count, BATCH)
 

@@ -27,6 +27,8 @@ from typing import IO, Any, Self
 
 from penstock.errors import MissingRequirement
 
+SYSTEM = ("/usr/bin", "/usr/sbin")  # where packages put programs, whatever PATH says
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -37,7 +39,7 @@ def free_port() -> int:
 
 def provide(package: str, program: str, *folders: str) -> str:
     """The path of `program`, installing Debian's `package` for it if we are root."""
-    path = os.pathsep.join([*folders, os.environ.get("PATH", "")])
+    path = os.pathsep.join([*folders, os.environ.get("PATH", ""), *SYSTEM])
     found = shutil.which(program, path=path)
     if found:
         return found

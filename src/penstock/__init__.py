@@ -1,6 +1,8 @@
 """Penstock takes telemetry in, holds it under pressure without losing any, and turns it into tables on Spark."""
 
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
 
 from penstock.batch import (
     BatchQueue,
@@ -50,11 +52,34 @@ from penstock.export import (
     SendQueueStats,
     WorkerScaler,
 )
+from penstock.export.exporters.console import ConsoleExporter
+from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
+from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, MemoryQueue
+
+if TYPE_CHECKING:
+    from penstock.export.exporters.amqp import AmqpConfig, AmqpExporter
+    from penstock.export.exporters.segments import SegmentExporter
+
+# These need an extra, and are loaded when they are asked for.
+_LAZY = {
+    "AmqpConfig": "penstock.export.exporters.amqp",
+    "AmqpExporter": "penstock.export.exporters.amqp",
+    "SegmentExporter": "penstock.export.exporters.segments",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(_import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+
 
 __version__ = _version("penstock")
 __all__ = [
     "AdaptiveWorkersConfig",
+    "AmqpConfig",
+    "AmqpExporter",
     "Backoff",
     "BackoffConfig",
     "BatchQueue",
@@ -68,6 +93,7 @@ __all__ = [
     "CircuitOpen",
     "CircuitState",
     "ConfigError",
+    "ConsoleExporter",
     "DiskFailed",
     "DiskFull",
     "DrainBalancer",
@@ -83,6 +109,8 @@ __all__ = [
     "HandlerConsumer",
     "Lease",
     "MemoryQueue",
+    "OtlpHttpConfig",
+    "OtlpHttpExporter",
     "PartialSuccess",
     "PartitionPolicy",
     "PartitionSelector",
@@ -95,6 +123,9 @@ __all__ = [
     "QueueExists",
     "QueueFull",
     "QueueLocked",
+    "RemoteWriteConfig",
+    "RemoteWriteExporter",
+    "SegmentExporter",
     "SendQueue",
     "SendQueueConfig",
     "SendQueueStats",

@@ -36,12 +36,12 @@ def main() -> None:
     Examples:
       penstock demo                    the whole pipeline on this machine, in half a minute
       penstock doctor                  what this machine has, what is missing, what to do
-      eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"      completion for bash (zsh, fish likewise)
+      eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"   completion (zsh, fish too)
     """
 
 
 @main.command()
-@click.option("--points", default=600_000, show_default=True, type=click.IntRange(1_000), help="How many to generate.")
+@click.option("--points", default=600_000, show_default=True, type=click.IntRange(10_000), help="How many to generate.")
 @click.option(
     "--dir",
     "folder",
@@ -66,14 +66,18 @@ def demo(points: int, folder: Path) -> None:
     from penstock.service.doctor import require_extra
 
     require_extra("spark", "pyspark", "pyarrow", "deltalake")
-    from penstock.service.demo import run_demo
+    from penstock.service.demo import claimed, run_demo
     from penstock.service.demo_screen import Screen, summary
     from penstock.service.generator import Day
 
     console = Console()
-    with Screen(console, points) as screen:
-        outcome = run_demo(folder, Day(points=points), screen.show)
-    summary(console, outcome)
+    try:
+        with claimed(folder):
+            with Screen(console, points) as screen:
+                outcome = run_demo(folder, Day(points=points), screen.show)
+            summary(console, outcome)
+    except OSError as error:
+        raise click.ClickException(f"{error}: name a folder where you may write, with --dir") from error
     sys.exit(1 if outcome.problems else 0)
 
 

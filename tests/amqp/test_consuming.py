@@ -316,3 +316,4 @@ def test_the_start_and_each_failure_are_logged_with_workers_and_worker(
     assert "prefetch 2000 -> 1000" in caplog.text
     assert "attempt=1 verdict=retry reason=ValueError: boom" in caplog.text
     assert "worker=" in caplog.text
+    assert 'raise ValueError("boom")' in caplog.text  # the traceback

@@ -256,3 +256,17 @@ def test_a_batch_answer_of_the_wrong_length_is_a_failure(client: Client, queue: 
     client.publish(queue, b"1", b"2")
 
     wait_until(lambda: client.depth(f"{queue}.dead") == 2)
+
+
+def test_a_coroutine_that_something_else_cancelled_has_failed(client: Client, queue: str, consume: Consume) -> None:
+    """Only a cancellation by our own deadline gives the message back; any other would come around for ever."""
+
+    async def handle(message: Message) -> None:
+        raise asyncio.CancelledError("a task that the handler awaited")
+
+    declarations = with_dead_letters(queue)
+    declarations.consumer(queue=queue, handler=handle, workers=2, max_attempts=2, retry=SOON)
+    consume(declarations)
+    client.publish(queue, b"")
+
+    wait_until(lambda: client.depth(f"{queue}.dead") == 1)

@@ -276,3 +276,30 @@ def test_a_registry_without_a_broker_stops_at_once(shared_rabbitmq: RabbitMQ, qu
     begun = time.monotonic()
     assert registry.stop(20) == []
     assert time.monotonic() - begun < 5
+
+
+def test_a_consumer_that_is_refused_after_a_reconnect_does_not_hold_up_the_others(
+    shared_rabbitmq: RabbitMQ, client: Client, queue: str
+) -> None:
+    tally = Tally()
+    declarations = Declarations()
+    for name in (queue, f"{queue}.other"):
+        declarations.queue(name)
+        declarations.consumer(queue=name, handler=tally, workers=2)
+    with Proxy(shared_rabbitmq.port) as network:
+        url = f"amqp://guest:guest@127.0.0.1:{network.port}/"
+        registry = ConsumerRegistry(url, declarations, reconnect=BackoffPolicy(first=1.0, limit=1.0, jitter=0.0))
+        registry.start()
+        network.cut()
+        wait_until(lambda: client.consumers(queue) == 0)
+        tag = client.channel.basic_consume(queue, lambda *_: None, exclusive=True)  # before we are back
+
+        client.publish(f"{queue}.other", b"1")
+        wait_until(lambda: tally.times[b"1"] == 1)
+        assert registry.health().reason == f"not consuming: {queue}"
+
+        client.channel.basic_cancel(tag)
+        wait_until(lambda: registry.health().healthy)
+        client.publish(queue, b"2")
+        wait_until(lambda: tally.times[b"2"] == 1)
+        registry.stop(5)

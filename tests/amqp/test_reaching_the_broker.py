@@ -4,6 +4,7 @@ import logging
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,16 @@ def test_credentials_of_the_url_are_unquoted() -> None:
     credentials = Broker("amqp://m%40e:p%2Fw@host/").parameters().credentials
 
     assert (credentials.username, credentials.password) == ("m@e", "p/w")
+
+
+def test_without_the_client_library_the_import_says_how_to_get_it() -> None:
+    program = (
+        "import importlib.util as u; found = u.find_spec; "
+        "u.find_spec = lambda name, *rest: None if name == 'pika' else found(name, *rest); import penstock.amqp"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert "MissingRequirement: RabbitMQ needs the client library pika: pip install 'penstock[amqp]'" in ran.stderr
 
 
 def test_nobody_listens(queue: str) -> None:

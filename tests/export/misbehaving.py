@@ -12,6 +12,8 @@ from typing import Self
 
 import cramjam
 
+from penstock.testing import wait_until
+
 
 @dataclass
 class Request:
@@ -113,6 +115,7 @@ class Misbehaving:
                     connection.shutdown(socket.SHUT_RDWR)  # its own thread closes it
                 except OSError:
                     pass  # it has done so
+            wait_until(lambda: not self._open)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -124,10 +127,11 @@ class Misbehaving:
             self._open.add(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, accepted: socket.socket) -> None:
         try:
+            connection = accepted
             if self.tls is not None:
-                connection = self.tls.wrap_socket(connection, server_side=True)
+                connection = self.tls.wrap_socket(accepted, server_side=True)
             with connection, connection.makefile("rb") as reader:
                 while (request := _read(reader)) is not None:
                     request.body = request.body[: self.keep]
@@ -138,7 +142,7 @@ class Misbehaving:
         except (OSError, ValueError):
             pass  # it was cut off
         finally:
-            self._open.discard(connection)
+            self._open.discard(accepted)
 
 
 def _read(reader: object) -> Request | None:
@@ -149,7 +153,10 @@ def _read(reader: object) -> Request | None:
     while header := reader.readline().strip():  # type: ignore[attr-defined]
         name, _, value = header.decode().partition(":")
         headers[name.lower()] = value.strip()
-    body = reader.read(int(headers.get("content-length", "0")))  # type: ignore[attr-defined]
+    length = int(headers.get("content-length", "0"))
+    body = reader.read(length)  # type: ignore[attr-defined]
+    if len(body) < length:
+        return None  # the client was cut off
     encoding = headers.get("content-encoding")
     if encoding == "gzip":
         body = gzip.decompress(body)

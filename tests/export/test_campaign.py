@@ -55,7 +55,7 @@ def test_what_was_pushed_during_an_outage_arrives_after_it(
     with server.running():
         exporter = OtlpHttpExporter(OtlpHttpConfig(url=server.url, compression="none", timeout=5.0))
         sender = SendQueue.open(exporter, config).start()
-        load = threading.Thread(target=push_steadily, args=(sender,))
+        load = threading.Thread(target=push_steadily, args=(sender,), daemon=True)
         load.start()
         wait_until(lambda: len(server.requests) > per_second // 10)
         memory = psutil.Process(os.getpid()).memory_info().rss

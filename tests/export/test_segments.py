@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from penstock.errors import ConfigError, PermanentExportError, QueueLocked
 from penstock.export import SendQueue
 from penstock.export.exporters.segments import SegmentExporter
 from penstock.export.segments import SegmentWriter
@@ -112,9 +113,10 @@ def test_through_a_send_queue_a_full_disk_only_delays_and_a_bad_block_is_a_dead_
         for number in range(30):
             queue.push(block(number))
         queue.push(b"not a block of partials")
+        sender = SendQueue(queue, exporter, quick())
         with monkeypatch.context() as patch:
             patch.setattr("penstock.model.segment.os.fsync", full_for_a_while)
-            with SendQueue(queue, exporter, quick()) as sender:
+            with sender:
                 wait_until(lambda: not len(queue))
                 stats = sender.stats()
     assert entities(tmp_path / "segments") == [f"e{n}" for n in range(30)]
@@ -124,8 +126,65 @@ def test_through_a_send_queue_a_full_disk_only_delays_and_a_bad_block_is_a_dead_
 
 def test_a_block_that_cannot_be_read_is_a_dead_letter_also_after_a_crash_before_that(tmp_path: Path) -> None:
     exporter = SegmentExporter(tmp_path / "segments")
+    exporter.begin("q")
     leases = [Lease(0, 1, block(0), 0.0), Lease(1, 1, b"nonsense", 0.0), Lease(2, 1, block(2), 0.0)]
     assert [lease.sequence for lease, _ in exporter.send_group(leases)] == [1]
+    exporter.close()
     again = SegmentExporter(tmp_path / "segments")
+    again.begin("q")
     assert [lease.sequence for lease, _ in again.send_group(leases)] == [1]
     assert entities(tmp_path / "segments") == ["e0", "e2"]
+
+
+def drained(queue: FastQueue, folder: Path) -> None:
+    writer = SegmentWriter(queue, folder)
+    writer.start()
+    writer.close()
+
+
+def test_another_queue_cannot_write_under_a_name_that_has_segments(tmp_path: Path) -> None:
+    with FastQueue(tmp_path / "queue", CONFIG) as queue:
+        queue.push(block(1))
+        drained(queue, tmp_path / "segments")
+    with FastQueue(tmp_path / "new", CONFIG) as queue:
+        queue.push(block(2))
+        with pytest.raises(ConfigError, match="another queue"):
+            SegmentWriter(queue, tmp_path / "segments")
+        assert len(queue) == 1
+
+    with FastQueue(tmp_path / "queue", CONFIG) as queue:  # its own queue goes on
+        queue.push(block(3))
+        drained(queue, tmp_path / "segments")
+    assert entities(tmp_path / "segments") == ["e1", "e3"]
+
+
+def test_two_writers_of_one_name_do_not_work_at_once(tmp_path: Path) -> None:
+    with FastQueue(tmp_path / "a", CONFIG) as a, FastQueue(tmp_path / "b", CONFIG) as b:
+        first = SegmentWriter(a, tmp_path / "segments")
+        with pytest.raises(QueueLocked, match="edge"):
+            SegmentWriter(b, tmp_path / "segments")
+        SegmentWriter(b, tmp_path / "segments", writer="other").close()
+        first.close()
+
+
+def test_a_block_that_comes_out_of_order_is_not_acknowledged(tmp_path: Path) -> None:
+    with FastQueue(tmp_path / "queue", CONFIG) as queue:
+        for number in range(3):
+            queue.push(block(number))
+        writer = SegmentWriter(queue, tmp_path / "segments")
+        early, *later = queue.lease(3)
+        writer.seal(later)
+        with pytest.raises(PermanentExportError, match="not in order"):
+            writer.seal([early])
+        assert len(queue) == 1
+
+
+def test_a_queue_keeps_its_id_and_has_one_of_its_own(tmp_path: Path) -> None:
+    with FastQueue(tmp_path / "a", CONFIG) as a, FastQueue(tmp_path / "b", CONFIG) as b:
+        assert a.id == a.id != b.id
+        known = a.id
+    with FastQueue(tmp_path / "a", CONFIG) as a:
+        assert a.id == known
+    (tmp_path / "a" / "fastqueue.id").write_text("torn")
+    with FastQueue(tmp_path / "a", CONFIG) as a:
+        assert len(a.id) == 32

@@ -1,18 +1,23 @@
 """The send queue: always-queue, in place, once acknowledged, never lost."""
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from penstock.cli import main
 from penstock.errors import (
+    DiskFull,
     ErrorClass,
     PermanentExportError,
     QueueClosed,
     TransientExportError,
 )
 from penstock.export import (
+    AdaptiveWorkersConfig,
     BackoffConfig,
     BreakerConfig,
     CircuitState,
@@ -20,6 +25,7 @@ from penstock.export import (
     SendQueue,
 )
 from penstock.spool import FastQueue, FastQueueConfig
+from penstock.spool.files import OsFiles
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
 
@@ -292,16 +298,70 @@ def test_close_cuts_a_hanging_send_off_and_its_batch_stays(tmp_path: Path) -> No
         assert len(queue) == 1
 
 
-def test_a_worker_that_meets_the_unforeseen_goes_on(queue: FastQueue) -> None:
-    class Surprising(FailingExporter):
+def test_a_batch_whose_split_fails_is_a_dead_letter(queue: FastQueue, tmp_path: Path) -> None:
+    class Surprising(MemoryExporter):
         def split(self, batch: bytes) -> Any:
             raise RuntimeError("split failed")
 
     exporter = Surprising(max_bytes=4)
-    with SendQueue(queue, exporter, quick(workers=2)) as sender:
+    with SendQueue(queue, exporter, quick()) as sender:
         sender.push(b"too large")
         sender.push(b"fine")
-        wait_until(lambda: exporter.batches == [b"fine"])
+        wait_until(lambda: not len(sender))
+    queue.close()
+    assert exporter.batches == [b"fine"]
+    assert [letter[0] for letter in dead_letters(tmp_path)] == [b"too large"]
+
+
+def test_a_worker_that_meets_the_unforeseen_gives_its_batch_back_and_goes_on(
+    queue: FastQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.export.workers._REST", 0.01)
+    monkeypatch.setattr("penstock.export.pool._REST", 0.01)
+    ack, failures = queue.ack, iter([True])
+
+    def fail_once(leases: Any) -> None:
+        if next(failures, False):
+            raise RuntimeError("nobody foresaw it")
+        ack(leases)
+
+    monkeypatch.setattr(queue, "ack", fail_once)
+    exporter = MemoryExporter()
+    with SendQueue(queue, exporter, quick(workers=1)) as sender:
+        for batch in numbered(3):
+            sender.push(batch)
+        wait_until(lambda: not len(sender))
+    assert sorted(set(exporter.batches)) == numbered(3)
+    assert len(exporter.batches) == 4
+
+
+def test_close_may_be_called_again_when_the_disk_was_full(tmp_path: Path) -> None:
+    class FullDisk(OsFiles):
+        is_full = False
+
+        def pwritev(self, handle: int, buffers: Any, offset: int, /) -> int:  # type: ignore[override]
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            return os.pwritev(handle, buffers, offset)
+
+    files = FullDisk()
+    queue = FastQueue(tmp_path / "queue", files=files)
+    sender = SendQueue(queue, MemoryExporter(), quick(), owns_queue=True)
+    sender.push(b"one")
+    files.is_full = True
+    with pytest.raises(DiskFull):
+        sender.close()
+    files.is_full = False
+    assert sender.close() == []
+    assert sender.close() == []
+    with FastQueue(tmp_path / "queue") as again:
+        assert again.pop() == b"one"
+
+
+def test_an_exporter_that_wants_order_has_one_worker_also_where_they_adapt(queue: FastQueue) -> None:
+    config = quick(workers=0, adaptive_workers=AdaptiveWorkersConfig(enabled=True, min_workers=2))
+    with SendQueue(queue, MemoryExporter(in_order=True), config) as sender:
+        assert sender.stats().workers_total == 1
 
 
 def test_backoff_without_jitter_is_what_the_configuration_says(queue: FastQueue) -> None:
@@ -320,3 +380,19 @@ def test_backoff_without_jitter_is_what_the_configuration_says(queue: FastQueue)
     wait_until(lambda: sender.stats().backoff > 0)
     assert 39.0 < sender.stats().backoff <= 40.0
     sender.close()
+
+
+def test_dead_letters_are_replayed_once_the_destination_takes_them(queue: FastQueue, tmp_path: Path) -> None:
+    exporter = FailingExporter([PermanentExportError("404 Not Found")] * 3)
+    with SendQueue(queue, exporter, quick()) as sender:
+        for batch in numbered(3):
+            sender.push(batch)
+        wait_until(lambda: not len(sender))
+    queue.close()
+    ran = CliRunner().invoke(main, ["queue", "replay", str(tmp_path / "queue"), "--dead-letters"])
+    assert ran.exit_code == 0, ran.output
+    mended = MemoryExporter()
+    with FastQueue(tmp_path / "queue") as again, SendQueue(again, mended, quick()) as sender:
+        wait_until(lambda: not len(sender))
+    assert exporter.batches == []
+    assert sorted(mended.batches) == numbered(3)

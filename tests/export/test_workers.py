@@ -106,6 +106,8 @@ class TestGroups:
             self.errors = errors
             self.groups: list[list[bytes]] = []
 
+        def begin(self, queue_id: str) -> None: ...
+
         def send_group(self, leases: Any) -> list[tuple[Lease, str]]:
             error = self.errors.pop(0) if self.errors else None
             if error is not None:

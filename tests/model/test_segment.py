@@ -44,6 +44,17 @@ def test_a_segment_that_was_not_finished_is_not_seen(tmp_path: Path, monkeypatch
     assert sealed(tmp_path) == []
 
 
+def test_a_sealed_segment_is_never_replaced(tmp_path: Path) -> None:
+    path = seal(tmp_path, Segment("edge", 0, 1), PARTS)
+    before = path.read_bytes()
+
+    with pytest.raises(FileExistsError):
+        seal(tmp_path, Segment("edge", 0, 1), PARTS.slice(1))
+
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_block_reads_back_as_it_was() -> None:
     assert decode(encode(PARTS)).equals(PARTS)
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from penstock.cli import main
 from penstock.errors import ConfigError
 from penstock.service import demo, demo_screen
-from penstock.service.demo import prepare_folder
+from penstock.service.demo import claimed
 from penstock.service.generator import Day, generate
 from penstock.spark.delta import DeltaTables
 
@@ -49,20 +49,36 @@ def test_the_exit_code_says_whether_every_point_was_found(
 def test_a_folder_that_is_not_a_demo_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
 
-    with pytest.raises(ConfigError, match="not a demo"):
-        prepare_folder(tmp_path)
+    with pytest.raises(ConfigError, match="not a demo"), claimed(tmp_path):
+        pass
 
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    prepare_folder(folder)
-    (folder / "old").touch()
+def test_an_earlier_demo_is_replaced_also_behind_a_link(tmp_path: Path) -> None:
+    folder, link = tmp_path / "demo", tmp_path / "link"
+    with claimed(folder):
+        (folder / "tables").mkdir()
+        (folder / "old").touch()
+    link.symlink_to(folder)
 
-    prepare_folder(folder)
+    with claimed(link):
+        assert [entry.name for entry in folder.iterdir()] == [demo.MARK]
 
-    assert not (folder / "old").exists()
+
+def test_a_demo_that_is_running_is_left_alone(tmp_path: Path) -> None:
+    with claimed(tmp_path / "demo"):
+        (tmp_path / "demo" / "running").touch()
+        with pytest.raises(ConfigError, match="in use"), claimed(tmp_path / "demo"):
+            pass
+        assert (tmp_path / "demo" / "running").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_and_no_traceback() -> None:
+    ran = CliRunner().invoke(main, ["demo", "--dir", "/proc/no/such"])
+    assert ran.exit_code == 1
+    assert "--dir" in ran.output
+    assert len(ran.output.splitlines()) == 1
 
 
 def test_the_generator_repeats_itself_and_comes_near_the_number_asked_for() -> None:

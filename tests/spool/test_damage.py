@@ -1,5 +1,6 @@
 """Damage of every kind: nothing crashes, nothing loops, nothing whole is lost, and what is lost is counted."""
 
+import json
 import logging
 import os
 import shutil
@@ -96,7 +97,7 @@ def test_whatever_is_done_to_the_bytes_the_rest_comes_out(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(data=st.data())
 def test_whatever_is_done_to_the_bytes_the_rest_comes_out_for_long(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -215,6 +216,14 @@ def test_damaged_journal_records_bring_their_blocks_again_and_no_others(tmp_path
     with FastQueue(tmp_path / "copy", DISK) as queue:
         assert [lease.data for lease in queue.lease(10)] == [b"1", b"6", b"7", b"8", b"9"]
         assert queue.stats().damaged_regions == 1
+
+
+def test_attempts_of_acked_blocks_are_forgotten_at_the_next_open(tmp_path: Path) -> None:
+    folder = _killed_after_acks(tmp_path / "q", 6)
+    with FastQueue(folder, DISK) as queue:
+        queue.flush()
+        assert json.loads((folder / "fastqueue.meta").read_text())["attempts"] == []
+        assert len(queue) == 4
 
 
 def _killed_after_acks(folder: Path, acks: int) -> Path:

@@ -18,6 +18,7 @@ from penstock import (
     QueueClosed,
     QueueLocked,
 )
+from penstock.spool import backlog
 from penstock.testing import FakeClock, wait_until
 from tests.spool.damage import drain
 from tests.spool.fake_files import FakeFiles
@@ -312,6 +313,18 @@ def test_sequences_are_never_used_twice_across_restarts(open_queue: Open) -> Non
         while leases := queue.lease(100):
             queue.ack(leases)
         queue.close()
+
+
+def test_not_even_a_kill_makes_the_queue_use_a_sequence_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "RESERVED_SEQUENCES", 5)
+    files, seen = FakeFiles(), set[int]()
+    for _ in range(3):
+        queue = FastQueue("q", FastQueueConfig(meta_sync_interval=3600), files=files)
+        sequences = [*(queue.push(block) for block in numbered(12)), *queue.push_many(numbered(9))]
+        assert not seen & set(sequences)
+        seen |= set(sequences)
+        files.kill()
+        queue._keeper.close()
 
 
 def test_enqueued_at_is_when_the_block_was_pushed(open_queue: Open) -> None:

@@ -47,8 +47,10 @@ def campaign(folder: Path, durability: str, kills: int, seed: int) -> None:
                 stdout=log,
             )
         enough = chance.randint(1, 20_000)
-        wait_until(partial(_has_said, said, enough, child))
-        child.kill()
+        try:
+            wait_until(partial(_has_said, said, enough, child), timeout=100)  # a busy disk takes its time for a sync
+        finally:
+            child.kill()
         assert child.wait() == -9
         whole, _, _ = said.read_text().rpartition("\n")  # the kill may have cut the last line
         for line in whole.splitlines():

@@ -157,8 +157,11 @@ class QueueMachine(RuleBasedStateMachine):
     def reopened(self, must: set[int], may: dict[int, bytes], *, power_cut: bool = False) -> None:
         """Everything that was promised is there, nothing that nobody pushed, all of it in order."""
         known = self.held | may
+        counted = (len(self.queue), self.queue.size_bytes)
         leases = self.queue.lease(100_000)
         found = {lease.sequence: lease.data for lease in leases}
+        if not power_cut:  # a frame whose body did not make it to the disk is found out when it is read
+            assert counted == (len(found), sum(map(len, found.values())))
         assert [lease.sequence for lease in leases] == sorted(found, reverse=self.order == "freshest")
         assert must <= found.keys(), "a promised block is lost"
         assert found.keys() <= known.keys(), "a block came back that was done with, or that nobody pushed"
@@ -202,4 +205,4 @@ def test_the_queue_is_a_list_that_survives(durability: Durability, order: Order)
 @pytest.mark.parametrize("order", ["fifo", "freshest"])
 @pytest.mark.parametrize("durability", list(Durability), ids=lambda level: str(level.value))
 def test_the_queue_is_a_list_that_survives_for_long(durability: Durability, order: Order) -> None:
-    run(durability, order, settings(SETTINGS, max_examples=1500, stateful_step_count=80, derandomize=False))
+    run(durability, order, settings(SETTINGS, max_examples=500, stateful_step_count=80, derandomize=False))

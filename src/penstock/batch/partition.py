@@ -235,7 +235,7 @@ class Partition:
     def is_quiet(self) -> bool:
         """Closed, nothing held, nobody about to append."""
         with self._lock:
-            return self.closed and self._spare == self.capacity
+            return self.closed and self._spare >= self.capacity  # more, if a slot was forgiven that was not lost
 
     def forgive(self) -> None:
         """Give back the slots of producers that were interrupted between taking one and using it."""

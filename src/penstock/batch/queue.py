@@ -378,11 +378,10 @@ class BatchQueue:
         """Start over in the child of a fork, with nothing held and no thread until the first item."""
         self._lock = threading.Lock()
         self._layout.reset()
+        self._balanced = []
+        self._finished = threading.Event()
         if self._closing:
             self._finished.set()  # the parent sees it through
-        else:
-            self._finished = threading.Event()
-            self._balanced = []
 
     def __repr__(self) -> str:
         return f"<BatchQueue {self.name!r} {'running' if self.running else 'closed'}>"

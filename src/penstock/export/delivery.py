@@ -96,12 +96,12 @@ class Delivery:
         return True
 
     def _transmit(self, prepared: Prepared, permit: Permit, is_retry: bool) -> None:
-        """One send. Raises an ExportError of ours; all but a transient one have given the permit back."""
+        """One send. Raises an ExportError of ours; all but a transient one have told the gate."""
+        self._gate.begin()
         try:
-            with self._gate.sending():
-                began = self._clock.monotonic()
-                result = self._exporter.send(prepared)
-                self.latency.add(self._clock.monotonic() - began)
+            began = self._clock.monotonic()
+            result = self._exporter.send(prepared)
+            self.latency.add(self._clock.monotonic() - began)
         except Exception as error:
             failure = of_exception(error)
             self._tally.failed(failure.error_class, is_retry=is_retry)
@@ -109,7 +109,7 @@ class Delivery:
                 self._gate.refused(permit)
             raise failure from error
         except BaseException:
-            self._gate.release(permit)
+            self._gate.abandoned(permit)
             raise
         self._gate.succeeded(permit)
         if result is not None:
@@ -118,7 +118,11 @@ class Delivery:
     # -- too large ---------------------------------------------------------------------------------------------------
 
     def _split(self, batch: bytes) -> list[bytes] | None:
-        parts = self._exporter.split(batch)
+        try:
+            parts = self._exporter.split(batch)
+        except Exception:
+            log.exception("Batch is too large, and splitting it failed. bytes=%d", len(batch))
+            return None
         if not parts or len(parts) < 2:
             return None
         self._tally.add(splits=1)
@@ -178,7 +182,7 @@ class Delivery:
     # -- settling ----------------------------------------------------------------------------------------------------
 
     def _done(self, lease: Lease, is_retry: bool) -> None:
-        self._tally.add(batches=1, bytes=len(lease.data), retry_successes=int(is_retry))
+        self._tally.sent(len(lease.data), is_retry=is_retry)
         try:
             self._source.ack(lease)
         except QueueClosed:

@@ -58,6 +58,10 @@ class GroupExporter(Protocol):
 
     max_blocks: int
 
+    def begin(self, queue_id: str) -> None:
+        """Told once, before anything is sent, whose sequences are coming; ConfigError if it knows them by another."""
+        ...
+
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
         """Bring all of them there; those that can never be, with the reason. Raises as `Exporter.send` does."""
         ...

@@ -6,8 +6,6 @@ sends that are under way.
 
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from penstock.clock import Clock
@@ -20,6 +18,8 @@ log = logging.getLogger(__name__)
 # These say nothing about the batch that met them: another one would have failed as well.
 _NOT_THE_BATCH = (ErrorClass.NETWORK, ErrorClass.RATE_LIMIT, ErrorClass.AUTH)
 
+_LEAST_PAUSE = 0.1  # seconds, for a destination that says "at once" each time
+
 
 class Permit(NamedTuple):
     """Leave to send, and where breaker and backoff were when it was given."""
@@ -29,10 +29,10 @@ class Permit(NamedTuple):
 
 
 class Gate:
-    """Lets sends out.
+    """Lets sends out: `enter`, then `begin`, then exactly one of `succeeded`, `refused`, `failed` and `abandoned`.
 
     Threads: every method may be called from any thread.
-    Blocks: `enter`, `wait_open` and `sending`, while the destination is to be left alone or has enough to do.
+    Blocks: `enter`, `wait_open` and `begin`, while the destination is to be left alone or has enough to do.
     """
 
     def __init__(
@@ -51,20 +51,26 @@ class Gate:
         self._failing = False
         self._stopped = False
         self.inflight = 0
+        # The permit of now, while everything is well: read without the lock, since a batch asks for it twice.
+        self._current: Permit | None = self._permit_locked()
 
     # -- going out ---------------------------------------------------------------------------------------------------
 
     def enter(self, timeout: float) -> Permit | None:
         """Leave to send one batch, None if there is none within `timeout` seconds.
 
-        Every permit goes back, by exactly one of `succeeded`, `refused`, `failed` and `release`.
+        Whoever does not `begin` to send with it gives it back with `release`.
         """
+        return self._current or self._enter(timeout)
+
+    def _enter(self, timeout: float) -> Permit | None:
         deadline = self._clock.monotonic() + timeout
         with self._lock:
             while not self._stopped:
                 now = self._clock.monotonic()
                 pause = self._paused_until - now
                 if pause <= 0 and self._breaker.allow(now):
+                    self._refresh_locked(now)
                     return self._permit_locked()
                 if now >= deadline:
                     return None
@@ -89,6 +95,8 @@ class Gate:
 
     def is_current(self, permit: Permit) -> bool:
         """Whether nothing has happened since the permit was given that would forbid the send now."""
+        if permit is self._current:
+            return True
         with self._lock:
             return permit == self._permit_locked() and self._paused_until <= self._clock.monotonic()
 
@@ -97,31 +105,28 @@ class Gate:
         with self._lock:
             return self._permit_locked()
 
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Hold one of the sends that may be under way at a time."""
+    def begin(self) -> None:
+        """Take one of the sends that may be under way at a time; the outcome gives it back."""
         with self._lock:
             while self.inflight >= self._send_limit:
                 self._has_room.wait()
             self.inflight += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.inflight -= 1
-                self._has_room.notify()
 
     # -- what became of it -------------------------------------------------------------------------------------------
 
     def succeeded(self, permit: Permit) -> None:
         """The destination took it."""
         with self._lock:
+            self._ended_locked()
+            if permit is self._current and not self._failing:
+                return
             self._breaker.succeeded(permit.generation)
             if self._breaker.state is not CircuitState.CLOSED:
                 return  # it was sent before the circuit opened: old news
             self._backoff.succeeded()
             self._paused_until = 0.0
             recovered, self._failing = self._failing, False
+            self._refresh_locked(self._clock.monotonic())
             self._changed.notify_all()
         if recovered:
             log.info("Export recovered.")
@@ -138,10 +143,11 @@ class Gate:
         order, nothing may pass the one that failed: the destination is left alone from the first failure on.
         """
         with self._lock:
+            self._ended_locked()
             now = self._clock.monotonic()
             if error.retry_after is not None:
                 self._breaker.released(permit.generation)  # it said when: that is no failure to be counted
-                self._pause_locked(now + error.retry_after)
+                self._pause_locked(now + max(error.retry_after, _LEAST_PAUSE))
                 return 0.0
             was, began = self._breaker.state, not self._failing
             self._failing = True
@@ -155,6 +161,7 @@ class Gate:
                 self._pause_locked(now + delay)
             opened = is_open and was is not CircuitState.OPEN
             is_held = is_open or self._paused_until > now
+            self._refresh_locked(now)
             own = delay if attempts <= 1 else self._backoff.delay_after(attempts)
         if began:
             log.warning("Export started failing. error_type=%s error=%s", error.error_class.value, error)
@@ -162,8 +169,16 @@ class Gate:
             log.warning("Circuit opened. error_type=%s error=%s", error.error_class.value, error)
         return 0.0 if is_held and (self._in_order or error.error_class in _NOT_THE_BATCH) else own
 
+    def abandoned(self, permit: Permit) -> None:
+        """The send ended without an outcome."""
+        with self._lock:
+            self._ended_locked()
+        self.release(permit)
+
     def release(self, permit: Permit) -> None:
-        """Nothing was sent."""
+        """Nothing was sent, and nothing was begun."""
+        if permit is self._current:
+            return
         with self._lock:
             self._breaker.released(permit.generation)
             if self._breaker.state is CircuitState.HALF_OPEN:
@@ -173,6 +188,7 @@ class Gate:
         """Let nothing out any more; whoever waits is told so."""
         with self._lock:
             self._stopped = True
+            self._current = None
             self._changed.notify_all()
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -195,9 +211,22 @@ class Gate:
             now = self._clock.monotonic()
             return max(0.0, self._paused_until - now, self._breaker.wait(now))
 
+    def _ended_locked(self) -> None:
+        self.inflight -= 1
+        if self.inflight >= self._send_limit - 1:
+            self._has_room.notify()
+
+    def _refresh_locked(self, now: float) -> None:
+        """Say again whether all is well; the permit changes only when breaker or backoff have."""
+        well = self._breaker.state is CircuitState.CLOSED and self._paused_until <= now and not self._stopped
+        fresh = self._permit_locked() if well else None
+        if fresh != self._current:
+            self._current = fresh
+
     def _permit_locked(self) -> Permit:
         return Permit(self._breaker.generation, self._backoff.step)
 
     def _pause_locked(self, until: float) -> None:
         self._paused_until = max(self._paused_until, until)
+        self._current = None
         self._changed.notify_all()

@@ -14,6 +14,7 @@ from pathlib import Path
 from socket import SHUT_RDWR
 from typing import NamedTuple
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from penstock.errors import ConfigError, ExportError
 from penstock.export import classify
@@ -98,7 +99,8 @@ class HttpClient:
         self._local = threading.local()
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._connections: set[http.client.HTTPConnection] = set()
+        # Weak: the connection of a worker that has ended goes with it.
+        self._connections: WeakSet[http.client.HTTPConnection] = WeakSet()
         self._closed = False
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:

@@ -1,10 +1,13 @@
 """Seals what waits in the durable queue into segments for Spark."""
 
+import logging
 import threading
 from pathlib import Path
 
 from penstock.export.exporters.segments import MAX_BLOCKS, SegmentExporter
 from penstock.spool import FastQueue, Lease
+
+log = logging.getLogger(__name__)
 
 
 class SegmentWriter:
@@ -17,6 +20,7 @@ class SegmentWriter:
         self._queue = queue
         self._writer = writer
         self._exporter = SegmentExporter(folder, writer=writer, max_blocks=max_blocks)
+        self._exporter.begin(queue.id)
         self.samples = self._exporter.samples
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
@@ -36,7 +40,10 @@ class SegmentWriter:
     def close(self, timeout: float = 30.0) -> None:
         """Seal everything that the queue holds, then stop. Raises what made the thread fail, if anything did."""
         self._stopping.set()
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+            if not self._thread.is_alive():
+                self._exporter.close()
         if self._failure:
             raise self._failure
         if self._thread.is_alive():
@@ -53,8 +60,9 @@ class SegmentWriter:
                     self.seal(leases)
                 elif stopping:
                     return
-        except BaseException as error:  # noqa: BLE001 - it is raised again by close()
-            self._failure = error
+        except BaseException as error:
+            log.exception("Sealing segments has stopped, what is queued stays queued. writer=%s", self._writer)
+            self._failure = error  # close() raises it again
 
     def seal(self, leases: list[Lease]) -> None:
         """Seal these leases (but not what a segment covers already) and acknowledge them."""

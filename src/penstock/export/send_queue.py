@@ -8,6 +8,7 @@ push ─► FastQueue (memory, then disk) ─► workers ─► exporter ─► 
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -62,7 +63,7 @@ class SendQueue:
         clock: Clock | None = None,
         owns_queue: bool = False,
     ) -> None:
-        self.config = config = config or SendQueueConfig()
+        self.config = config = _ordered(config or SendQueueConfig(), exporter)
         self._clock = clock = clock or SystemClock()
         self._exporter = exporter
         self._owns_queue = owns_queue
@@ -81,16 +82,19 @@ class SendQueue:
                 raise ConfigError("order must be 'fifo' for an exporter that needs blocks in order, got 'freshest'")
             if not config.always_queue or not config.enabled:
                 raise ConfigError("an exporter that needs blocks in order always queues: enabled and always_queue")
+            if not isinstance(queue, FastQueue):
+                raise ConfigError("type must be 'disk' for an exporter that needs blocks in order, got 'memory'")
+            exporter.begin(queue.id)
             self._workers = GroupWorker(self._source, exporter, self._gate, self._tally, clock)
         else:
             self._delivery = Delivery(self._source, exporter, self._gate, self._tally, clock)
-            self._workers = Workers(self._source, self._delivery, self._gate, _ordered(config, exporter), clock)
+            self._workers = Workers(self._source, self._delivery, self._gate, config, clock)
             if config.failover.enabled and self._is_durable:
                 self._failover = Failover(config.failover, exporter, self._gate, self._tally, clock)
         self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())
         self._tender = threading.Thread(target=self._tend, name="penstock-export-tender", daemon=True)
         self._closing = threading.Event()
-        self._is_closed = False
+        self._is_stopped = False
 
     @classmethod
     def open(cls, exporter: Exporter | GroupExporter, config: SendQueueConfig, *, clock: Clock | None = None) -> Self:
@@ -143,9 +147,9 @@ class SendQueue:
         permit = self._gate.enter(0.0)
         if permit is None:
             raise CircuitOpen("the destination keeps failing and is left alone for now")
+        self._gate.begin()
         try:
-            with self._gate.sending():
-                result = send_directly(self._exporter, batch)
+            result = send_directly(self._exporter, batch)
         except ExportError as error:
             self._tally.failed(error.error_class, is_retry=False)
             if isinstance(error, TransientExportError):
@@ -154,10 +158,12 @@ class SendQueue:
                 self._gate.refused(permit)
             raise
         except BaseException:
-            self._gate.release(permit)
+            self._gate.abandoned(permit)
             raise
         self._gate.succeeded(permit)
-        self._tally.add(batches=1, bytes=len(batch), partial_rejected=result.rejected if result else 0)
+        self._tally.sent(len(batch), is_retry=False)
+        if result is not None:
+            self._tally.add(partial_rejected=result.rejected)
 
     def _try_now(self, batch: bytes) -> bool:
         try:
@@ -193,11 +199,20 @@ class SendQueue:
 
         A queue in memory is emptied first, as far as `timeout` seconds allow; what is lost with it is counted. Returns
         the names of threads whose send did not end in time: their batches are not acked and will be sent again.
+        After DiskFull or DiskFailed the queue could not be flushed, and `close` may be called again.
         """
-        if self._is_closed:
-            return []
-        self._is_closed = True
-        deadline = self._clock.monotonic() + timeout
+        late: list[str] = []
+        if not self._is_stopped:
+            late = self._stop(self._clock.monotonic() + timeout)
+            self._is_stopped = True
+        if self._owns_queue or not self._is_durable:
+            self._source.close()
+        else:
+            with suppress(QueueClosed):  # its owner was faster
+                self._source.flush()
+        return late
+
+    def _stop(self, deadline: float) -> list[str]:
         self._closing.set()
         if self._tender.ident is not None:
             self._tender.join(max(0.0, deadline - self._clock.monotonic()))
@@ -215,9 +230,6 @@ class SendQueue:
         if late:
             late = self._workers.close(deadline)
         self._count_lost()
-        self._source.flush()
-        if self._owns_queue or not self._is_durable:
-            self._source.close()
         return late
 
     def _wait_empty(self, deadline: float) -> None:
@@ -270,10 +282,10 @@ class SendQueue:
             queue = replace(queue, max_size=min(queue.max_size, self._limit.blocks))
         return SendQueueStats(
             queue=queue,
-            exported_batches=tally["batches"],
-            exported_bytes=tally["bytes"],
+            exported_batches=tally.batches,
+            exported_bytes=tally.bytes,
             retries=tally["retries"],
-            retry_successes=tally["retry_successes"],
+            retry_successes=tally.retry_successes,
             retry_failures=tally.retry_errors(),
             errors=tally.errors(),
             splits=tally["splits"],
@@ -301,9 +313,16 @@ class SendQueue:
         return self.stats().samples()
 
 
-def _ordered(config: SendQueueConfig, exporter: Exporter) -> SendQueueConfig:
+def _ordered(config: SendQueueConfig, exporter: Exporter | GroupExporter) -> SendQueueConfig:
     """One worker for a destination that wants its batches in order, where the configuration does not say how many."""
+    if isinstance(exporter, GroupExporter):
+        return replace(config, adaptive_workers=replace(config.adaptive_workers, enabled=False))
     if not exporter.in_order or config.workers or config.pipeline_split.sender_count:
         return config
-    # Without the pipeline split: what is prepared ahead would pass a batch that failed.
-    return replace(config, workers=1, pipeline_split=replace(config.pipeline_split, enabled=False))
+    return replace(
+        config,
+        workers=1,
+        # What is prepared ahead would pass a batch that failed.
+        pipeline_split=replace(config.pipeline_split, enabled=False),
+        adaptive_workers=replace(config.adaptive_workers, enabled=False),
+    )

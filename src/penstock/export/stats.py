@@ -20,6 +20,7 @@ class Tally:
     def __init__(self) -> None:
         # _lock guards everything below.
         self._lock = threading.Lock()
+        self.batches = self.bytes = self.retry_successes = 0
         self._counts: Counter[str] = Counter()
         self._errors: Counter[ErrorClass] = Counter()
         self._retry_errors: Counter[ErrorClass] = Counter()
@@ -28,6 +29,12 @@ class Tally:
         with self._lock:
             for name, count in counts.items():
                 self._counts[name] += count
+
+    def sent(self, length: int, *, is_retry: bool) -> None:
+        with self._lock:
+            self.batches += 1
+            self.bytes += length
+            self.retry_successes += is_retry
 
     def failed(self, error_class: ErrorClass, *, is_retry: bool) -> None:
         with self._lock:

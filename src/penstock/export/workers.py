@@ -6,7 +6,6 @@ group:     ask the gate ─► lease many ─► send them as one ─► ack    
 """
 
 import logging
-import threading
 from collections.abc import Callable
 
 from penstock.clock import Clock
@@ -26,26 +25,25 @@ log = logging.getLogger(__name__)
 
 TURN = 0.2  # seconds that an idle thread waits before it looks whether it is still wanted
 
+_REST = 1.0  # seconds for a batch that met a failure that nobody foresaw
+
 
 class Active:
-    """How many of a kind are at work. Threads: every method may be called from any thread."""
+    """Which threads are at work. Without a lock: each sets and clears its own entry, and a dict does that whole."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._at_work: dict[int, int] = {}
+    def __init__(self, lanes: int = 1) -> None:
+        self._lanes = lanes
+        self._at_work: dict[int, bool] = {}
 
     def enter(self, number: int) -> None:
-        with self._lock:
-            self._at_work[number] = self._at_work.get(number, 0) + 1
+        self._at_work[number] = True
 
     def leave(self, number: int) -> None:
-        with self._lock:
-            self._at_work[number] -= 1
-            if not self._at_work[number]:
-                del self._at_work[number]
+        del self._at_work[number]
 
     def __len__(self) -> int:
-        return len(self._at_work)
+        """How many are at work; several lanes of one sender are one."""
+        return len({number // self._lanes for number in self._at_work.copy()})
 
 
 class Workers:
@@ -55,7 +53,6 @@ class Workers:
         self._source = source
         self._delivery = delivery
         self._gate = gate
-        self.active = Active()
         self.preparing = Active()
         self._channel: Channel | None = None
         self._preparers: Pool | None = None
@@ -68,12 +65,11 @@ class Workers:
             self._preparer_count = config.preparer_count()
             self._lanes = config.max_concurrent_sends
             take, first = self._channel.get, config.sender_count()
+        self.active = Active(self._lanes)
         self._first = first
-        self._most = config.send_limit()
         self._take = take
         name = "penstock-sender" if self._channel else "penstock-worker"
         self._pool = Pool(name, self._send, clock)
-        self._clock = clock
 
     @property
     def is_split(self) -> bool:
@@ -113,7 +109,6 @@ class Workers:
     # -- threads -----------------------------------------------------------------------------------------------------
 
     def _send(self, number: int, retired: Retired) -> None:
-        sender = number // self._lanes
         while not retired():
             permit = self._gate.enter(TURN)
             if permit is None:
@@ -129,11 +124,14 @@ class Workers:
             if job is None:
                 self._gate.release(permit)
                 continue
-            self.active.enter(sender)
+            self.active.enter(number)
             try:
                 self._send_one(job, permit, retired)
+            except Exception:  # nobody foresaw it: the pool logs it, and the batch comes again
+                self._nack(job.lease, _REST)
+                raise
             finally:
-                self.active.leave(sender)
+                self.active.leave(number)
 
     def _send_one(self, job: Job, permit: Permit, retired: Retired) -> None:
         """Send. If the gate was closed while we waited for the batch, keep it in hand until the gate opens again."""
@@ -168,9 +166,9 @@ class Workers:
                 if job is not None:
                     self._channel.put(job)
 
-    def _nack(self, lease: Lease) -> None:
+    def _nack(self, lease: Lease, delay: float = 0.0) -> None:
         try:
-            self._source.nack(lease)
+            self._source.nack(lease, delay)
         except QueueClosed:
             pass  # it was never acked: it comes again when the queue is opened
 
@@ -219,14 +217,14 @@ class GroupWorker:
                     if not held:
                         self._gate.release(permit)
                         continue
-                    self.active.enter(number)
-                    try:
-                        held = self._send(held, permit)
-                    finally:
-                        self.active.leave(number)
                 except BaseException:
                     self._gate.release(permit)
                     raise
+                self.active.enter(number)
+                try:
+                    held = self._send(held, permit)
+                finally:
+                    self.active.leave(number)
             for lease in held:
                 self._source.nack(lease)
         except QueueClosed:
@@ -235,9 +233,9 @@ class GroupWorker:
     def _send(self, held: list[Lease], permit: Permit) -> list[Lease]:
         """Send and ack; what is to be sent again."""
         is_retry = any(lease.attempts > 1 for lease in held)
+        self._gate.begin()
         try:
-            with self._gate.sending():
-                refused = self._exporter.send_group(held)
+            refused = self._exporter.send_group(held)
         except Exception as error:  # noqa: BLE001 - exporters are other people's code: decide by what it is
             failure = of_exception(error)
             self._tally.failed(failure.error_class, is_retry=is_retry)
@@ -253,5 +251,6 @@ class GroupWorker:
         bad = {lease.sequence for lease, _ in refused}
         done = [lease for lease in held if lease.sequence not in bad]
         self._source.ack(done)
-        self._tally.add(batches=len(done), bytes=sum(len(lease.data) for lease in done), retry_successes=int(is_retry))
+        for lease in done:
+            self._tally.sent(len(lease.data), is_retry=is_retry)
         return []

@@ -4,8 +4,8 @@
 
 An Arrow IPC file of one or more batches in the schema `penstock.model.partial.PARTIALS`, lz4-compressed, its texts
 dictionary-encoded (a group-by over codes is three times as fast); the metadata says how many rows it has. A segment is
-written beside under a name that starts with a dot, synced, then renamed: whoever lists the folder sees it whole or not
-at all, and it never changes. The sequences of one writer only grow and never overlap, so the last one is an offset.
+written beside under a name that starts with a dot, synced, then given its name: whoever lists the folder sees it whole
+or not at all, and it never changes. The sequences of one writer only grow and never overlap: the last is an offset.
 """
 
 import os
@@ -70,7 +70,10 @@ def decode(block: bytes) -> pa.Table:
 
 
 def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
-    """Write `partials` as `segment`; when this returns, the segment survives a power cut."""
+    """Write `partials` as `segment`; when this returns, the segment survives a power cut.
+
+    FileExistsError if there is one of that name: it never changes.
+    """
     path, scratch = folder / segment.name, folder / f".{segment.name}"
     partials = partials.cast(PARTIALS).combine_chunks()
     for text in TEXTS:
@@ -81,7 +84,10 @@ def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
             writer.write_table(partials)
         file.flush()
         os.fsync(file.fileno())
-    scratch.rename(path)
+    try:
+        os.link(scratch, path)  # unlike a rename, it does not replace
+    finally:
+        scratch.unlink()
     sync_folder(folder)
     return path
 

@@ -3,12 +3,13 @@
 generator ─► batch queue (L1) ─► durable queue ─► segments ─► Spark ─► minute, hour, day, top-n tables
 """
 
+import fcntl
 import os
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,24 +64,32 @@ class Outcome:
     problems: list[str]
 
 
-def prepare_folder(folder: Path) -> None:
-    """An empty folder for the demo; one that holds anything but an earlier demo is refused."""
-    if folder.exists():
-        if not (folder / MARK).exists() and any(folder.iterdir()):
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """An empty folder for one demo alone; one that holds anything but an earlier, finished demo is refused."""
+    try:
+        if folder.exists() and not (folder / MARK).exists() and any(folder.iterdir()):
             raise ConfigError(f"--dir {folder} holds something that is not a demo: name an empty or new folder")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, mode=0o700)
-    (folder / MARK).touch()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(folder / MARK, "w") as mark:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for entry in folder.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name != MARK:
+                    entry.unlink()
+            yield
+    except BlockingIOError:
+        raise ConfigError(f"--dir {folder} is in use by a demo that is running: name another folder") from None
 
 
 def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcome:
-    """Run everything; `show` is called about ten times a second while it runs."""
+    """Run everything in a folder that is `claimed`; `show` is called about ten times a second while it runs."""
     # Not at the top: pyspark takes its time, and `penstock --help` must not wait for it.
     from penstock.spark.job import JobConfig, start_job
     from penstock.spark.session import start_session
 
     began = time.monotonic()
-    prepare_folder(folder)
     tables = DeltaTables(folder / "tables")
     progress = Progress()
     generated: Counter[str] = Counter()
@@ -113,22 +122,25 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
     with ThreadPoolExecutor(2, "penstock-demo") as pool:
 
         def watch(*tasks: Future[Any]) -> None:
-            while wait(tasks, timeout=0.1).not_done:
+            while (waited := wait(tasks, timeout=0.1, return_when=FIRST_EXCEPTION)).not_done:
                 draw()
+                for task in waited.done:
+                    task.result()  # raises what went wrong in it, though another may still be at work
             for task in tasks:
-                task.result()  # raises what went wrong in it
+                task.result()
 
         with _stderr_to(folder / "spark.log"):  # Java inherits it, and keeps it
-            feeding, starting = pool.submit(feed), pool.submit(start_spark)
-            watch(feeding, starting)
-        spark, spark_seconds = starting.result()
-        try:
-            progress.spark = "working"
-            query = start_job(spark, tables, JobConfig(segments=folder / "segments", checkpoint=folder / "checkpoint"))
-            watch(pool.submit(query.processAllAvailable))
-            query.stop()
-        finally:
-            spark.stop()
+            starting = pool.submit(start_spark)
+            try:
+                watch(pool.submit(feed), starting)
+                spark, spark_seconds = starting.result()
+                progress.spark = "working"
+                job = JobConfig(segments=folder / "segments", checkpoint=folder / "checkpoint")
+                query = start_job(spark, tables, job)
+                watch(pool.submit(query.processAllAvailable))
+                query.stop()
+            finally:
+                starting.result()[0].stop()
     progress.spark = "done"
     draw()
     seconds = time.monotonic() - began

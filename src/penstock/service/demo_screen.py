@@ -9,6 +9,7 @@ from typing import Any
 import plotext
 import pyarrow.compute as pc
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -145,7 +146,7 @@ def _account(outcome: demo.Outcome) -> Panel:
     generated = sum(outcome.generated.values())
     if outcome.problems:
         return Panel("\n".join(outcome.problems), title="NOT every point is accounted for", border_style="red")
-    here, command = outcome.folder, os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "penstock"
+    here, command = escape(str(outcome.folder)), os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "penstock"
     lines = [
         f"[bold]{generated:,} points generated = {generated:,} points in each table[/bold]",
         f"(minute, hour and day), merged to {outcome.partials:,} rows at the edge",

@@ -49,6 +49,7 @@ class Backlog:
         self._log_has_more = True
         self.next_sequence = self.store.next_sequence
         self.sequence_limit = self.next_sequence
+        self.largest_batch = 1  # so many sequences at least have to be reserved
         self.count = self.store.unread_count
         self.bytes = self.store.unread_bytes
         self.flushes = 0
@@ -140,8 +141,12 @@ class Backlog:
             self._take_returned(most, now, taken)
         while len(taken) < most:
             if self._ready or (self._log_has_more and self._read_log()):
-                part = self._take_some(self._ready, most - len(taken))
-                self.leased.update(zip(map(_sequence_of, part), repeat(self._ready_ref)))
+                if len(self._ready) == 1:
+                    part = [self._ready.popleft()]
+                    self.leased[part[0].sequence] = self._ready_ref
+                else:
+                    part = self._take_some(self._ready, most - len(taken))
+                    self.leased.update(zip(map(_sequence_of, part), repeat(self._ready_ref)))
             elif self.memory:
                 part = self._take_some(self.memory, most - len(taken))
                 self.leased.update(zip(map(_sequence_of, part), part))
@@ -317,7 +322,7 @@ class Backlog:
             if not isinstance(held, Lease):
                 attempts[sequence] = self.store.attempts.get(sequence, 0) + 1
         return self.store.snapshot(
-            self.next_sequence + (0 if clean else RESERVED_SEQUENCES),
+            self.next_sequence + (0 if clean else max(RESERVED_SEQUENCES, self.largest_batch)),
             self.count - len(only_memory),
             self.bytes - sum(len(lease.data) for lease in only_memory),
             list(attempts.items()),

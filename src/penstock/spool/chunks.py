@@ -8,6 +8,7 @@ chunk is to read the next file. A frame larger than `chunk_size` has a chunk of 
 import re
 from bisect import bisect_right
 from contextlib import suppress
+from itertools import pairwise
 
 from penstock.spool import frames
 from penstock.spool.files import Buffers, Files, write_all
@@ -57,12 +58,14 @@ class ChunkLog:
         for chunk in self.chunks:
             chunk.checked = chunk.start >= seed_end if seed_end is not None else not self._looks_like_seed(chunk)
             chunk.first = self._first_sequence(chunk)
+        # Bytes that came into a chunk by damage: an offset may mean two places then, and none may be written twice.
+        self.overlaps = any(chunk.end > following.start for chunk, following in pairwise(self.chunks))
         self.seed_end = max([0, *(chunk.end for chunk in self.chunks if not chunk.checked)])
 
     @property
     def end(self) -> int:
         """The offset at which the next frame will lie, if it fits the chunk."""
-        return self.chunks[-1].end if self.chunks else 0
+        return max((chunk.end for chunk in self.chunks[-2:]), default=0)
 
     @property
     def size_bytes(self) -> int:
@@ -179,7 +182,7 @@ class ChunkLog:
 
     def resume_writing(self) -> None:
         """Go on in the last chunk, if it is ours and has room."""
-        if self.chunks and self.chunks[-1].checked and self.chunks[-1].size < self._chunk_size:
+        if self.chunks and self.chunks[-1].checked and self.chunks[-1].size < self._chunk_size and not self.overlaps:
             chunk = self.chunks[-1]
             self._open(chunk)
             self._writer = chunk

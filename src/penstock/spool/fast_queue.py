@@ -25,6 +25,7 @@ from penstock.spool.dead_letters import FOLDER_NAME, OVERHEAD, DeadLetters
 from penstock.spool.files import Files, OsFiles, disk_error
 from penstock.spool.freshest import FreshestBacklog
 from penstock.spool.gate import Gate
+from penstock.spool.identity import identity
 from penstock.spool.keeper import Keeper
 from penstock.spool.lease import Lease
 from penstock.spool.stats import QueueStats, snapshot
@@ -91,6 +92,11 @@ class FastQueue:
             self._keeper.sync()
         interval = seconds(config.meta_sync_interval)
         self._keeper.start(f"penstock-spool-{os.path.basename(self.path)}", interval, self._keep)
+
+    @property
+    def id(self) -> str:
+        """What tells this queue's sequences from every other queue's, for as long as its folder lives."""
+        return identity(self._files, self.path)
 
     # -- in --------------------------------------------------------------------------------------------------------
 

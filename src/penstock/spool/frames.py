@@ -45,6 +45,7 @@ MAGIC_AT = 8
 SEED_HEADER = struct.Struct("<Q")
 HEADER = struct.Struct("<Q4sBBHQQdIII")
 CRC = struct.Struct("<I")
+CHECKED_HEADER = struct.Struct(HEADER.format + "I")
 HEADER_SIZE = HEADER.size + CRC.size
 HOLE = 0xFFFFFFFF
 LENGTHS, TIMES = 1, 2
@@ -184,13 +185,10 @@ def parse_header(data: bytes, at: int, offset: int, *, checked: bool) -> FrameHe
         return FrameHeader(SEED_HEADER.size + length, codec, 0, 0, offset, 0, 0.0, 1, length, 0, False)
     if len(data) - at < HEADER_SIZE:
         raise DamagedFrame("cut header")
-    prefix, magic, codec, flags, holes, first, follows, enqueued_at, count, payload_bytes, crc = HEADER.unpack_from(
-        data, at
-    )
-    if magic != MAGIC or CRC.unpack_from(data, at + HEADER.size)[0] != google_crc32c.value(data[at : at + HEADER.size]):
+    prefix, magic, *fields, header_crc = CHECKED_HEADER.unpack_from(data, at)
+    if magic != MAGIC or header_crc != google_crc32c.value(data[at : at + HEADER.size]):
         raise DamagedFrame("damaged header")
-    size = SEED_HEADER.size + (prefix & LENGTH_MASK)
-    return FrameHeader(size, codec, flags, holes, first, follows, enqueued_at, count, payload_bytes, crc, True)
+    return FrameHeader._make((SEED_HEADER.size + (prefix & LENGTH_MASK), *fields, True))
 
 
 def is_checked(data: bytes) -> bool:

@@ -60,6 +60,7 @@ class Gate:
                 continue
             if backlog.next_sequence + count <= backlog.sequence_limit:
                 return
+            backlog.largest_batch = max(backlog.largest_batch, count)
             self.on_disk(self._reserve, count, timeout)
 
     def _make_some_room(self, count: int, deadline: float) -> bool:

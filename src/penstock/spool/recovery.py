@@ -18,7 +18,7 @@ from penstock.spool.reader import FrameReader, Quarantine
 
 log = logging.getLogger(__name__)
 
-_OURS = re.compile(r"fastqueue\.(meta|meta\.tmp|lock)|acks-[0-9a-f]{8}|[0-9a-f]{16}|quarantine|dead-letters")
+_OURS = re.compile(r"fastqueue\.(id|meta|meta\.tmp|lock)|acks-[0-9a-f]{8}|[0-9a-f]{16}|quarantine|dead-letters")
 
 
 @dataclass(slots=True)
@@ -55,6 +55,7 @@ def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) 
     _replay(files, folder, state, known)
     _count_tail(state, known, repair)
     state.next_sequence = max(state.next_sequence, state.log_end, state.acked.top, *(s + 1 for s in state.attempts), 0)
+    state.attempts = {s: count for s, count in state.attempts.items() if s not in state.acked}
     state.unclean = bool(chunks.chunks) if known is None else not known.clean
     if state.unclean and repair:
         chunks.doubt(known.writer_offset if known is not None else 0)
@@ -134,13 +135,15 @@ def _count_tail(state: Recovered, known: Meta | None, repair: bool) -> None:
     end = chunks.end
     start = known.writer_offset if known is not None else 0
     seed_counts = known is not None and known.version < meta.VERSION and (known.entry_count is None or start != end)
-    if known is None or start > end or seed_counts:
+    recounts = known is None or start > end or seed_counts
+    if recounts:
         start, state.count, state.bytes = state.reader_offset, 0, 0
     reader = FrameReader(chunks, start, None)
     last_good = reader.offset
     while (found := reader.next_header()) is not None:
         offset, header = found
-        done = state.acked.overlap(header.first, header.end)
+        # What came after the meta and was acked, the journal has subtracted already.
+        done = state.acked.overlap(header.first, header.end) if recounts else 0
         live = header.block_count - header.holes
         if not header.checked:
             done = min(done, 1)

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, count, pairwise, repeat
 from typing import NamedTuple
 
 from penstock.spool import frames, journal, meta
@@ -138,16 +138,19 @@ class Store:
         """
         while (found := self._reader.next_header()) is not None:
             offset, header = found
-            self._pass_gap(header)
-            if self.acked.covers(header.first, header.end):
+            first, end = header.first, header.end
+            if first > self._expected:
+                self._pass_gap(header)
+            may_be_done = first < self.seen_below or self.reads_backward
+            if may_be_done and self.acked.covers(first, end):
                 self._reader.skip(header)
                 continue
             frame = self._reader.read(header)
             if frame is None:
                 continue  # how many are lost, the next frame says: it knows where this one ended
-            ref = FrameRef(offset, header.first, header.end)
+            ref = FrameRef(offset, first, end)
             self._refs.append(ref)
-            self._expected = header.end
+            self._expected = end
             leases = self.leases(frame)
             if is_counted:
                 self.count_read(leases)
@@ -162,13 +165,13 @@ class Store:
 
     def count_read(self, leases: Sequence[Lease]) -> None:
         self.unread_count -= len(leases)
-        self.unread_bytes -= sum(len(lease.data) for lease in leases)
+        self.unread_bytes -= sum([len(lease.data) for lease in leases])
 
     def read_again(self, ref: FrameRef, sequence: int) -> Lease | None:
         """A block that was read before, to be handed out once more; None if it is damaged by now."""
         reader = FrameReader(self.chunks, ref.offset, None)
         found = reader.next_header()
-        if found is None or found[0] != ref.offset:
+        if found is None or found[0] != ref.offset or found[1].first != ref.first:
             return None
         frame = reader.read(found[1])
         if frame is None:
@@ -182,7 +185,9 @@ class Store:
         header = frame.header
         times = frame.times or repeat(header.enqueued_at)
         if header.first >= self.seen_below and not header.holes and header.checked and not self.reads_backward:
-            rows = zip(range(header.first, header.end), repeat(1), frame.blocks, times)
+            if header.block_count == 1:
+                return [Lease(header.first, 1, frame.blocks[0], header.enqueued_at)]  # type: ignore[arg-type]
+            rows = zip(count(header.first), repeat(1), frame.blocks, times)
             return list(map(Lease._make, rows))
         if not header.checked:
             self.acked.add(header.first + 1, header.end)
@@ -198,8 +203,6 @@ class Store:
     def _pass_gap(self, header: FrameHeader) -> None:
         """Sequences between two frames: never given, acked before they were written, or lost to damage."""
         expected = self._expected
-        if header.first <= expected:
-            return
         if header.follows > expected:
             self.lose(expected, header.follows)
         self.acked.add(expected, header.first)
@@ -259,7 +262,7 @@ class Store:
             self._journal = None  # the next record opens the next generation
         self.journal_failed = self.changed = False
         return meta.Meta(
-            reader_offset=self._refs[0].offset if self._refs else self._reader.offset,
+            reader_offset=self._resume_offset(),
             writer_offset=self.chunks.end,
             entry_count=count,
             total_bytes=size_bytes,
@@ -273,6 +276,11 @@ class Store:
             journal=self._journal.generation if self._journal else self._journal_generation,
             journal_offset=self._journal.offset if self._journal else 0,
         )
+
+    def _resume_offset(self) -> int:
+        if self.chunks.overlaps and self.chunks.chunks:
+            return self.chunks.chunks[0].start  # what is acked is passed over again
+        return self._refs[0].offset if self._refs else self._reader.offset
 
     def write_meta(self, snapshot: meta.Meta) -> None:
         meta.store(self._files, self.folder, snapshot)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import pika
 from pika import exceptions
@@ -103,7 +104,7 @@ class AmqpExporter:
         self._local = threading.local()
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._links: set[_Link] = set()
+        self._links: WeakSet[_Link] = WeakSet()  # weak: the link of a worker that has ended goes with it
         self._closed = False
 
     def prepare(self, batch: bytes) -> Prepared:
@@ -138,7 +139,7 @@ class AmqpExporter:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            links, self._links = self._links, set()
+            links = list(self._links)
         for link in links:
             try:
                 # The one call that another thread may make; the connection's own thread then ends it.

@@ -1,11 +1,18 @@
-"""Segments for Spark: blocks of partials, sealed many at a time as one immutable file."""
+"""Segments for Spark: blocks of partials, sealed many at a time as one immutable file.
 
+`.<writer>.owner` in the folder holds the id of the queue whose sequences the writer's segments cover, and is locked
+while the writer works: sequences of another queue mean other blocks, and would be taken for sealed.
+"""
+
+import fcntl
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.model.segment import Segment, check_writer, decode, seal, sealed
+from penstock.errors import ConfigError, PermanentExportError, QueueLocked
+from penstock.model.segment import Segment, check_writer, decode, seal, sealed, sync_folder
 from penstock.spool import Lease
 from penstock.telemetry import Sample
 
@@ -27,9 +34,36 @@ class SegmentExporter:
         self.max_blocks = max_blocks
         self.segments = 0
         self.rows = 0
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mine = [segment for segment in sealed(folder) if segment.writer == writer]
-        self._covered = mine[-1].last if mine else -1
+        self._owner: int | None = None  # the descriptor that holds the lock
+        self._covered_before = self._covered = -1
+
+    def begin(self, queue_id: str) -> None:
+        """Take the writer's name for the queue of that id, and learn what its segments cover already.
+
+        QueueLocked while another process writes under that name, ConfigError if its segments are another queue's.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._folder / f".{self._writer}.owner"
+        owner = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            known = os.pread(owner, 64, 0).decode("ascii", "replace")
+            mine = [segment for segment in sealed(self._folder) if segment.writer == self._writer]
+            if mine and known != queue_id:
+                raise ConfigError(
+                    f"segments.writer {self._writer!r} has segments of another queue in {self._folder}: "
+                    "give this queue a writer name or a segment folder of its own"
+                )
+            os.truncate(path, os.pwrite(owner, queue_id.encode(), 0))
+            os.fsync(owner)
+        except BlockingIOError:
+            os.close(owner)
+            raise QueueLocked(f"another process writes segments as {self._writer!r} in {self._folder}") from None
+        except BaseException:
+            os.close(owner)
+            raise
+        self._owner = owner
+        self._covered_before = self._covered = mine[-1].last if mine else -1
 
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
         """Seal these blocks as one segment, but for those that one covers already and those that cannot be read."""
@@ -42,20 +76,31 @@ class SegmentExporter:
             except (pa.ArrowException, ValueError) as error:
                 refused.append((lease, f"not a block of partials: {error}"))
                 continue
-            if lease.sequence > self._covered:
-                fresh.append(lease)
-                tables.append(table)
+            if lease.sequence <= self._covered_before:
+                continue  # sealed before a crash, not yet acknowledged then
+            if lease.sequence <= self._covered:
+                raise PermanentExportError(
+                    f"block {lease.sequence} came after {self._covered} was sealed: not in order"
+                )
+            fresh.append(lease)
+            tables.append(table)
         if fresh:
             segment = Segment(self._writer, fresh[0].sequence, fresh[-1].sequence)
             partials = pa.concat_tables(tables)
-            seal(self._folder, segment, partials)
+            try:
+                seal(self._folder, segment, partials)
+            except FileExistsError:
+                sync_folder(self._folder)  # the same group, sealed by an attempt that failed right after
             self._covered = segment.last
             self.segments += 1
             self.rows += partials.num_rows
         return refused
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Let go of the writer's name."""
+        if self._owner is not None:
+            os.close(self._owner)
+            self._owner = None
 
     def samples(self) -> Iterable[Sample]:
         """For `Telemetry.watch`."""

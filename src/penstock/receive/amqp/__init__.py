@@ -9,3 +9,10 @@
 Only the I/O thread touches pika, and it never waits for a handler. What the broker may send ahead is bounded by the
 prefetch; what the buffer does not take waits on the I/O thread.
 """
+
+from importlib.util import find_spec
+
+from penstock.errors import MissingRequirement
+
+if find_spec("pika") is None:
+    raise MissingRequirement("RabbitMQ needs the client library pika: pip install 'penstock[amqp]'")

@@ -27,10 +27,11 @@ class AckTracker:
 
     def delivered(self, tag: int) -> None:
         """The broker sent `tag`. Tags that the client library swallowed in between count as settled by it."""
-        if tag <= self._last:
-            raise ValueError(f"delivery tag {tag} came after {self._last}")
-        for swallowed in range(self._last + 1, tag):
-            self._settled[swallowed] = False
+        if tag != self._last + 1:
+            if tag <= self._last:
+                raise ValueError(f"delivery tag {tag} came after {self._last}")
+            for swallowed in range(self._last + 1, tag):
+                self._settled[swallowed] = False
         self._last = tag
 
     def settle(self, tag: int, acknowledge: bool) -> None:

@@ -80,9 +80,9 @@ class CoroutineWorkers:
         outcome = await self._perform(job)
         seconds = perf_counter() - started
         if outcome is not None:
-            if self._in_place:
-                outcome = await self._until_settled(job, outcome)
             log_failure(self._name, number, job, outcome)
+            if self._in_place:
+                outcome = await self._until_settled(job, outcome, number)
         self._reports.put((job, seconds, outcome))
         self._idle.append(number)
         if self._jobs:
@@ -93,22 +93,23 @@ class CoroutineWorkers:
             if isinstance(job, list):
                 return judge_answer(await job[0].route.call([delivery.message for delivery in job]), len(job))
             await job.route.call(job.message)
-        except asyncio.CancelledError:  # by our own deadline: nobody will know how it would have ended
-            return RETURNED
+        except asyncio.CancelledError as error:
+            # By our own deadline, and nobody will know how it would have ended; or by something that it awaited.
+            return RETURNED if self._stopping.is_set() else judge(error)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything; the worker outlives it
             return judge(error)
         return None
 
-    async def _until_settled(self, job: Job, outcome: Outcomes) -> Outcomes:
+    async def _until_settled(self, job: Job, outcome: Outcomes, number: int) -> Outcomes:
         if isinstance(job, list):
             return [
-                one if one is None else await self._one_until_settled(delivery, one)
+                one if one is None else await self._one_until_settled(delivery, one, number)
                 for delivery, one in zip(job, each(job, outcome))
             ]
         assert isinstance(outcome, Outcome)
-        return await self._one_until_settled(job, outcome)
+        return await self._one_until_settled(job, outcome, number)
 
-    async def _one_until_settled(self, delivery: Delivery, outcome: Outcome) -> Outcome | None:
+    async def _one_until_settled(self, delivery: Delivery, outcome: Outcome, number: int) -> Outcome | None:
         route, message = delivery.route, delivery.message
         result: Outcome | None = outcome
         while result is not None and (wait := route.wait_before_retry(result, message.attempt)) is not None:
@@ -123,6 +124,7 @@ class CoroutineWorkers:
             message.attempt += result.counted
             again = await self._perform([delivery] if route.batch_size else delivery)
             result = again[0] if isinstance(again, list) else again
+            log_failure(self._name, number, delivery, result)
         return result
 
     async def _finish(self, deadline: float, finished: threading.Event) -> None:

@@ -1,5 +1,6 @@
 """What travels between the I/O thread and the workers: deliveries one way, outcomes the other."""
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -54,6 +55,7 @@ class Outcome:
     reason: str = ""
     delay: float | None = None
     counted: bool = True
+    trace: str = ""  # text, since it may come from another process
 
 
 RETURNED = Outcome(Verdict.RETURN)
@@ -67,7 +69,8 @@ def judge(error: BaseException) -> Outcome:
         return Outcome(Verdict.RETRY, str(error), error.delay, error.counted)
     if isinstance(error, Reject):
         return Outcome(Verdict.REJECT, str(error))
-    return Outcome(Verdict.RETRY, f"{type(error).__name__}: {error}")
+    trace = "".join(traceback.format_exception(error))
+    return Outcome(Verdict.RETRY, f"{type(error).__name__}: {error}", trace=trace)
 
 
 def judge_answer(answer: object, size: int) -> Outcomes:

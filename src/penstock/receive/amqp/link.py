@@ -23,6 +23,7 @@ from penstock.errors import BrokerError
 from penstock.receive.amqp.backoff import Backoff, BackoffPolicy
 from penstock.receive.amqp.broker import Broker
 from penstock.receive.amqp.declarations import Declarations
+from penstock.receive.amqp.delivery import Generation
 from penstock.receive.amqp.publisher import Publisher
 from penstock.receive.amqp.subscription import Subscription
 
@@ -163,7 +164,10 @@ class Link:
         yield from self._declare_topology()
         yield from self._open_publisher()
         for subscription in self.subscriptions:
-            yield from self._subscribe(subscription)
+            if self._started:  # each by itself: one that is refused now must not hold up the others
+                self._advance(self._subscribe(subscription))
+            else:
+                yield from self._subscribe(subscription)
         if self._started:
             self.reconnects += 1
             log.info("Reconnected. broker=%s consumers=%d", self._broker, len(self.subscriptions))
@@ -295,11 +299,13 @@ class Link:
         if subscription.stopping:
             return
         delay = subscription.backoff.failed()
-        log.warning("Consumer lost, will be restored. consumer=%s reason=%s", subscription.name, reason)
-        self._loop.call_later(delay, lambda: self._restore(subscription))
+        if subscription.backoff.failures == 1:
+            log.warning("Consumer lost, will be restored. consumer=%s reason=%s", subscription.name, reason)
+        self._loop.call_later(delay, partial(self._restore, subscription, subscription.acks.generation))
 
-    def _restore(self, subscription: Subscription) -> None:
-        if self._connection_is_open() and not subscription.consuming and not subscription.stopping:
+    def _restore(self, subscription: Subscription, lost: Generation) -> None:
+        # What was lost again meanwhile, with its channel or the connection, is restored by whoever saw that.
+        if subscription.acks.generation is lost and self._connection_is_open() and not subscription.stopping:
             self._advance(self._restoration(subscription))
 
     def _restoration(self, subscription: Subscription) -> Steps:

@@ -102,14 +102,15 @@ class Subscription:
 
     def on_delivery(self, channel: Channel, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
         tag: int = method.delivery_tag
-        self.acks.tracker.delivered(tag)
+        acks = self.acks
+        acks.tracker.delivered(tag)
         headers, table = properties.headers, self.table
         event_type: Any = (headers or {}).get(table.header) if table.header else properties.type
         route = table.by_type.get(event_type, table.default)
         message = Message(
             body, event_type or "", 1, method.redelivered, method.exchange, method.routing_key, properties
         )
-        delivery = Delivery(tag, self.acks.generation, message, route, self._clock.monotonic())
+        delivery = Delivery(tag, acks.generation, message, route, self._clock.monotonic())
         if self._quiet is not None:
             self.acks.give_back(delivery)
             return

@@ -116,9 +116,9 @@ class ThreadWorkers:
             outcome = perform(job, number)
             seconds = perf_counter() - started
             if outcome is not None:
+                log_failure(self._name, number, job, outcome)
                 if in_place:
                     outcome = self._until_settled(job, outcome, number)
-                log_failure(self._name, number, job, outcome)
             put((job, seconds, outcome))
 
     def _perform(self, job: Job, number: int) -> Outcomes:
@@ -150,6 +150,7 @@ class ThreadWorkers:
             message.attempt += result.counted
             again = self._perform([delivery] if route.batch_size else delivery, number)
             result = again[0] if isinstance(again, list) else again
+            log_failure(self._name, number, delivery, result)
         return result
 
 
@@ -160,11 +161,12 @@ def log_failure(name: str, number: int, job: Job, outcomes: Outcomes) -> None:
         if outcome is None or outcome.verdict is Verdict.RETURN:
             continue
         log.warning(
-            "Handler failed. consumer=%s worker=%d event_type=%s attempt=%d verdict=%s reason=%s",
+            "Handler failed. consumer=%s worker=%d event_type=%s attempt=%d verdict=%s reason=%s%s",
             name,
             number,
             delivery.route.label,
             delivery.message.attempt,
             outcome.verdict.name.lower(),
             outcome.reason,
+            f"\n{outcome.trace}".rstrip(),
         )

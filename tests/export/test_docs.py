@@ -1,0 +1,70 @@
+"""The documents name only metrics and settings that exist, and name all of them; the example runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.export.flags import FLAGS
+from penstock.telemetry import DECLARATIONS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def metrics_named(text: str) -> set[str]:
+    """Full names, and those that follow one in a table as `_suffix`."""
+    found = set()
+    for run in re.findall(r"`penstock_[a-z_]+[^|\n]*", text):
+        names = re.findall(r"`((?:penstock)?_[a-z_]+)", run)
+        stem = names[0]
+        for name in names:
+            if name.startswith("penstock"):
+                stem = name
+                found.add(name)
+            else:
+                parts = stem.split("_")
+                stems = ["_".join(parts[:cut]) for cut in range(len(parts), 1, -1)]
+                found.add(next((s + name for s in stems if s + name in DECLARATIONS), stem + " + " + name))
+    return found
+
+
+@pytest.mark.parametrize("name", ["export.md", "operations.md"])
+def test_every_metric_that_a_document_names_exists(name: str) -> None:
+    named = metrics_named((DOCS / name).read_text())
+    assert named
+    assert named <= set(DECLARATIONS), named - set(DECLARATIONS)
+
+
+def test_every_flag_that_a_document_names_exists() -> None:
+    text = (DOCS / "export.md").read_text() + (DOCS / "operations.md").read_text()
+    assert set(re.findall(r"--(queue-[a-z-]+|memory-[a-z-]+)", text)) <= {flag.name for flag in FLAGS}
+
+
+def test_every_setting_is_documented() -> None:
+    text = (DOCS / "export.md").read_text()
+    for flag in FLAGS:
+        key = flag.key.rpartition(".")[2]
+        assert f"`{flag.key}`" in text or f"`.{key}`" in text, flag.key
+
+
+def test_every_export_metric_is_in_the_operations_table() -> None:
+    named = metrics_named((DOCS / "operations.md").read_text())
+    ours = {name for name in DECLARATIONS if re.match(r"penstock_(export|circuit|failover|queue|fastqueue)_", name)}
+    assert ours <= named | {"penstock_queue_leased"}, ours - named
+
+
+def test_the_example_runs_as_it_is() -> None:
+    ran = subprocess.run(
+        [sys.executable, str(DOCS.parent / "examples" / "resilient_export.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "circuit open, 4 batches wait",
+        "taken: [b'one', b'two', b'three'], dead letters: 1",
+    ]
