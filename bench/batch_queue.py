@@ -21,6 +21,7 @@ from bench.batch_rigs import (
     Held,
     Rate,
     Rig,
+    batch_handles,
     cpu_per_call,
     handles,
     idle_cpu,
@@ -52,10 +53,15 @@ def throughput(rounds: int, seconds: float) -> None:
         "16p/4t single": lambda: run_rig(rig := Rig(4), 16, seconds, single(rig)),
         "16p/4t single, producer handles": lambda: run_rig(rig := Rig(4), 16, seconds, handles(rig)),
         "16p/4t many of one type": lambda: run_rig(rig := Rig(4), 16, seconds, many(rig, mixed=False)),
+        "16p/4t many of one type, batch handles": lambda: run_rig(rig := Rig(4), 16, seconds, batch_handles(rig)),
+        "16p/4t many of one type, buffers of 20 000": lambda: run_rig(
+            rig := Rig(4, buffer_size=20_000), 16, seconds, many(rig, mixed=False)
+        ),
         "16p/4t many of mixed types": lambda: run_rig(rig := Rig(4), 16, seconds, many(rig, mixed=True)),
         "1p/1t single": lambda: run_rig(rig := Rig(1), 1, seconds, single(rig)),
         "1p/1t single, one type": lambda: run_rig(rig := Rig(1, TYPES[:1]), 1, seconds, single(rig, one_type=True)),
         "1p/1t many of one type": lambda: run_rig(rig := Rig(1), 1, seconds, many(rig, mixed=False)),
+        "1p/1t many of one type, batch handles": lambda: run_rig(rig := Rig(1), 1, seconds, batch_handles(rig)),
         "queue.Queue, one thread": lambda: one_thread(queue.Queue(2_000), seconds),
         "queue.Queue 16p/4t": lambda: standard_queue(seconds),
     }

@@ -152,6 +152,19 @@ def handles(rig: Rig) -> Feed:
     return feed
 
 
+def batch_handles(rig: Rig) -> Feed:
+    def feed(number: int, stop: threading.Event) -> int:
+        emits: dict[type, Callable[[list[object]], int]] = {type_: rig.queue.batch_producer(type_) for type_ in TYPES}
+        calls = [(emits[type(item)], [item] * 100) for item in skewed_items(number)[::100]]
+        accepted = 0
+        while not stop.is_set():
+            for emit, chunk in calls:
+                accepted += emit(chunk)
+        return accepted
+
+    return feed
+
+
 def many(rig: Rig, mixed: bool) -> Feed:
     def feed(number: int, stop: threading.Event) -> int:
         items = skewed_items(number)

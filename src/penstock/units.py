@@ -45,6 +45,20 @@ def parse_duration(value: float | str, field: str) -> float:
     return float(value)
 
 
+def check_count(value: object, field: str, least: int = 0) -> None:
+    """ConfigError unless `value` is a whole number and at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{field} must be a whole number >= {least}, got {value!r}")
+
+
+def check_number(value: object, field: str, least: float, most: float = math.inf) -> None:
+    """ConfigError unless `value` is a finite number between `least` and `most`, both included."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not least <= value <= most:  # type: ignore[operator]
+        bound = f">= {least:g}" if most == math.inf else f"within {least:g} and {most:g}"
+        raise ConfigError(f"{field} must be a number {bound}, got {value!r}")
+
+
 def format_bytes(count: float) -> str:
     """`1.5 GiB` for people to read."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -52,3 +66,22 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def exact_bytes(count: int) -> str:
+    """`512Mi`: the shortest text that `parse_bytes` reads back as the same number."""
+    for unit, factor in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10), ("GB", 10**9), ("MB", 10**6)):
+        if count and count % factor == 0:
+            return f"{count // factor}{unit}"
+    return str(count)
+
+
+def exact_duration(seconds: float) -> str:
+    """`5m`: a short text that `parse_duration` reads back as the same number."""
+    for unit, factor in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if seconds and seconds % factor == 0:
+            return f"{int(seconds // factor)}{unit}"
+    milliseconds = seconds * 1000
+    if milliseconds.is_integer() and seconds:
+        return f"{int(milliseconds)}ms"
+    return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"

@@ -122,7 +122,7 @@ def test_a_running_queue_balances_itself() -> None:
         def both_of_the_first_thread() -> bool:
             queue.produce_many([types[0]()] * 10)
             queue.produce_many([types[2]()] * 10)
-            return queue.rebalances > 0
+            return queue.stats().rebalances > 0
 
         wait_until(both_of_the_first_thread)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock import BufferStrategy, PartitionPolicy, PartitionSelector, ThreadPolicy
+from penstock import BatchQueue, BufferStrategy, PartitionPolicy, PartitionSelector, ThreadPolicy
 from penstock.errors import QueueClosed
 from penstock.testing import wait_until
-from tests.batch.support import A, B, Recorder, join_all, open_queue, run_threads
+from tests.batch.support import A, B, Recorder, config, join_all, open_queue, run_threads
 
 
 def test_closing_consumes_what_is_held_and_ends_the_threads() -> None:
@@ -159,11 +159,11 @@ def test_a_slot_lost_to_an_interrupt_does_not_hold_up_closing() -> None:
         handler = Recorder()
         queue.add_handler(A, handler)
         queue.produce(A(0, 0))
-        credits, items, asleep = queue._routes[A]
-        queue._routes[A] = (credits, Interrupting(), asleep)
+        credits, items = queue._routes[A]
+        queue._routes[A] = (credits, Interrupting())
         with pytest.raises(KeyboardInterrupt):
             queue.produce(A(0, 1))
-        queue._routes[A] = (credits, items, asleep)
+        queue._routes[A] = (credits, items)
         queue.produce(A(0, 2))
         started = time.monotonic()
 
@@ -171,3 +171,25 @@ def test_a_slot_lost_to_an_interrupt_does_not_hold_up_closing() -> None:
         assert time.monotonic() - started < 10.0
 
     assert [item.number for item in handler.items] == [0, 2]
+
+
+def test_a_queue_closes_at_the_end_of_its_with() -> None:
+    handler = Recorder()
+    with BatchQueue("test", config()) as queue:
+        queue.add_handler(A, handler)
+        queue.produce_many([A(), A()])
+
+    assert not queue.running
+    assert len(handler.items) == 2
+
+
+def test_closing_may_take_for_ever_and_pauses_may_be_longer_than_any_clock() -> None:
+    handler = Recorder()
+    with open_queue(min_idle=1e12, max_idle=1e13) as queue:
+        queue.add_handler(A, handler)
+        queue.produce(A())
+        wait_until(lambda: handler.items)
+        queue.produce(A())  # its thread is still there
+        assert queue.close(timeout=float("inf"))
+
+    assert len(handler.items) == 2

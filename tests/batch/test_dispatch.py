@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock import PartitionPolicy, PartitionSelector, ThreadPolicy
+from penstock import BufferStrategy, PartitionPolicy, PartitionSelector, ThreadPolicy
 from penstock.errors import ConfigError, NoHandler, QueueClosed
 from penstock.testing import wait_until
 from tests.batch.support import A, B, C, Item, Recorder, assert_in_order, open_queue, settle
@@ -48,7 +48,7 @@ def test_a_plain_function_is_a_handler() -> None:
 
 
 def test_something_that_cannot_consume_is_refused() -> None:
-    with open_queue() as queue, pytest.raises(TypeError, match="consume"):
+    with open_queue() as queue, pytest.raises(ConfigError, match="consume"):
         queue.add_handler(A, object())  # type: ignore[arg-type]
 
 
@@ -275,7 +275,7 @@ def test_removing_handlers_takes_their_weight_away_but_no_partition() -> None:
 
 def test_a_weight_must_be_positive_and_a_closed_queue_takes_no_handler() -> None:
     with open_queue() as queue:
-        with pytest.raises(ConfigError, match="weight must be > 0, got 0"):
+        with pytest.raises(ConfigError, match="weight must be a number > 0, got 0"):
             queue.add_handler(A, Recorder(), weight=0)
         queue.close()
         with pytest.raises(QueueClosed):
@@ -321,6 +321,31 @@ def test_a_producer_handle_needs_no_lookup_and_answers_like_produce() -> None:
     assert [item.number for item in handler.items] == list(range(100))
 
 
+def test_a_batch_producer_answers_like_produce_many() -> None:
+    with open_queue(buffer_size=10, strategy=BufferStrategy.IF_POSSIBLE) as queue:
+        entered, proceed = threading.Event(), threading.Event()
+        seen: list[int] = []
+
+        def handler(batch: list[A]) -> None:
+            entered.set()
+            assert proceed.wait(30)
+            seen.extend(item.number for item in batch)
+
+        queue.add_handler(A, handler)
+        emit = queue.batch_producer(A)
+        assert emit([A(0, 0)]) == 1
+        assert entered.wait(30)
+        assert emit([]) == 0
+        assert emit(A(0, number) for number in range(1, 5)) == 4
+        accepted = emit([A(0, number) for number in range(5, 25)])
+        assert accepted < 20
+        proceed.set()
+        queue.close()
+        assert emit([A(0, 100)]) == 0
+
+    assert seen == list(range(5 + accepted))
+
+
 def test_producer_handles_work_with_every_selector_and_bound() -> None:
     bounds: tuple[dict[str, Any], ...] = (
         {"selector": PartitionSelector.round_robin(), "partitions": PartitionPolicy.fixed(3)},
@@ -332,5 +357,6 @@ def test_producer_handles_work_with_every_selector_and_bound() -> None:
             queue.add_handler(A, handler)
             emit = queue.producer(A)
             assert all(emit(A(0, number)) for number in range(50))
+            assert queue.batch_producer(A)([A(0, number) for number in range(50)]) == 50
             queue.close()
-        assert len(handler.items) == 50
+        assert len(handler.items) == 100

@@ -212,3 +212,14 @@ def test_statistics_add_up_and_show_the_fullest_partitions(manager: BatchQueueMa
     assert stats.top_n(1)[0].used_percentage == 70.0
     assert stats.types[A].produced == 3
     assert "running" in repr(queue)
+
+
+def test_a_queue_that_was_closed_by_hand_leaves_its_name_to_the_next() -> None:
+    manager = BatchQueueManager()
+    manager.create("name", config()).close()
+
+    second = manager.get_or_create("name", config())
+    assert second.running
+    second.close()
+    assert manager.create("name", config()).running
+    assert manager.shutdown_all()

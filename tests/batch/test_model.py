@@ -81,9 +81,9 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(TYPES))
     def produce_one_without_the_lock(self, kind: type[Item]) -> None:
         (item,) = self.items(kind, 1)
-        credits, items, asleep = self.layout.lane_for(item).route
+        credits, items = self.layout.lane_for(item).route
         try:
-            credits.pop()
+            asleep = credits.pop()
         except IndexError:
             return
         items.append(item)

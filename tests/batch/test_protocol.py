@@ -1,10 +1,13 @@
 """The moments that threads rarely hit, each brought about on purpose: between two steps of the drain protocol."""
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from penstock import BatchQueueConfig, BatchQueueManager, PartitionPolicy, PartitionSelector, ThreadPolicy
-from penstock.batch.drain import DrainTask
+from penstock.batch.drain import DrainTask, rouse
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Partition
 from penstock.testing import FakeClock, wait_until
@@ -48,19 +51,133 @@ def test_an_item_that_comes_just_before_the_token_is_put_back_is_drained() -> No
     assert [item.number for item in handler.items] == [0, 1]
 
 
-def test_an_item_that_comes_during_the_idle_call_is_drained() -> None:
-    task, layout = task_without_a_thread()
+def two_tasks_without_threads() -> tuple[DrainTask, DrainTask, Layout]:
+    config = BatchQueueConfig(threads=ThreadPolicy.fixed(2), partitions=PartitionPolicy.fixed(2))
+    first, second = (
+        DrainTask("test", index, config, FakeClock(), merges=False, on_quiet=lambda partition: None, on_cycle=None)
+        for index in range(2)
+    )
+    return first, second, Layout(config, (first, second), 2)
+
+
+def received(task: DrainTask) -> list[Partition]:
+    """What has been sent to `task`, without the nudges."""
+    return [entry for entry in iter_ready(task) if entry is not None]
+
+
+def iter_ready(task: DrainTask) -> Iterator[Partition | None]:
+    while not task.ready.empty():
+        yield task.ready.get_nowait()
+
+
+def test_a_partition_whose_handler_is_called_idle_is_not_drained_by_its_new_owner_before_that_is_over() -> None:
+    first, second, layout = two_tasks_without_threads()
+    consumed: list[Any] = []
+    steps: list[str] = []
+
+    class Moving:
+        def consume(self, batch: list[Any]) -> None:
+            consumed.extend(batch)
+
+        def on_idle(self) -> None:
+            layout.reassign([1, 1])
+            lane.items.append(A())
+            rouse(partition.asleep)
+            for arrived in received(second):
+                second.cycle(arrived)
+            steps.append(f"consumed {len(consumed)} during the call")
+
+    layout.register(A, Moving(), 1.0)
+    lane = layout.lane_for(A())
+    partition = lane.partition
+
+    first.idle(0.0)
+    (returned,) = received(first)
+    first.cycle(returned)  # it is done with it, and passes it on
+    (arrived,) = received(second)
+    second.cycle(arrived)
+
+    assert steps == ["consumed 0 during the call"]
+    assert len(consumed) == 1
+
+
+def test_a_partition_is_not_held_up_by_idle_calls_of_other_partitions() -> None:
+    first, _, layout = two_tasks_without_threads()
+    consumed: list[Any] = []
+
+    class Moving:
+        def consume(self, batch: list[Any]) -> None:
+            pass
+
+        def on_idle(self) -> None:
+            layout.reassign([1, 0])
+            for arrived in received(first):
+                first.cycle(arrived)
+            assert len(consumed) == 1
+
+    layout.register(A, Moving(), 1.0)
+    layout.register(B, consumed.extend, 1.0)
+    layout.lane_for(B()).items.append(B())
+
+    first.idle(0.0)
+
+    assert len(consumed) == 1
+
+
+def test_a_new_owner_calls_no_handler_idle_whose_last_batch_is_being_consumed() -> None:
+    first, second, layout = two_tasks_without_threads()
+    calls: list[str] = []
+
+    class Moving:
+        def consume(self, batch: list[Any]) -> None:
+            layout.reassign([1, 1])
+            second.idle(0.0)
+            calls.append("consumed")
+
+        def on_idle(self) -> None:
+            calls.append("idle")
+
+    layout.register(A, Moving(), 1.0)
+    lane = layout.lane_for(A())
+    lane.items.append(A())
+    lane.partition.asleep.clear()
+
+    first.cycle(lane.partition)
+    assert calls == ["consumed"]
+    (arrived,) = received(second)
+    second.cycle(arrived)
+    second.idle(0.0)
+
+    assert calls == ["consumed", "idle"]
+
+
+@pytest.mark.parametrize("moved_again", ["before", "after"])
+def test_a_partition_that_moves_again_just_as_it_arrives_is_not_lost(moved_again: str) -> None:
+    first, second, layout = two_tasks_without_threads()
     handler = Recorder()
     layout.register(A, handler, 1.0)
     lane = layout.lane_for(A())
-    lane.partition.asleep = asleep = Meanwhile(lambda: lane.items.append(A()))
-    list.append(asleep, lane.partition)
-    task.ready.get_nowait()  # the nudge of a handler that wants to be called when idle
+    lane.items.append(A())
+    layout.reassign([1, 1])
+    (arriving,) = received(second)
+    arrived = second.on_arrival
 
-    task.idle(0.0)
+    def arrive(partition: Partition) -> bool:
+        if moved_again == "before":
+            layout.reassign([0, 1])
+            return arrived(partition)
+        answer = arrived(partition)
+        layout.reassign([0, 1])
+        return answer
 
-    assert handler.idle_calls == 1
-    assert task.ready.get_nowait() is lane.partition
+    second.on_arrival = arrive
+    second.cycle(arriving)
+    for partition in received(first):
+        first.cycle(partition)
+
+    assert len(handler.items) == 1
+    assert lane.partition.asleep == [lane.partition]
+    assert first.calls_idle
 
 
 def test_a_close_that_comes_just_before_the_token_is_put_back_is_seen() -> None:
@@ -104,8 +221,9 @@ def test_a_handler_is_not_called_idle_while_another_thread_consumes_for_it() -> 
         home = queue._layout.registrations[A].lanes[0].partition
         queue.produce(A(0, 1 - home.index))  # goes to the other partition, whose thread is busy with it from now on
         assert handler.entered.wait(10)
-        calls, rounds = handler.idle_calls, home.owner._epoch
-        wait_until(lambda: home.owner._epoch > rounds + 5)
+        calls, pace = handler.idle_calls, home.owner.pace
+        for _ in range(5):
+            wait_until(lambda due=pace.due: pace.due > due)  # type: ignore[misc]
 
         assert handler.idle_calls <= calls + 1  # one may have been under way
         release.set()

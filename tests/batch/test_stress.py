@@ -23,6 +23,7 @@ from penstock import (
     ThreadPolicy,
 )
 from penstock.errors import NoHandler
+from penstock.testing import wait_until
 from tests.batch.support import Item, Recorder, assert_in_order, item_types, join_all, run_threads
 
 
@@ -72,12 +73,13 @@ class Chaos:
     def produce(self, producer: int) -> None:
         dice = random.Random(self.seed * 1000 + producer)
         emits = {type_: self.queue.producer(type_) for type_ in self.types}
+        emits_many = {type_: self.queue.batch_producer(type_) for type_ in self.types}
         mine: list[Item] = []
         number = 0
         while self.queue.running:
             number += 10
             kind = dice.choice(self.types[:6] if dice.random() < 0.5 else self.types)
-            way = dice.randrange(5)
+            way = dice.randrange(6)
             if way == 0:
                 item = kind(producer, number)
                 if self.queue.produce(item):
@@ -90,6 +92,10 @@ class Chaos:
                 item = kind(producer, number)
                 if self.queue.produce(item, timeout=dice.choice([0.0, 0.0005])):
                     mine.append(item)
+            elif way == 5:
+                items = [kind(producer, number + i) for i in range(10)]
+                accepted = emits_many[kind](items, timeout=0.001)
+                mine += items[:accepted]
             else:
                 one_type = way == 3
                 items = [(kind if one_type else dice.choice(self.types))(producer, number + i) for i in range(10)]
@@ -179,6 +185,37 @@ def test_nothing_is_lost_in_a_long_campaign(seed: int) -> None:
     chaos = Chaos(config, seed)
     chaos.run(seconds=4.0)
     chaos.check()
+
+
+def test_bursts_between_idle_rounds_meet_no_idle_call_and_lose_nothing() -> None:
+    """Everybody sleeps and the rounds call; then data comes, and partitions change owners, in the middle of a call."""
+    dice = random.Random(7)
+    config = BatchQueueConfig(
+        threads=ThreadPolicy.fixed(3), partitions=PartitionPolicy.adaptive(), min_idle=0.01, max_idle=0.01
+    )
+    queue = BatchQueue("bursts", config)
+    types = item_types(12)
+    handlers = {type_: Recorder() for type_ in types}
+    for type_, handler in handlers.items():
+        queue.add_handler(type_, handler)
+    accepted = [0] * 3
+
+    def burst(producer: int) -> None:
+        for _ in range(50):
+            accepted[producer] += queue.produce(types[accepted[producer] % 12](producer, accepted[producer]))
+
+    for _ in range(30):
+        calls = {type_: handler.idle_calls for type_, handler in handlers.items()}
+        wait_until(lambda: all(handlers[type_].idle_calls > before for type_, before in calls.items()))  # noqa: B023
+        threads = run_threads(*(lambda index=index: burst(index) for index in range(3)))
+        queue._layout.reassign([dice.randrange(3) for _ in types])
+        join_all(threads)
+    assert queue.close(20.0)
+
+    assert sum(len(handler.items) for handler in handlers.values()) == sum(accepted)
+    for handler in handlers.values():
+        assert not handler.overlapped
+        assert_in_order(handler.items)
 
 
 @pytest.mark.parametrize("shared", [False, True])

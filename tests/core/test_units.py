@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.units import format_bytes, parse_bytes, parse_duration
+from penstock.units import exact_bytes, exact_duration, format_bytes, parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,22 @@ def test_sizes_are_shown_with_the_unit_that_fits() -> None:
     assert [format_bytes(n) for n in (0, 1023, 1024, 1536, 2**30, 3 * 2**40)] == [
         "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 GiB", "3.0 TiB",
     ]  # fmt: skip
+
+
+@given(st.integers(0, 2**60))
+def test_a_size_as_short_text_is_read_back_as_the_same(size: int) -> None:
+    assert parse_bytes(exact_bytes(size), "x") == size
+
+
+@given(st.integers(0, 10**9))
+def test_a_duration_as_short_text_is_read_back_as_the_same(milliseconds: int) -> None:
+    seconds = milliseconds / 1000
+    assert parse_duration(exact_duration(seconds), "x") == pytest.approx(seconds, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0s"), (0.5, "500ms"), (90.0, "90s"), (300.0, "5m"), (604800.0, "7d"), (1e-7, "0.0000001s")],
+)
+def test_durations_are_written_as_people_would(seconds: float, text: str) -> None:
+    assert exact_duration(seconds) == text

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, BufferStrategy
+from penstock.batch.crew import is_of_crew
 from penstock.batch.drain import rouse
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Lane
-from penstock.batch.scheduler import is_of_crew
 from penstock.batch.waiting import AsyncWaiter, ThreadWaiter
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge
@@ -45,8 +45,8 @@ class Admission:
 
     def admit(self, lane: Lane, items: Sequence[Any], timeout: float | None) -> int:
         """How many of `items` were accepted, always the first of them."""
+        sizes = None if self._byte_limit is None else self._sizes(items, self._byte_limit)
         try:
-            sizes = None if self._byte_limit is None else self._sizes(items, self._byte_limit)
             partition = lane.partition
             granted = partition.offer(lane, items, sizes, None)
             if partition.asleep:
@@ -109,7 +109,11 @@ class Admission:
         return granted
 
     def _sizes(self, items: Sequence[Any], limit: int) -> list[int]:
-        sizes = [self._size_of(item) for item in items]
+        try:
+            sizes = [self._size_of(item) for item in items]
+        except TypeError as error:
+            error.add_note("buffer_bytes counts items by size_of, which is len unless BatchQueueConfig says otherwise")
+            raise
         if max(sizes) > limit:
             raise BlockTooLarge(f"an item of {max(sizes)} bytes never fits into buffer_bytes={limit}")
         return sizes

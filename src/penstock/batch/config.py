@@ -76,18 +76,21 @@ class BatchQueueConfig:
     shutdown_timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        if (self.threads is None) == (self.shared_scheduler is None):
-            raise ConfigError("exactly one of threads and shared_scheduler must be set")
+        self._check_kinds()
         for field in ("buffer_size", "buffer_bytes", "max_batch"):
             count = getattr(self, field)
-            if count is not None and count < 1:
-                raise ConfigError(f"{field} must be >= 1, got {count}")
+            if count is not None and (type(count) is not int or count < 1):
+                raise ConfigError(f"{field} must be a whole number >= 1, got {count!r}")
+        for field in ("min_idle", "max_idle", "shutdown_timeout", "balance_interval"):
+            seconds = getattr(self, field)
+            if seconds is not None and (not isinstance(seconds, (int, float)) or not math.isfinite(seconds)):
+                raise ConfigError(f"{field} must be a number of seconds, got {seconds!r}")
         if not self.min_idle > 0:
             raise ConfigError(f"min_idle must be > 0 seconds, got {self.min_idle}")
         if not self.max_idle >= self.min_idle:
             raise ConfigError(f"max_idle must be >= min_idle ({self.min_idle}), got {self.max_idle}")
-        if not self.shutdown_timeout >= 0 or math.isinf(self.shutdown_timeout):
-            raise ConfigError(f"shutdown_timeout must be a finite number >= 0, got {self.shutdown_timeout}")
+        if not self.shutdown_timeout >= 0:
+            raise ConfigError(f"shutdown_timeout must be >= 0 seconds, got {self.shutdown_timeout}")
         if (self.balancer is None) != (self.balance_interval is None):
             raise ConfigError("balancer and balance_interval go together: set both or neither")
         if self.balance_interval is not None and not self.balance_interval > 0:
@@ -96,9 +99,49 @@ class BatchQueueConfig:
         if keyed and self.partitions.kind == "adaptive":
             raise ConfigError("adaptive partitions grow with the handlers, which would move keys: fix their number")
 
+    def _check_kinds(self) -> None:
+        """Refuse what type checkers would, for those who do not run one: later it would fail in a drain thread."""
+        if (self.threads is None) == (self.shared_scheduler is None):
+            raise ConfigError("exactly one of threads and shared_scheduler must be set")
+        _require("threads", self.threads, ThreadPolicy, "a ThreadPolicy, like ThreadPolicy.fixed(4)")
+        _require("partitions", self.partitions, PartitionPolicy, "a PartitionPolicy, like PartitionPolicy.fixed(4)")
+        _require(
+            "selector", self.selector, PartitionSelector, "a PartitionSelector, like PartitionSelector.type_hash()"
+        )
+        _require("strategy", self.strategy, BufferStrategy, "BufferStrategy.BLOCKING or BufferStrategy.IF_POSSIBLE")
+        _require("balancer", self.balancer, DrainBalancer, "a DrainBalancer, like DrainBalancer.throughput_weighted()")
+        match self.shared_scheduler:
+            case None | (str(), ThreadPolicy()):
+                pass
+            case other:
+                raise ConfigError(
+                    f'shared_scheduler must be like ("IO_POOL", ThreadPolicy.cpu_cores(0.5)), got {other!r}'
+                )
+        if self.consumer is not None:
+            check_handler("consumer", self.consumer)
+        for field in ("error_handler", "size_of"):
+            function = getattr(self, field)
+            if function is not None and not callable(function):
+                raise ConfigError(f"{field} must be a function, got {function!r}")
+
     @property
     def resolved_selector(self) -> PartitionSelector:
         """A lone consumer takes every type, so by default its items are spread over all partitions."""
         if self.selector is not None:
             return self.selector
         return PartitionSelector.type_hash() if self.consumer is None else PartitionSelector.round_robin()
+
+
+def _require(field: str, value: object, kind: type, what: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"{field} must be {what}, got {value!r}")
+
+
+def check_handler(field: str, handler: object) -> None:
+    """ConfigError unless batches can be given to it."""
+    if isinstance(handler, type) and hasattr(handler, "consume"):
+        raise ConfigError(
+            f"{field} must be an object, and {handler.__qualname__} is a class: {handler.__qualname__}()?"
+        )
+    if not callable(getattr(handler, "consume", handler)):
+        raise ConfigError(f"{field} must be a function or have a method consume(batch), got {handler!r}")

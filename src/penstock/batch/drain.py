@@ -3,11 +3,19 @@
 A task drains its partitions one cycle after another, never two at once. Partitions reach it through `ready`, each with
 its token, so a partition is in one task's hands at a time, whoever owns it. An owner that was changed meanwhile passes
 the partition on when it comes to it, at the latest after the cycle it is in.
+
+Idle calls need no tokens: they are made by whoever has the task's turn, and who drains has it too. What is left is a
+partition that changes owners. It is sent to the new one, who calls none of its handlers before it has arrived: so the
+old one is done with it. And the old one may be calling them just then: it first writes down what it calls (`idling`),
+then looks before each call whether that is still what it should; who moves a partition first changes the latter, then
+the owner; and the new owner looks at what the others have written down, and sends the partition there and back if it
+finds its handlers. In any interleaving one of them sees the other.
 """
 
 import logging
+import threading
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -15,18 +23,26 @@ from penstock.batch.config import BatchQueueConfig, ErrorHandler
 from penstock.batch.gate import Gate
 from penstock.batch.pace import IdlePace
 from penstock.batch.partition import Lane, Partition, Registration
+from penstock.batch.rounds import IDLE_ROUNDS
 from penstock.clock import Clock
 from penstock.errors import NoHandler
 
 log = logging.getLogger("penstock.batch")
 
 SIZE_CLASSES = (1, 10, 100, 1_000, 10_000)  # batches are counted by size: up to 1, up to 10, …, more
+SHORTEST_ON_ROUNDS = 0.01  # seconds between idle calls that the rounds keep up with
+SLOW_CALLS = 0.005  # seconds: who takes so long makes its idle calls itself, not to hold up the others on the rounds
+TRUSTED = 100  # quick passes in a row after which it may come back: the machine may have been slow, not the handlers
+PATIENCE = 100  # pauses without a call after which a thread comes back from the rounds: somebody hangs there
+
+IdleCalls = tuple[tuple[Callable[[], object], ...], tuple[Lane, ...]]  # `on_idle` functions, and the lanes they are of
+NO_CALLS: IdleCalls = ((), ())
 
 
 class DrainTask:
     """Drains the partitions it owns and hands their items to the handlers.
 
-    Threads: `inbox`, `submit` and `nudge` from any thread, the rest from the one that runs the task at the time.
+    Threads: `inbox`, `submit`, `nudge` and `idle_on_rounds` from any thread, the rest from who has the turn.
     """
 
     def __init__(
@@ -41,8 +57,19 @@ class DrainTask:
         on_cycle: Callable[[float], None] | None,
     ) -> None:
         self.index = index
+        self.crew: object = None
+        # Set by the layout: the tasks of the queue, and whom to tell that a new partition has reached us.
+        self.siblings: Sequence[DrainTask] = (self,)
+        self.on_arrival: Callable[[Partition], bool] = lambda partition: True
         self.partitions: tuple[Partition, ...] = ()  # replaced under the queue's lock
-        self.idle_partitions: tuple[Partition, ...] = ()  # those of them with handlers to call; replaced likewise
+        self.idle_calls: IdleCalls = NO_CALLS  # replaced likewise
+        self.idling: IdleCalls | None = None  # those that are being made
+        self.may_join = False  # the rounds: where there are several threads
+        self.on_rounds = False
+        self.quick_passes = TRUSTED
+        self.next_round = 0.0  # belongs to the rounds
+        self.longest_pause = config.max_idle
+        self.turn = threading.Lock()  # who has it runs the task
         self.drained = 0
         self.seconds = 0.0
         self.batches = [0] * (len(SIZE_CLASSES) + 1)
@@ -55,11 +82,15 @@ class DrainTask:
         self._merges = merges
         self._on_quiet = on_quiet
         self._on_cycle = on_cycle
-        self._epoch = 0
 
     @property
     def calls_idle(self) -> bool:
-        return bool(self.idle_partitions)
+        return self.idle_calls is not NO_CALLS
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it may leave its idle calls to the rounds."""
+        return self.may_join and self.quick_passes >= TRUSTED
 
     def inbox(self) -> "SimpleQueue[Partition | None]":
         """Where partitions are put, with their token, to be drained."""
@@ -80,6 +111,9 @@ class DrainTask:
     def reset(self) -> None:
         """Forget what was ready: we are the child of a fork."""
         self.ready = SimpleQueue()
+        self.turn = threading.Lock()
+        self.idling = None
+        self.on_rounds = False
         self.drained = 0
         self.seconds = 0.0
         self.batches = [0] * len(self.batches)
@@ -90,13 +124,13 @@ class DrainTask:
         """Drain and dispatch what is ready, then let go of it."""
         if self._merges:
             mine = self._all_ready(first)
-        elif first.owner is self:
+        elif (first.owner is self and first.has_arrived) or self._is_mine(first):
             mine = [first]
         else:
-            first.owner.submit(first)
             return
         if not mine:
             return
+        had_data = False
         started = self._clock.monotonic()
         try:
             had_data = self._drain_together(mine) if len(mine) > 1 else self._drain_alone(mine[0])
@@ -106,10 +140,11 @@ class DrainTask:
             for partition in mine:
                 partition.seconds += (now - started) / len(mine)
                 self._release(partition)
-        if had_data:
-            self.pace.had_data(now)
-        if self.idle_partitions and self.pace.is_late(now):
-            self.idle(now, absent_only=True)
+        if self.idle_calls is not NO_CALLS:
+            if had_data:
+                self.pace.had_data(now)
+            if self.pace.is_late(now):
+                self.idle(now, absent_only=True)
         if self._on_cycle is not None:
             self._on_cycle(now)
 
@@ -118,15 +153,28 @@ class DrainTask:
         partition: Partition | None = first
         try:
             while True:
-                if partition is None:
-                    pass
-                elif partition.owner is self:
+                if partition is not None and self._is_mine(partition):
                     mine.append(partition)
-                else:
-                    partition.owner.submit(partition)
                 partition = self.ready.get_nowait()
         except Empty:
             return mine
+
+    def _is_mine(self, partition: Partition) -> bool:
+        """Whether we may drain it; else it goes to who owns it, or who still calls its handlers, who sends it back."""
+        if partition.owner is not self:
+            partition.owner.submit(partition)
+            return False
+        if partition.has_arrived:
+            return True
+        for task in self.siblings:
+            calls = task.idling
+            if calls is not None and any(lane.partition is partition for lane in calls[1]):
+                task.submit(partition)
+                return False
+        if self.on_arrival(partition):
+            return True
+        partition.owner.submit(partition)
+        return False
 
     def _drain_alone(self, partition: Partition) -> bool:
         had_data = False
@@ -135,8 +183,6 @@ class DrainTask:
                 had_data = True
                 batch = self._take(lane, self._max_batch)
                 self._dispatch(lane.registration, batch, ((lane, len(batch)),))
-        if had_data and self.idle_partitions and partition.idle_epoch != self._epoch:
-            self._call_idle_of(partition, absent_only=True)
         return had_data
 
     def _drain_together(self, partitions: list[Partition]) -> bool:
@@ -157,15 +203,16 @@ class DrainTask:
 
     def _take(self, lane: Lane, limit: int | None) -> list[Any]:
         batch, woken, recovered = lane.partition.take(lane, limit)
-        for waiter in woken:
-            waiter.wake()
+        if woken:
+            for waiter in woken:
+                waiter.wake()
         if recovered:
             log.info("Partition has room again. queue=%s partition=%d", self._queue_name, lane.partition.index)
         return batch
 
     def _release(self, partition: Partition) -> None:
-        """Put the token back, unless there is more to drain or the partition has seen its last item."""
-        if partition.has_items():
+        """Put the token back, unless there is more to drain, another owner, or the partition has seen its last item."""
+        if partition.has_items() or partition.owner is not self:
             partition.owner.submit(partition)
             return
         was_closed = partition.closed
@@ -173,8 +220,8 @@ class DrainTask:
             self._on_quiet(partition)  # and the token stays with us: nobody will need it
             return
         partition.asleep.append(partition)
-        # Only now is it certain that a producer (or `close`) who came after our look has seen the token.
-        if partition.has_items() or partition.closed != was_closed:
+        # Only now is it certain that a producer (or `close`, or a new owner) that came after our look saw the token.
+        if partition.has_items() or partition.closed != was_closed or partition.owner is not self:
             rouse(partition.asleep)
 
     def _dispatch(self, registration: Registration, batch: list[Any], parts: Sequence[tuple[Lane, int]]) -> None:
@@ -212,35 +259,47 @@ class DrainTask:
     # Idle
 
     def idle(self, now: float, *, absent_only: bool = False) -> None:
-        """Call `on_idle` of the handlers whose partitions nobody drains just now."""
-        self._epoch += 1
-        for partition in self.idle_partitions:
-            asleep = partition.asleep
-            if partition.owner is not self:
-                continue
-            try:
-                asleep.pop()
-            except IndexError:
-                continue  # it has data: its next cycle sees to those of its handlers that got none
-            self._call_idle_of(partition, absent_only=absent_only)
-            asleep.append(partition)
-            if partition.has_items() or partition.closed:
-                rouse(asleep)
+        """Call `on_idle` of the handlers; while some get data, only of those that got none since the last time."""
+        self.idling = calls = self.idle_calls
+        functions, lanes = calls
+        try:
+            for on_idle in functions if not absent_only else _of_absent(functions, lanes):
+                if self.idle_calls is not calls:
+                    break  # handlers or owners have changed: the rest has its turn the next time
+                try:
+                    on_idle()
+                except BaseException:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
+                    _log_idle_failure(self._queue_name, lanes[functions.index(on_idle)].registration)
+        finally:
+            self.idling = None
+        self.quick_passes = self.quick_passes + 1 if self._clock.monotonic() - now < SLOW_CALLS else 0
         self.pace.was_called(now)
 
-    def _call_idle_of(self, partition: Partition, *, absent_only: bool) -> None:
-        """The caller holds the token, so `consume` of these handlers is not running (or a gate sees to it)."""
-        partition.idle_epoch = self._epoch
-        for lane in partition.lanes:
-            registration = lane.registration
-            if absent_only:
-                was_absent, lane.idle_mark = lane.idle_mark == lane.taken, lane.taken
-                if not was_absent:
-                    continue
-            # A handler that several partitions feed is called by the owner of the first of them.
-            if registration.gate is not None and registration.lanes[0] is not lane:
-                continue
-            call_on_idle(registration, self._queue_name)
+    def until_idle(self) -> float:
+        """Seconds until the handlers are to be called."""
+        return self.pace.due - self._clock.monotonic()
+
+    def idle_on_rounds(self) -> None:
+        """Call the handlers for the thread of the task, who sleeps."""
+        if not self.calls_idle:
+            IDLE_ROUNDS.leave(self)
+        elif self.turn.acquire(blocking=False):
+            try:
+                if self.on_rounds:
+                    self.idle(self._clock.monotonic())
+            finally:
+                self.turn.release()
+
+    def see_to_idle_calls(self) -> float | None:
+        """Seconds until they are due if we make them, or None if there are none: how long to wait for data."""
+        if not self.calls_idle:
+            if self.on_rounds:
+                IDLE_ROUNDS.leave(self)
+            return None
+        if self.takes_part and not self.on_rounds and self.pace.is_steady():
+            IDLE_ROUNDS.join(self)
+        pause = self.until_idle() + (PATIENCE * self.longest_pause if self.on_rounds else 0.0)
+        return min(max(0.0, pause), threading.TIMEOUT_MAX)
 
 
 def rouse(asleep: list[Partition]) -> None:
@@ -272,16 +331,41 @@ def _error_of(consume: Callable[[list[Any]], object], batch: list[Any], gate: Ga
 
 def call_on_idle(registration: Registration, queue_name: str) -> None:
     """Once, if nobody consumes; an error is logged."""
-    on_idle, gate = registration.on_idle, registration.gate
-    if on_idle is None or (gate is not None and not gate.try_alone()):
+    if registration.on_idle is None:
         return
     try:
-        on_idle()
-    except BaseException:  # whatever a handler raises, the drain thread must go on
-        log.exception("on_idle failed. queue=%s type=%s", queue_name, registration.type)
-    finally:
-        if gate is not None:
-            gate.leave_alone()
+        idle_call(registration)()
+    except BaseException:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
+        _log_idle_failure(queue_name, registration)
+
+
+def _of_absent(functions: Sequence[Callable[[], object]], lanes: Sequence[Lane]) -> Iterator[Callable[[], object]]:
+    """Those whose lanes got no data since the last time we looked."""
+    for function, lane in zip(functions, lanes):
+        was_absent, lane.idle_mark = lane.idle_mark == lane.taken and not lane.items, lane.taken
+        if was_absent:
+            yield function
+
+
+def idle_call(registration: Registration) -> Callable[[], object]:
+    """Its `on_idle`; where several threads may consume, one that does nothing while they do."""
+    on_idle, gate = registration.on_idle, registration.gate
+    assert on_idle is not None
+    if gate is None:
+        return on_idle
+
+    def call_alone() -> None:
+        if gate.try_alone():
+            try:
+                on_idle()
+            finally:
+                gate.leave_alone()
+
+    return call_alone
+
+
+def _log_idle_failure(queue_name: str, registration: Registration) -> None:
+    log.exception("on_idle failed. queue=%s type=%s", queue_name, registration.type)
 
 
 def report_batch(handler: ErrorHandler | None, queue_name: str, batch: list[Any], error: BaseException) -> None:

@@ -12,6 +12,10 @@ class Gate:
     __slots__ = ("_alone", "_free", "_inside")
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Nobody is inside: also in the child of a fork, whatever the parent's threads were doing."""
         # _free's lock guards everything below.
         self._free = threading.Condition(threading.Lock())
         self._inside = 0

@@ -2,10 +2,11 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 
 from penstock.batch.config import BatchQueueConfig, Handler, HandlerConsumer
-from penstock.batch.drain import DrainTask
+from penstock.batch.drain import NO_CALLS, DrainTask, IdleCalls, idle_call, rouse
 from penstock.batch.gate import Gate
 from penstock.batch.partition import Lane, Partition, Registration, Route
 from penstock.batch.selector import stable_hash
@@ -23,18 +24,23 @@ class Layout:
     def __init__(self, config: BatchQueueConfig, tasks: tuple[DrainTask, ...], partitions: int) -> None:
         selector = config.resolved_selector
         self.tasks = tasks
+        for task in tasks:
+            task.siblings = tasks
+            task.on_arrival = partial(self._arrived, task)
         self._config = config
         self._spreads = selector.kind != "type_hash" and (partitions > 1 or config.partitions.kind == "adaptive")
         self._key = selector.key
         self._turn = count()  # of items whose partition has to be asked for room; `_Turns` counts the others
-        # The only thing that `produce` reads.
+        # What `produce` reads, and what `produce_many` does: the lanes of types whose items all go to one place.
+        # Written under the lock.
         self.routes: dict[type, Route] = _Turns(self) if self._spreads and self._key is None else {}
+        self.homes: dict[type, Lane] = {}
         # lock guards everything below; `partitions` is replaced, never changed, so it may be read without.
         self.lock = threading.Lock()
         self.registrations: dict[type, Registration] = {}
         self.partitions: tuple[Partition, ...] = ()
         self._frozen = False
-        self._lanes: dict[type, Lane] = {}
+        self._silent = False
         self._grow_locked(partitions)
         if config.consumer is not None:
             everything = self._registration_locked(object)
@@ -47,7 +53,7 @@ class Layout:
         """Where `item` goes; opens the lane if it is the first of its kind."""
         kind = type(item)
         if not self._spreads:
-            return self._lanes.get(kind) or self._first_of(kind, None)
+            return self.homes.get(kind) or self._first_of(kind, None)
         if self._key is None:
             return self.lane_in_turn(kind, next(self._turn))
         partitions = self.partitions
@@ -64,7 +70,7 @@ class Layout:
         """Where all items of `kind` go, or None if they go to several places."""
         if self._spreads:
             return None
-        return self._lanes.get(kind) or self._first_of(kind, None)
+        return self.homes.get(kind) or self._first_of(kind, None)
 
     def _lane_type(self, kind: type) -> type:
         return kind if self._config.consumer is None else object
@@ -72,13 +78,13 @@ class Layout:
     def _first_of(self, kind: type, partition: Partition | None) -> Lane:
         with self.lock:
             registration = self._registration_locked(self._lane_type(kind))
-            if partition is None and kind in self._lanes:
-                return self._lanes[kind]
+            if partition is None and kind in self.homes:
+                return self.homes[kind]
             if partition is None:
                 partition = min(self.partitions, key=lambda candidate: candidate.weight)
                 partition.weight += registration.weight or 1.0
                 lane = self._open_lane_locked(registration, partition)
-                self._lanes[kind] = lane
+                self.homes[kind] = lane
                 if self._config.buffer_bytes is None:
                     self.routes[kind] = lane.route
                 return lane
@@ -103,8 +109,8 @@ class Layout:
             registration.lanes.append(lane)
             partition.lanes.append(lane)
             partition.lane_of[registration.type] = lane
-            if registration.on_idle is not None:
-                self._refresh_idle_locked(partition)
+            if registration.on_idle is not None and registration.lanes[0] is lane:
+                self._refresh_idle_calls_locked(partition.owner)
         return lane
 
     # Handlers
@@ -125,10 +131,10 @@ class Layout:
                 # Its first lane is where its idle calls come from: not all of them from the same thread.
                 home = self.partitions[len(self.registrations) % len(self.partitions)]
                 self._open_lane_locked(registration, home)
-            for lane in registration.lanes:
-                self._refresh_idle_locked(lane.partition)
+            if registration.lanes:
+                self._refresh_idle_calls_locked(registration.lanes[0].partition.owner)
         if not self._spreads:
-            self._lanes.get(kind) or self._first_of(kind, None)
+            self.homes.get(kind) or self._first_of(kind, None)
 
     def unregister(self, kind: type) -> bool:
         """Leave `kind` without a handler; its lane and its partition stay."""
@@ -138,8 +144,8 @@ class Layout:
                 return False
             registration.consume = registration.on_idle = None
             registration.weight = 0.0
-            for lane in registration.lanes:
-                self._refresh_idle_locked(lane.partition)
+            if registration.lanes:
+                self._refresh_idle_calls_locked(registration.lanes[0].partition.owner)
             return True
 
     def freeze(self) -> int:
@@ -157,19 +163,34 @@ class Layout:
             owner.partitions = (*owner.partitions, partition)
             self.partitions = (*self.partitions, partition)
 
-    def _refresh_idle_locked(self, partition: Partition) -> None:
-        called = any(
-            lane.registration.on_idle is not None and lane.registration.lanes[0] is lane for lane in partition.lanes
-        )
-        if called != partition.calls_idle:
-            partition.calls_idle = called
-            self._refresh_task_locked(partition.owner)
-
-    def _refresh_task_locked(self, task: DrainTask) -> None:
-        before = task.idle_partitions
-        task.idle_partitions = tuple(partition for partition in task.partitions if partition.calls_idle)
-        if bool(before) != bool(task.idle_partitions):
+    def _refresh_idle_calls_locked(self, task: DrainTask) -> None:
+        if self._silent:
+            return
+        before = task.calls_idle
+        task.idle_calls = self._idle_calls_locked(task)
+        if task.calls_idle != before:
             task.nudge()
+
+    def _idle_calls_locked(self, task: DrainTask) -> IdleCalls:
+        """A handler that several partitions feed is called by the owner of the first of them."""
+        lanes = tuple(
+            lane
+            for partition in task.partitions
+            for lane in (partition.lanes if partition.has_arrived else ())
+            if lane.registration.on_idle is not None and lane.registration.lanes[0] is lane
+        )
+        return (tuple(idle_call(lane.registration) for lane in lanes), lanes) if lanes else NO_CALLS
+
+    def silence(self) -> None:
+        """Have no handler called idle any more; returns when none is."""
+        with self.lock:
+            self._silent = True
+            for task in self.tasks:
+                task.idle_calls = NO_CALLS
+        for task in self.tasks:
+            if task.idling is not None:
+                with task.turn:
+                    pass
 
     def loads(self, measure: Callable[[Partition], float]) -> tuple[list[float], list[int]]:
         """What `measure` says of every partition, and who owns it."""
@@ -179,17 +200,33 @@ class Layout:
     def reassign(self, owners: list[int]) -> bool:
         """Give partition p to task `owners[p]`; False if nothing moves."""
         with self.lock:
-            moved = False
             # Partitions that came since the owners were computed keep theirs.
-            for partition, owner in zip(self.partitions, owners):
-                if partition.owner.index != owner:
-                    partition.owner = self.tasks[owner]
-                    moved = True
-            if moved:
-                for task in self.tasks:
-                    task.partitions = tuple(part for part in self.partitions if part.owner is task)
-                    self._refresh_task_locked(task)
-            return moved
+            moved = {
+                partition: self.tasks[owner]
+                for partition, owner in zip(self.partitions, owners)
+                if partition.owner.index != owner
+            }
+            for partition in moved:
+                partition.has_arrived = False
+            for task in {partition.owner for partition in moved}:
+                self._refresh_idle_calls_locked(task)
+            # Only now: an old owner has either seen that the calls are no longer its own, or is seen by the new one.
+            for partition, task in moved.items():
+                partition.owner = task
+            for task in self.tasks if moved else ():
+                task.partitions = tuple(partition for partition in self.partitions if partition.owner is task)
+        for partition in moved:
+            rouse(partition.asleep)  # to its new owner, who has to know that the old one is done with it
+        return bool(moved)
+
+    def _arrived(self, task: DrainTask, partition: Partition) -> bool:
+        """A partition that changed owners has reached `task`; False if it has changed again."""
+        with self.lock:
+            if partition.owner is not task:
+                return False
+            partition.has_arrived = True
+            self._refresh_idle_calls_locked(task)
+            return True
 
     def lanes(self) -> Iterator[Lane]:
         for partition in self.partitions:
@@ -200,11 +237,14 @@ class Layout:
         self.lock = threading.Lock()
         for registration in self.registrations.values():
             if registration.gate is not None:
-                registration.gate = Gate()
+                registration.gate.reset()
         for partition in self.partitions:
             partition.reset()
         for task in self.tasks:
             task.reset()
+            # The parent may have been in the middle of moving some.
+            task.partitions = tuple(partition for partition in self.partitions if partition.owner is task)
+            task.idle_calls = NO_CALLS if self._silent else self._idle_calls_locked(task)
 
 
 class _Turns(dict[type, Route]):
@@ -220,10 +260,8 @@ class _Turns(dict[type, Route]):
 
 def callbacks(handler: Handler) -> tuple[Callable[..., object], Callable[[], object] | None]:
     """`consume` and, if it does anything, `on_idle` of what was registered."""
-    consume = getattr(handler, "consume", handler)
+    consume: Callable[..., object] = getattr(handler, "consume", handler)  # type: ignore[arg-type]
     on_idle = getattr(handler, "on_idle", None)
-    if not callable(consume):
-        raise TypeError(f"a handler must be callable or have a method consume(batch), got {handler!r}")
     if getattr(type(handler), "on_idle", None) is HandlerConsumer.on_idle:
         on_idle = None  # the inherited one does nothing: nobody needs to be woken for it
     return consume, on_idle

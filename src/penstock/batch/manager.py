@@ -11,7 +11,7 @@ from penstock.batch.policies import ThreadPolicy
 from penstock.batch.queue import BatchQueue
 from penstock.batch.scheduler import SharedScheduler
 from penstock.clock import Clock, SystemClock
-from penstock.errors import QueueConflict, QueueExists
+from penstock.errors import ConfigError, QueueConflict, QueueExists
 from penstock.telemetry import Sample
 
 log = logging.getLogger("penstock.batch")
@@ -37,8 +37,8 @@ class BatchQueueManager:
     def create(self, name: str, config: BatchQueueConfig) -> BatchQueue:
         """A new queue; QueueExists if the name is taken."""
         with self._lock:
-            if name in self._queues:
-                raise QueueExists(f"a queue named {name!r} exists already")
+            if self._running_locked(name):
+                raise QueueExists(f"a queue named {name!r} exists already: get_or_create would share it")
             return self._create_locked(name, config)
 
     def get_or_create(self, name: str, config: BatchQueueConfig) -> BatchQueue:
@@ -48,9 +48,11 @@ class BatchQueueManager:
         `config` are logged, and the first one's settings stay.
         """
         with self._lock:
-            existing = self._queues.get(name)
+            existing = self._running_locked(name)
             if existing is None:
                 return self._create_locked(name, config)
+            if not isinstance(config, BatchQueueConfig):
+                raise ConfigError(f"config must be a BatchQueueConfig, got {config!r}")
         if (existing.config.consumer is None) != (config.consumer is None):
             raise QueueConflict(
                 f"queue {name!r} {'dispatches to handlers by type' if config.consumer else 'has one consumer'}, "
@@ -62,9 +64,14 @@ class BatchQueueManager:
                 log.warning("Queue exists with another setting. queue=%s %s=%s asked=%s", name, field, has, asked)
         return existing
 
+    def _running_locked(self, name: str) -> BatchQueue | None:
+        """A queue that was closed by hand leaves its name to the next."""
+        queue = self._queues.get(name)
+        return queue if queue is not None and queue.running else None
+
     def _create_locked(self, name: str, config: BatchQueueConfig) -> BatchQueue:
         scheduler = None
-        if config.shared_scheduler is not None:
+        if isinstance(config, BatchQueueConfig) and config.shared_scheduler is not None:
             scheduler = self._scheduler_locked(*config.shared_scheduler)
         queue = BatchQueue(name, config, scheduler=scheduler, clock=self._clock)
         self._queues[name] = queue
@@ -109,7 +116,7 @@ class BatchQueueManager:
             queue.stop_accepting()
         if timeout is None:
             timeout = max((queue.config.shutdown_timeout for queue in queues), default=0.0)
-        deadline = self._clock.monotonic() + timeout
+        deadline = self._clock.monotonic() + min(timeout, threading.TIMEOUT_MAX)
         drained = [queue.close(max(0.0, deadline - self._clock.monotonic())) for queue in queues]
         for scheduler in schedulers:
             scheduler.stop(max(0.1, deadline - self._clock.monotonic()))

@@ -7,11 +7,11 @@ class IdlePace:
     While data keeps coming, those who get none of it are called every `longest` seconds.
     """
 
-    __slots__ = ("_called", "_delay", "_longest", "_shortest", "due")
+    __slots__ = ("_called", "_delay", "_shortest", "due", "longest")
 
     def __init__(self, shortest: float, longest: float, now: float) -> None:
+        self.longest = longest
         self._shortest = shortest
-        self._longest = longest
         self._called = now
         self._delay = shortest
         self.due = now + shortest
@@ -23,10 +23,14 @@ class IdlePace:
 
     def is_late(self, now: float) -> bool:
         """Whether data has kept us from calling for too long."""
-        return now >= self._called + self._longest
+        return now >= self._called + self.longest
+
+    def is_steady(self) -> bool:
+        """Whether the pause has grown to `longest` and stays there until data comes."""
+        return self._delay >= self.longest
 
     def was_called(self, now: float) -> None:
         """Wait longer the next time."""
         self._called = now
-        self._delay = min(self._delay * 2, self._longest)
+        self._delay = min(self._delay * 2, self.longest)
         self.due = now + self._delay

@@ -2,7 +2,8 @@
 
 Room. Every slot of a partition is in exactly one of five places, and their sum is the capacity at all times:
     spare      a number, guarded by the lock: slots that nobody has
-    credits    a deque of tokens, at most CREDITS: slots that single producers take without the lock, by `pop`
+    credits    a deque, at most CREDITS long: slots that single producers take without the lock, by `pop`;
+               each of them is `asleep`, at which the producer has to look next
     in flight  popped, not yet appended: one per producer, for the time of two bytecodes
     held       items in the lanes
     waiting    none: a producer waits only when spare and credits are empty
@@ -22,6 +23,7 @@ operations and the documentation of `collections.deque` promise the former; the 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from penstock.batch.gate import Gate
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
     from penstock.batch.drain import DrainTask
 
 CREDITS = 1024  # slots handed out at a time: the lock is then taken once for so many single items
-_TOKENS = (None,) * CREDITS
 
-Route = tuple["deque[None]", list[Any], "list[Partition]"]  # what `produce` needs of a lane: credits, items, asleep
+Asleep = list["Partition"]  # the place of the token
+Route = tuple["deque[Asleep]", list[Any]]  # what `produce` needs of a lane: credits and items
 
 
 class Registration:
@@ -71,7 +73,7 @@ class Lane:
         self.unregistered = 0
         self.idle_mark = 0
         self.abandoned = 0  # belongs to `close`
-        self.route: Route = (partition.credits, self.items, partition.asleep)
+        self.route: Route = (partition.credits, self.items)
 
 
 class Partition:
@@ -82,33 +84,33 @@ class Partition:
         self.capacity = capacity
         self.byte_capacity = byte_capacity
         self.owner = owner  # written under the queue's lock; an old owner forwards what still reaches it
-        self.asleep: list[Partition] = [self]
-        self.credits: deque[None] = deque()
+        self.asleep: Asleep = [self]
+        self.credits: deque[Asleep] = deque()
         # Append-only; written under the queue's lock.
         self.lanes: list[Lane] = []
         self.lane_of: dict[type, Lane] = {}
         self.weight = 0.0
-        self.calls_idle = False
+        self.has_arrived = True  # at its present owner, whose idle calls include its own only from then on
         # Belongs to whoever holds the token.
         self.seconds = 0.0
-        self.idle_epoch = 0
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._spare = capacity
         self._bytes = 0
         self._waiters: deque[Waiter] = deque()
         self._dropping = False
+        self._takes_many = byte_capacity is None  # at once; so until it closes
         self.closed = False
 
     # Producers
 
-    def put_all(self, lane: Lane, items: Sequence[Any]) -> bool:
-        """Append all of `items` if that is simple: there is room, nobody waits, nobody counts bytes."""
-        count = len(items)
+    def put_all(self, lane: Lane, items: Sequence[Any], count: int) -> bool:
+        """Append all `count` of `items` if that is simple: there is room, nobody waits, nobody counts bytes."""
         with self._lock:
-            if count > self._spare or self._waiters or self.closed or self.byte_capacity is not None:
+            spare = self._spare - count
+            if spare < 0 or self._waiters or not self._takes_many:
                 return False
-            self._spare -= count
+            self._spare = spare
             lane.items.extend(items)
         return True
 
@@ -153,7 +155,7 @@ class Partition:
             self._spare -= wanted
             if wanted == 1 and (credit := min(self._spare, CREDITS - len(self.credits))) > 0:
                 self._spare -= credit
-                self.credits.extend(_TOKENS[:credit])
+                self.credits.extend(repeat(self.asleep, credit))
         else:
             count, self._spare = self._spare, 0
             while count < wanted and self._uncredit_locked():
@@ -226,6 +228,7 @@ class Partition:
         """Let nothing in any more, and wake those who wait: they will find that they got nothing more."""
         with self._lock:
             self.closed = True
+            self._takes_many = False
             while self._uncredit_locked():
                 self._spare += 1
             while self._waiters:
@@ -264,10 +267,9 @@ class Partition:
             lane.sizes.clear()
             lane.taken = lane.dropped = lane.consumed = lane.errors = lane.unregistered = 0
             lane.idle_mark = lane.abandoned = 0
-            if lane.registration.gate is not None:
-                lane.registration.gate = Gate()
         self._spare = self.capacity
         self._bytes = 0
         self._waiters.clear()
         self._dropping = False
+        self.has_arrived = True
         self.asleep[:] = [self]

@@ -18,6 +18,18 @@ def _half_up(value: float) -> int:
     return math.floor(value + 0.5)
 
 
+def _whole(what: str, kind: str, count: int) -> int:
+    if type(count) is not int or count < 1:
+        raise ConfigError(f"{what} must be a whole number >= 1, got {kind}({count!r})")
+    return count
+
+
+def _per_core(multiplier: float) -> float:
+    if not isinstance(multiplier, (int, float)) or not 0 < multiplier < math.inf:
+        raise ConfigError(f"threads per core must be a number > 0, got {multiplier!r}")
+    return multiplier
+
+
 @dataclass(frozen=True, slots=True)
 class ThreadPolicy:
     """How many drain threads; always resolves to at least one."""
@@ -29,30 +41,24 @@ class ThreadPolicy:
     @classmethod
     def fixed(cls, count: int) -> Self:
         """Exactly `count` threads."""
-        if count < 1:
-            raise ConfigError(f"threads must be >= 1, got fixed({count})")
-        return cls("fixed", base=count)
+        return cls("fixed", base=_whole("threads", "fixed", count))
 
     @classmethod
     def cpu_cores(cls, multiplier: float) -> Self:
         """`multiplier` threads per core, rounded."""
-        if not multiplier > 0:
-            raise ConfigError(f"threads per core must be > 0, got cpu_cores({multiplier})")
-        return cls("cpu_cores", per_core=multiplier)
+        return cls("cpu_cores", per_core=_per_core(multiplier))
 
     @classmethod
     def cpu_cores_with_base(cls, base: int, multiplier: float) -> Self:
         """`base` threads and `multiplier` more per core."""
-        if base < 0 or not multiplier > 0:
-            raise ConfigError(f"base must be >= 0 and threads per core > 0, got {base} and {multiplier}")
-        return cls("cpu_cores", base=base, per_core=multiplier)
+        if type(base) is not int or base < 0:
+            raise ConfigError(f"base must be a whole number >= 0, got {base!r}")
+        return cls("cpu_cores", base=base, per_core=_per_core(multiplier))
 
     @classmethod
     def io_bound(cls, count: int) -> Self:
         """Exactly `count` threads that mostly wait for others, so the number of cores does not matter."""
-        if count < 1:
-            raise ConfigError(f"threads must be >= 1, got io_bound({count})")
-        return cls("io_bound", base=count)
+        return cls("io_bound", base=_whole("threads", "io_bound", count))
 
     def resolve(self, cores: int | None = None) -> int:
         """The number of threads on a machine of `cores` (by default this one)."""
@@ -83,9 +89,7 @@ class PartitionPolicy:
 
     @classmethod
     def _checked(cls, kind: Literal["fixed", "thread_multiply", "adaptive"], count: int) -> Self:
-        if count < 1:
-            raise ConfigError(f"partitions must be >= 1, got {kind}({count})")
-        return cls(kind, count)
+        return cls(kind, _whole("partitions", kind, count))
 
     def resolve(self, threads: int, weighted_handlers: float = 0.0) -> int:
         """The number of partitions for so many threads and for handlers whose weights add up to so much."""

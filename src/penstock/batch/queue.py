@@ -19,15 +19,19 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import countOf
-from typing import Any, Protocol, TypeVar
+from typing import Any, Self, TypeVar
 
 from penstock.batch.admission import Admission
-from penstock.batch.config import BatchQueueConfig, HandlerConsumer
-from penstock.batch.drain import DrainTask, call_on_idle, report_batch, rouse
+from penstock.batch.config import BatchQueueConfig, HandlerConsumer, check_handler
+from penstock.batch.crew import is_of_crew
+from penstock.batch.drain import SHORTEST_ON_ROUNDS, DrainTask, call_on_idle, report_batch, rouse
 from penstock.batch.layout import Layout
 from penstock.batch.lifecycle import LIVE_QUEUES
-from penstock.batch.partition import Lane, Partition
-from penstock.batch.scheduler import OwnTask, SharedScheduler, SharedTask, is_of_crew
+from penstock.batch.partition import Partition
+from penstock.batch.producers import BatchProducer, Producer, in_batches, listed, one_by_one
+from penstock.batch.rebalance import Rebalancer
+from penstock.batch.rounds import IDLE_ROUNDS
+from penstock.batch.scheduler import OwnTask, SharedScheduler, SharedTask
 from penstock.batch.stats import BatchQueueStats, snapshot
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError, QueueClosed
@@ -35,15 +39,9 @@ from penstock.errors import ConfigError, QueueClosed
 log = logging.getLogger("penstock.batch")
 
 T = TypeVar("T")
-T_contra = TypeVar("T_contra", contravariant=True)
 
+_A_TYPE = type  # where an argument has its name
 INTERRUPTED_GRACE = 0.2  # how long `close` lets producers finish before it takes a slot for lost to an interrupt
-
-
-class Producer(Protocol[T_contra]):
-    """What `BatchQueue.producer` gives: `produce` for one type."""
-
-    def __call__(self, item: T_contra, timeout: float | None = None) -> bool: ...
 
 
 class BatchQueue:
@@ -66,6 +64,10 @@ class BatchQueue:
         scheduler: SharedScheduler | None = None,
         clock: Clock | None = None,
     ) -> None:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"a queue's name must be a text, got {name!r}")
+        if not isinstance(config, BatchQueueConfig):
+            raise ConfigError(f"config must be a BatchQueueConfig, got {config!r}")
         if config.shared_scheduler is not None and scheduler is None:
             raise ConfigError("a queue on a shared scheduler is created by a BatchQueueManager, who has the schedulers")
         self.name = name
@@ -76,16 +78,15 @@ class BatchQueue:
         self._tasks, partitions = self._resolve()
         self._layout = Layout(config, self._tasks, partitions)
         self._routes = self._layout.routes
+        self._homes = self._layout.homes
         self._admission = Admission(name, config, self._layout, self._clock, self._crew)
-        self._balance_at = self._clock.monotonic() + (config.balance_interval or math.inf)
-        self._balanced: list[float] = []
+        self._rebalancer = Rebalancer(name, config, self._layout, self._clock)
         self._finished = threading.Event()
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._closing = False
         self._loud = 0  # partitions that have not yet seen their last item
         self._abandoned = 0
-        self.rebalances = 0
         for task in self._tasks:
             if isinstance(task, SharedTask) and scheduler is not None:
                 scheduler.add(task)
@@ -111,13 +112,16 @@ class BatchQueue:
             named: dict[str, Any] = {
                 "merges": merges,
                 "on_quiet": self._partition_is_quiet,
-                "on_cycle": self._balance_if_due if balances else None,
+                "on_cycle": (lambda now: self._rebalancer.if_due(now)) if balances else None,
             }
             arguments = (self.name, index, config, self._clock)
             if self._scheduler is None:
                 tasks.append(OwnTask(*arguments, crew=self._crew, **named))
             else:
                 tasks.append(SharedTask(*arguments, scheduler=self._scheduler, **named))
+        drainers = threads if self._scheduler is None else self._scheduler.policy.resolve()
+        for task in tasks:
+            task.may_join = drainers > 1 and config.max_idle >= SHORTEST_ON_ROUNDS
         return tuple(tasks), partitions
 
     # Handlers
@@ -129,8 +133,11 @@ class BatchQueue:
 
         `weight` says how much the type adds to the number of adaptive partitions.
         """
-        if not weight > 0:
-            raise ConfigError(f"weight must be > 0, got {weight}")
+        if not isinstance(type, _A_TYPE):
+            raise ConfigError(f"type must be a class, the exact one of the items, got {type!r}")
+        check_handler("handler", handler)
+        if not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+            raise ConfigError(f"weight must be a number > 0, got {weight!r}")
         if self.config.consumer is not None:
             log.warning("The consumer takes every type: handler ignored. queue=%s type=%s", self.name, type)
             return
@@ -151,11 +158,13 @@ class BatchQueue:
         Without `timeout` a full partition is met as the strategy says; with it, by waiting so many seconds.
         """
         try:
-            credits, items, asleep = self._routes[type(item)]
-            credits.pop()
+            credits, items = self._routes[type(item)]
+            asleep = credits.pop()
             items.append(item)
-        except (KeyError, IndexError):
-            return self._produce_routed(item, self._layout.lane_for(item), timeout)
+        except KeyError:
+            return self._produce_routed(item, timeout)
+        except IndexError:
+            return self._admission.admit(self._layout.lane_for(item), (item,), timeout) == 1
         except BaseException:
             self._admission.interrupted = True
             raise
@@ -163,11 +172,12 @@ class BatchQueue:
             rouse(asleep)
         return True
 
-    def _produce_routed(self, item: object, lane: Lane, timeout: float | None) -> bool:
-        """The same for an item whose lane had to be found: another for each item, or out of credits."""
-        credits, items, asleep = lane.route
+    def _produce_routed(self, item: object, timeout: float | None) -> bool:
+        """The same for an item whose lane has to be found: the first of its type, or another lane for each item."""
+        lane = self._layout.lane_for(item)
+        credits, items = lane.route
         try:
-            credits.pop()
+            asleep = credits.pop()
             items.append(item)
         except IndexError:
             return self._admission.admit(lane, (item,), timeout) == 1
@@ -183,54 +193,48 @@ class BatchQueue:
         lane = self._layout.lane_of_type(type)
         if lane is None or self.config.buffer_bytes is not None:
             return self.produce
-        credits, items, asleep = lane.route
-        admission = self._admission
+        return one_by_one(lane, self._admission)
 
-        def emit(item: T, timeout: float | None = None) -> bool:
-            try:
-                credits.pop()
-                items.append(item)
-            except IndexError:
-                return admission.admit(lane, (item,), timeout) == 1
-            except BaseException:
-                admission.interrupted = True
-                raise
-            if asleep:
-                rouse(asleep)
-            return True
-
-        return emit
+    def batch_producer(self, type: type[T]) -> BatchProducer[T]:
+        """A `produce_many` for items of one type, which takes their type on trust: what is of another type goes to the
+        same handler.
+        """
+        lane = self._layout.lane_of_type(type)
+        if lane is None or self.config.buffer_bytes is not None:
+            return self.produce_many
+        return in_batches(lane, self._admission)
 
     def produce_many(self, items: Iterable[object], timeout: float | None = None) -> int:
         """Put `items` in; how many were accepted.
 
         Where a full partition is waited for, those are the first so many; otherwise each one that found room.
         """
-        batch = items if isinstance(items, (list, tuple)) else list(items)
+        batch = items if type(items) is list or type(items) is tuple else listed(items)
         if not batch:
             return 0
-        kind = type(batch[0])
-        lane = self._layout.lane_of_type(kind) if countOf(map(type, batch), kind) == len(batch) else None
-        if lane is None:
+        kind, count = type(batch[0]), len(batch)
+        lane = self._homes.get(kind)
+        # The last one tells most mixed batches at once.
+        if lane is None or type(batch[-1]) is not kind or countOf(map(type, batch), kind) != count:
             return self._produce_mixed(batch, timeout)
         partition = lane.partition
-        if not partition.put_all(lane, batch):
+        if not partition.put_all(lane, batch, count):
             return self._admission.admit(lane, batch, timeout)
         if partition.asleep:
             rouse(partition.asleep)
-        return len(batch)
+        return count
 
     def _produce_mixed(self, batch: Sequence[object], timeout: float | None) -> int:
-        admission, routes, lane_for = self._admission, self._routes, self._layout.lane_for
+        admission, routes = self._admission, self._routes
         deadline = admission.deadline(admission.patience(timeout))
         accepted = 0
         for item in batch:
             try:
-                credits, items, asleep = routes[type(item)]
-                credits.pop()
+                credits, items = routes[type(item)]
+                asleep = credits.pop()
                 items.append(item)
             except (KeyError, IndexError):
-                if self._produce_routed(item, lane_for(item), deadline.left()):
+                if self._produce_routed(item, deadline.left()):
                     accepted += 1
                 elif deadline.patience != 0:
                     break  # time is up, or the queue has closed
@@ -256,7 +260,7 @@ class BatchQueue:
         """`produce_many` for a coroutine."""
         deadline = self._admission.deadline(self._admission.patience(timeout))
         accepted = 0
-        for lane, run in groupby(items, self._layout.lane_for):
+        for lane, run in groupby(listed(items), self._layout.lane_for):
             batch = list(run)
             granted = await self._admission.admit_async(lane, batch, deadline.left())
             accepted += granted
@@ -264,35 +268,9 @@ class BatchQueue:
                 break
         return accepted
 
-    # Balancing
-
-    def _balance_if_due(self, now: float) -> None:
-        """Called by the drain threads after a cycle: whoever comes first when it is time does it."""
-        if now < self._balance_at:
-            return
-        with self._lock:
-            if now < self._balance_at:
-                return
-            self._balance_at = now + (self.config.balance_interval or math.inf)
-        self.rebalance()
-
     def rebalance(self) -> bool:
         """Have the balancer look at what came since the last time; True if partitions changed threads."""
-        balancer = self.config.balancer
-        if balancer is None or self._closing:
-            return False
-        by_items = balancer.measure == "items"
-        totals, owners = self._layout.loads(_items_of if by_items else _seconds_of)
-        before = self._balanced + [0.0] * (len(totals) - len(self._balanced))
-        self._balanced = totals
-        try:
-            assigned = balancer.assign([now - was for now, was in zip(totals, before)], owners, len(self._tasks))
-            moved = assigned is not None and self._layout.reassign(assigned)
-        except Exception:
-            log.exception("Balancer failed. queue=%s", self.name)
-            return False
-        self.rebalances += moved
-        return moved
+        return not self._closing and self._rebalancer.look(self._clock.monotonic())
 
     # Statistics
 
@@ -303,7 +281,7 @@ class BatchQueue:
 
     def stats(self) -> BatchQueueStats:
         """What it holds and what became of the rest, at this moment."""
-        return snapshot(self.name, self._layout, self.rebalances)
+        return snapshot(self.name, self._layout, self._rebalancer.moves)
 
     # Closing
 
@@ -325,7 +303,8 @@ class BatchQueue:
         False if that took longer than `timeout` (by default `shutdown_timeout`) seconds; what was not consumed by
         then went to the error handler. In a drain thread of this queue it does not wait, and answers False.
         """
-        deadline = self._clock.monotonic() + (self.config.shutdown_timeout if timeout is None else timeout)
+        patience = self.config.shutdown_timeout if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        deadline = self._clock.monotonic() + patience
         self.stop_accepting()
         if is_of_crew(self._crew):
             return False
@@ -345,10 +324,12 @@ class BatchQueue:
             self._loud -= 1
             if self._loud:
                 return
-        # Every token is in our hands: no handler runs any more.
+        # Every token is in our hands: no handler consumes any more.
+        self._layout.silence()
         for registration in list(self._layout.registrations.values()):
             call_on_idle(registration, self.name)
         for task in self._tasks:
+            IDLE_ROUNDS.leave(task)
             if isinstance(task, OwnTask):
                 task.stop()
             elif isinstance(task, SharedTask) and self._scheduler is not None:
@@ -378,18 +359,16 @@ class BatchQueue:
         """Start over in the child of a fork, with nothing held and no thread until the first item."""
         self._lock = threading.Lock()
         self._layout.reset()
-        self._balanced = []
+        self._rebalancer.reset()
         self._finished = threading.Event()
         if self._closing:
             self._finished.set()  # the parent sees it through
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def __repr__(self) -> str:
         return f"<BatchQueue {self.name!r} {'running' if self.running else 'closed'}>"
-
-
-def _items_of(partition: Partition) -> float:
-    return float(sum(lane.taken for lane in partition.lanes))
-
-
-def _seconds_of(partition: Partition) -> float:
-    return partition.seconds

@@ -1,28 +1,15 @@
 """The threads that run drain tasks: one of its own per task, or a few that many queues share."""
 
 import threading
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from penstock.batch.crew import DrainThread
 from penstock.batch.drain import DrainTask
 from penstock.batch.partition import Partition
 from penstock.batch.policies import ThreadPolicy
+from penstock.batch.rounds import IDLE_ROUNDS
 from penstock.clock import Clock
-
-
-class DrainThread(threading.Thread):
-    """A thread that drains. `crew` says for whom, so that it never waits for room that only itself could make."""
-
-    def __init__(self, name: str, run: Callable[[], None], crew: object) -> None:
-        # A daemon, so that a forgotten queue does not keep the process alive; `lifecycle` drains it at exit.
-        super().__init__(target=run, name=name, daemon=True)
-        self.crew = crew
-
-
-def is_of_crew(crew: object) -> bool:
-    """Whether the current thread is one of those that drain for `crew`."""
-    return getattr(threading.current_thread(), "crew", None) is crew
 
 
 class OwnTask(DrainTask):
@@ -30,7 +17,7 @@ class OwnTask(DrainTask):
 
     def __init__(self, *arguments: Any, crew: object, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._crew = crew
+        self.crew = crew
         self._stopping = False
         # _lock guards everything below.
         self._lock = threading.Lock()
@@ -45,7 +32,7 @@ class OwnTask(DrainTask):
         """Start the thread, if it does not run."""
         with self._lock:
             if self.thread is None:
-                self.thread = DrainThread(f"penstock-{self._queue_name}-{self.index}", self._run, self._crew)
+                self.thread = DrainThread(f"penstock-{self._queue_name}-{self.index}", self._run, self.crew)
                 self.thread.start()
 
     def stop(self) -> None:
@@ -61,13 +48,17 @@ class OwnTask(DrainTask):
     def _run(self) -> None:
         while not self._stopping:
             try:
-                timeout = max(0.0, self.pace.due - self._clock.monotonic()) if self.idle_partitions else None
-                partition = self.ready.get(timeout=timeout)
+                partition = self.ready.get(timeout=self.see_to_idle_calls())
             except Empty:
-                self.idle(self._clock.monotonic())
+                with self.turn:  # which somebody on the rounds may have, for as long as a handler hangs
+                    if self.until_idle() <= 0:
+                        self.idle(self._clock.monotonic())
             else:
+                if self.on_rounds:
+                    IDLE_ROUNDS.leave(self)
                 if partition is not None:
-                    self.cycle(partition)
+                    with self.turn:
+                        self.cycle(partition)
 
 
 class SharedTask(DrainTask):
@@ -75,8 +66,7 @@ class SharedTask(DrainTask):
 
     def __init__(self, *arguments: Any, scheduler: "SharedScheduler", **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._scheduler = scheduler
-        self._resting: list[SharedTask] = [self]  # the task's token, as `Partition.asleep` is a partition's
+        self.crew = self._scheduler = scheduler
 
     def inbox(self) -> "SimpleQueue[Partition | None]":
         return self._scheduler.inbox()
@@ -84,47 +74,43 @@ class SharedTask(DrainTask):
     def nudge(self) -> None:
         self._scheduler.inbox().put(None)
 
-    def reset(self) -> None:
-        super().reset()
-        self._resting[:] = [self]
-
     def run(self, partition: Partition) -> None:
         """Drain `partition`, now or, if another thread runs the task, when that one has time."""
         self.ready.put(partition)
         self._run_ready()
 
-    @property
-    def is_resting(self) -> bool:
-        return bool(self._resting)
-
     def _run_ready(self) -> None:
         while not self.ready.empty():
-            try:
-                self._resting.pop()
-            except IndexError:
-                return  # who has the token looks at `ready` once more after putting it back
+            if not self.turn.acquire(blocking=False):
+                return  # who has the turn looks at `ready` once more after giving it back
+            if self.on_rounds:
+                IDLE_ROUNDS.leave(self)
             try:
                 partition = self.ready.get_nowait()
                 if partition is not None:
                     self.cycle(partition)
             except Empty:
-                pass  # whoever had the token just before us has drained it
+                pass  # whoever had the turn just before us has drained it
             finally:
-                self._resting.append(self)
+                self.turn.release()
 
-    def idle_if_due(self, now: float) -> None:
+    def idle_if_due(self) -> None:
         """Call the idle handlers if it is time and nobody runs the task."""
-        if not self.calls_idle or now < self.pace.due:
+        if not self.calls_idle or self.until_idle() > 0 or not self.turn.acquire(blocking=False):
             return
         try:
-            self._resting.pop()
-        except IndexError:
-            return
-        try:
-            self.idle(now)
+            self.idle(self._clock.monotonic())
         finally:
-            self._resting.append(self)
+            self.turn.release()
         self._run_ready()
+
+    def idle_on_rounds(self) -> None:
+        super().idle_on_rounds()
+        try:
+            partition = self.ready.get_nowait()  # left to us by a thread that found that we have the turn
+        except Empty:
+            return
+        self._scheduler.inbox().put(partition)
 
 
 class SharedScheduler:
@@ -192,12 +178,12 @@ class SharedScheduler:
                 partition = self._ready.get(timeout=self._until_idle_is_due())
             except Empty:
                 for task in self._tasks:
-                    task.idle_if_due(self._clock.monotonic())
+                    task.idle_if_due()
             else:
                 if partition is not None:
                     partition.owner.run(partition)
 
     def _until_idle_is_due(self) -> float | None:
         # A task that runs just now is left to its thread, which comes here when it is done.
-        due = [task.pace.due for task in self._tasks if task.calls_idle and task.is_resting]
-        return max(0.0, min(due) - self._clock.monotonic()) if due else None
+        pauses = [task.see_to_idle_calls() for task in self._tasks if not task.turn.locked()]
+        return min((pause for pause in pauses if pause is not None), default=None)

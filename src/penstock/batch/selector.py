@@ -5,6 +5,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from penstock.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionSelector:
@@ -33,6 +35,8 @@ class PartitionSelector:
     @classmethod
     def by_key(cls, function: Callable[[Any], Hashable]) -> Self:
         """By what `function` says of the item; whole numbers count as they are."""
+        if not callable(function):
+            raise ConfigError(f"by_key takes a function of the item, got {function!r}")
         return cls("by_key", function)
 
 

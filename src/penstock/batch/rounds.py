@@ -1,0 +1,102 @@
+"""One thread that makes the idle calls of all tasks that have had nothing to drain for a while.
+
+A thread that wakes up twenty times a second to find nothing costs little; forty of them do not. So a task paces its
+idle calls itself while they come close together, and once the pause has grown to its longest it leaves them to the
+rounds and sleeps until data comes.
+"""
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, cast
+
+from penstock.batch.crew import DrainThread
+
+if TYPE_CHECKING:
+    from penstock.batch.drain import DrainTask
+
+LINGER = 1.0  # seconds that the thread waits for a task before it ends
+EARLY = 0.25  # of a task's pause: who is due so soon is called with the others, and from then on together with them
+
+
+class IdleRounds:
+    """Calls the idle handlers of the tasks that have joined.
+
+    Threads: every method may be called from any thread. Its own comes with the first task and ends after the last.
+    """
+
+    def __init__(self) -> None:
+        self._alarm = threading.Lock()
+        self._alarm.acquire()
+        # _lock guards everything below, and `on_rounds` of the tasks.
+        self._lock = threading.Lock()
+        self._tasks: tuple[DrainTask, ...] = ()
+        self._thread: DrainThread | None = None
+        self._looks_at = 0.0
+
+    def join(self, task: "DrainTask") -> None:
+        """Call the handlers of `task` from now on."""
+        with self._lock:
+            if task.on_rounds or not task.takes_part or not self._has_thread_locked():
+                return
+            task.on_rounds = True
+            task.next_round = time.monotonic() + task.until_idle()
+            self._tasks = (*self._tasks, task)
+            if task.next_round < self._looks_at and self._alarm.locked():
+                self._alarm.release()
+
+    def _has_thread_locked(self) -> bool:
+        if self._thread is None:
+            thread = DrainThread("penstock-idle", self._run, None)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False  # no more threads, or the interpreter is ending: the task goes on by itself
+            self._looks_at = 0.0
+            self._thread = thread
+        return True
+
+    def leave(self, task: "DrainTask") -> None:
+        """Call them no more; a call under way is finished."""
+        with self._lock:
+            task.on_rounds = False
+            self._tasks = tuple(other for other in self._tasks if other is not task)
+
+    def reset(self) -> None:
+        """We are the child of a fork: the thread and the locks are the parent's."""
+        fresh = IdleRounds()
+        self._alarm, self._lock, self._tasks, self._thread = fresh._alarm, fresh._lock, (), None
+
+    def _run(self) -> None:
+        # The thread mostly finds its caches cold, so what counts here is how much code and data it touches.
+        thread = cast(DrainThread, threading.current_thread())
+        while self._wait():
+            now = time.monotonic()
+            for task in self._tasks:
+                if task.next_round <= now + EARLY * task.longest_pause:
+                    task.next_round = now + task.longest_pause
+                    thread.crew = task.crew  # what its handlers produce into its own queue must not wait for us
+                    task.idle_on_rounds()
+                    if task.quick_passes == 0:
+                        self.leave(task)
+                        task.nudge()
+                        now = time.monotonic()
+
+    def _wait(self) -> bool:
+        """Until the next task is due; False if there is none, and none has come."""
+        with self._lock:
+            tasks, now = self._tasks, time.monotonic()
+            self._looks_at = min([task.next_round for task in tasks]) if tasks else now + LINGER
+        self._alarm.acquire(timeout=min(max(0.0, self._looks_at - now), threading.TIMEOUT_MAX))
+        if not tasks:
+            with self._lock:
+                if not self._tasks:
+                    self._thread = None
+                    return False
+        return True
+
+
+IDLE_ROUNDS = IdleRounds()
+"""Those of the process."""
+
+os.register_at_fork(after_in_child=IDLE_ROUNDS.reset)

@@ -1,0 +1,287 @@
+"""One thread makes the idle calls of all that sleep, and nobody suffers from it."""
+
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from penstock import BatchQueue, BatchQueueConfig, BatchQueueManager, HandlerConsumer, PartitionPolicy, ThreadPolicy
+from penstock.batch import drain, rounds
+from penstock.batch.crew import DrainThread
+from penstock.testing import wait_until
+from tests.batch.support import A, B, Recorder, item_types, open_queue
+
+PAIR: dict[str, Any] = {"threads": ThreadPolicy.fixed(2), "partitions": PartitionPolicy.fixed(2), "max_idle": 0.01}
+
+
+class Named(HandlerConsumer[Any]):
+    """Remembers on which threads it was called."""
+
+    def __init__(self) -> None:
+        self.consumed_on: list[str] = []
+        self.idle_on: list[str] = []
+
+    def consume(self, batch: list[Any]) -> None:
+        self.consumed_on.append(threading.current_thread().name)
+
+    def on_idle(self) -> None:
+        self.idle_on.append(threading.current_thread().name)
+
+    def wait_for_calls(self, thread: str, count: int = 3) -> None:
+        """Until its last `count` idle calls came from `thread`."""
+        wait_until(lambda: len(self.idle_on) >= count and set(self.idle_on[-count:]) == {thread})
+
+
+def rounds_thread() -> threading.Thread | None:
+    return next((thread for thread in threading.enumerate() if thread.name == "penstock-idle"), None)
+
+
+def test_the_idle_calls_of_threads_that_sleep_are_made_by_one() -> None:
+    with open_queue(threads=ThreadPolicy.fixed(4), partitions=PartitionPolicy.adaptive(), max_idle=0.01) as queue:
+        handlers = [Named() for _ in range(20)]
+        for type_, handler in zip(item_types(20), handlers):
+            queue.add_handler(type_, handler)
+        for handler in handlers:
+            handler.wait_for_calls("penstock-idle")
+
+
+def test_the_queues_of_a_process_share_the_rounds() -> None:
+    with open_queue("one", **PAIR) as one, open_queue("two", **PAIR) as two:
+        handlers = Named(), Named()
+        one.add_handler(A, handlers[0])
+        two.add_handler(A, handlers[1])
+        for handler in handlers:
+            handler.wait_for_calls("penstock-idle")
+        assert sum(thread.name == "penstock-idle" for thread in threading.enumerate()) == 1
+
+
+def test_data_wakes_the_thread_itself_and_its_pace_starts_over() -> None:
+    with open_queue(**PAIR) as queue:
+        handler = Named()
+        queue.add_handler(A, handler)
+        handler.wait_for_calls("penstock-idle")
+        for _ in range(5):
+            queue.produce(A())
+            wait_until(lambda: any(name != "penstock-idle" for name in handler.idle_on[-3:]))
+            handler.wait_for_calls("penstock-idle")
+
+    assert set(handler.consumed_on) == {"penstock-test-0"}
+
+
+def test_a_queue_with_one_thread_makes_all_its_calls_on_it() -> None:
+    """So a handler may keep what belongs to a thread, like a connection to SQLite."""
+    with open_queue(max_idle=0.01) as queue:
+        handler = Named()
+        queue.add_handler(A, handler)
+        queue.produce(A())
+        handler.wait_for_calls("penstock-test-0", 20)
+
+    assert set(handler.consumed_on + handler.idle_on) == {"penstock-test-0"}
+
+
+def test_handlers_that_take_long_are_called_by_their_own_thread_so_that_nobody_waits_for_them() -> None:
+    class Slow(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            time.sleep(0.006)
+
+    with open_queue(**PAIR) as queue:
+        slow, quick = Slow(), Named()
+        queue.add_handler(A, slow)
+        queue.add_handler(B, quick)
+        quick.wait_for_calls("penstock-idle")
+        slow.wait_for_calls("penstock-test-0")
+        seen = len(slow.idle_on)
+        wait_until(lambda: len(slow.idle_on) >= seen + 10)
+
+        assert "penstock-idle" not in slow.idle_on[seen:]
+
+
+def test_a_thread_whose_handlers_are_quick_again_comes_back_to_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "TRUSTED", 5)
+
+    class SlowOnce(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            if self.idle_on.count("penstock-idle") == 1 and self.idle_on[-1] == "penstock-idle":
+                time.sleep(0.01)
+
+    with open_queue(**PAIR) as queue:
+        handler = SlowOnce()
+        queue.add_handler(A, handler)
+        wait_until(lambda: "penstock-idle" in handler.idle_on)
+        handler.wait_for_calls("penstock-test-0")
+        handler.wait_for_calls("penstock-idle")
+
+
+def test_a_handler_that_hangs_on_the_rounds_does_not_end_the_calls_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "PATIENCE", 5)
+    release = threading.Event()
+
+    class Hanging(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            if threading.current_thread().name == "penstock-idle":
+                release.wait(20)
+
+    try:
+        with open_queue(**PAIR) as queue:
+            hanging, other = Hanging(), Named()
+            queue.add_handler(A, hanging)
+            queue.add_handler(B, other)
+            wait_until(lambda: hanging.idle_on[-1:] == ["penstock-idle"])
+            other.wait_for_calls("penstock-test-1")
+            used = time.process_time()
+            release.wait(0.1)
+            assert time.process_time() - used < 0.05  # nobody spins meanwhile
+            queue.produce(B())
+            wait_until(lambda: other.consumed_on)
+            release.set()
+            hanging.wait_for_calls("penstock-test-0")
+    finally:
+        release.set()
+
+
+def test_a_handler_on_the_rounds_that_fills_its_own_queue_is_answered_false() -> None:
+    answers: list[bool] = []
+
+    class Echo(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            if self.idle_on[-1] == "penstock-idle":
+                answers.extend(queue.produce(A()) for _ in range(5))
+
+    with open_queue(buffer_size=2, **PAIR) as queue:
+        queue.add_handler(A, Echo())
+        wait_until(lambda: len(answers) >= 5)
+
+        assert answers[:5] == [True, True, False, False, False]
+
+
+def test_data_that_comes_during_a_call_on_the_rounds_is_consumed_after_it() -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    class Waiting(Recorder):
+        def on_idle(self) -> None:
+            if threading.current_thread().name == "penstock-idle":
+                inside.set()
+                release.wait(20)
+
+    with open_queue(**PAIR) as queue:
+        handler = Waiting()
+        queue.add_handler(A, handler)
+        assert inside.wait(10)
+        queue.produce(A())
+        wait_until(lambda: not queue._tasks[0].on_rounds)  # its thread has come, and waits for its turn
+        assert not handler.entered.wait(0.02)
+        release.set()
+        wait_until(lambda: len(handler.items) == 1)
+
+
+def test_a_shared_scheduler_leaves_its_idle_calls_to_the_rounds_too() -> None:
+    manager = BatchQueueManager()
+    handlers = Recorder(), Recorder()
+    settings: dict[str, Any] = {"shared_scheduler": ("pool", ThreadPolicy.fixed(3)), "max_idle": 0.01}
+    queues = [
+        manager.create(str(index), BatchQueueConfig(consumer=handler, **settings))
+        for index, handler in enumerate(handlers)
+    ]
+    for _ in range(20):
+        wait_until(lambda: all(queue._tasks[0].on_rounds for queue in queues))
+        for queue, handler in zip(queues, handlers):
+            calls, items = handler.idle_calls, len(handler.items)
+            queue.produce(A())
+            wait_until(lambda: len(handler.items) > items and handler.idle_calls > calls)  # noqa: B023 - at once
+
+    assert manager.shutdown_all()
+    assert [len(handler.items) for handler in handlers] == [20, 20]
+    assert not any(handler.overlapped for handler in handlers)
+
+
+def test_an_item_that_a_scheduler_thread_left_to_the_rounds_is_drained() -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    class Waiting(Recorder):
+        def on_idle(self) -> None:
+            if threading.current_thread().name == "penstock-idle":
+                inside.set()
+                release.wait(20)
+
+    manager = BatchQueueManager()
+    handler = Waiting()
+    shared = ("pool", ThreadPolicy.fixed(2))
+    queue = manager.create("one", BatchQueueConfig(shared_scheduler=shared, consumer=handler, max_idle=0.01))
+    assert inside.wait(10)
+    queue.produce(A())
+    wait_until(lambda: not queue._tasks[0].ready.empty())
+    assert handler.items == []
+    release.set()
+    wait_until(lambda: len(handler.items) == 1)
+    assert manager.shutdown_all()
+
+
+def test_closing_waits_for_the_call_under_way_and_makes_the_last_one_alone() -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    class Waiting(Recorder):
+        def on_idle(self) -> None:
+            super().on_idle()
+            with self._inside:
+                if threading.current_thread().name == "penstock-idle":
+                    inside.set()
+                    release.wait(20)
+
+    queue = BatchQueue("test", BatchQueueConfig(**PAIR))
+    handler = Waiting()
+    queue.add_handler(A, handler)
+    assert inside.wait(10)
+    assert not queue.close(timeout=0.05)
+    calls = handler.idle_calls
+    release.set()
+    assert queue.close()
+    assert handler.idle_calls == calls + 1
+    assert not handler.overlapped
+
+
+def test_the_thread_ends_after_the_last_task_and_comes_back_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "LINGER", 0.01)
+    for _ in range(2):
+        with open_queue(**PAIR) as queue:
+            handler = Named()
+            queue.add_handler(A, handler)
+            handler.wait_for_calls("penstock-idle")
+        wait_until(lambda: rounds_thread() is None)
+
+
+def test_a_task_goes_on_by_itself_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_queue(**PAIR) as queue:
+
+        def no_more(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(drain, "IDLE_ROUNDS", rounds.IdleRounds())
+        monkeypatch.setattr(DrainThread, "start", no_more)
+        handler = Named()
+        queue.add_handler(A, handler)
+        handler.wait_for_calls("penstock-test-0", 20)
+
+
+def test_the_child_of_a_fork_has_rounds_of_its_own() -> None:
+    with open_queue(**PAIR) as queue:
+        handler = Named()
+        queue.add_handler(A, handler)
+        handler.wait_for_calls("penstock-idle")
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                handler.idle_on.clear()
+                queue.produce(A())
+                handler.wait_for_calls("penstock-idle")
+                status = 7 if queue.close() else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        handler.wait_for_calls("penstock-idle")
