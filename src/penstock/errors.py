@@ -11,6 +11,7 @@
     │   │   └── PayloadTooLarge    but it might take its halves
     │   └── CircuitOpen        it was not even asked, because it keeps failing
     ├── SegmentVanished        a segment that a batch must have is gone: the batch cannot be repeated exactly
+    ├── StreamDataLost         offsets that a batch must have are gone from a stream
     ├── TableConflict          a batch that does not follow what a table holds: adding it would lose or repeat points
     └── QueueError             what both holders can say
         ├── QueueExists        the name is taken
@@ -99,6 +100,10 @@ class CircuitOpen(ExportError):
 
 class SegmentVanished(PenstockError):
     """A segment that a batch must have is gone; the message says which."""
+
+
+class StreamDataLost(PenstockError):
+    """Offsets of a RabbitMQ stream that were still to be read are gone; the message names them."""
 
 
 class TableConflict(PenstockError):

@@ -1,8 +1,11 @@
 """What the tests do to a queue's folder, and how they look into it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock import FastQueue
+
+Open = Callable[..., FastQueue]  # the fixture `open_queue`
 
 
 def chunk_paths(folder: Path) -> list[Path]:
@@ -20,3 +23,7 @@ def drain(queue: FastQueue) -> list[bytes]:
     while (block := queue.pop()) is not None:
         blocks.append(block)
     return blocks
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"block %d " % i * 7 for i in range(start, start + count)]

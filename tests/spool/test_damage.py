@@ -1,18 +1,23 @@
 """Damage of every kind: nothing crashes, nothing loops, nothing whole is lost, and what is lost is counted."""
 
+import copy
 import json
 import logging
 import os
 import shutil
 from pathlib import Path
 
+import google_crc32c
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import Durability, FastQueue, FastQueueConfig
+from penstock.errors import QueueError
 from penstock.spool import frames
+from penstock.spool.config import Order
 from tests.spool.damage import chunk_paths, drain, flip
+from tests.spool.fake_files import FakeFiles
 
 DISK = FastQueueConfig(durability=Durability.DISK, compression="snappy", chunk_size=2000)
 FRESHEST = FastQueueConfig(durability=Durability.DISK, compression="snappy", chunk_size=2000, order="freshest")
@@ -108,6 +113,7 @@ def test_whatever_is_done_to_the_bytes_the_rest_comes_out_for_long(
 def vandalise(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("q")
     blocks = filled(folder)
+    whole = [path.read_bytes()[start:end] for path, start, end in frame_ranges(folder)]
     for _ in range(data.draw(st.integers(1, 4))):
         path = data.draw(st.sampled_from([p for p in sorted(folder.iterdir()) if p.is_file() and p.stat().st_size]))
         content = bytearray(path.read_bytes())
@@ -126,15 +132,72 @@ def vandalise(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> 
             case "remove":
                 del content[at : at + 30]
         path.write_bytes(content)
+    left = b"".join(path.read_bytes() for path in chunk_paths(folder))
+    undamaged = [i for i, frame in enumerate(whole) if frame in left]
 
     with FastQueue(folder, DISK) as queue:
         out = drain(queue)
         assert is_subsequence(out, blocks)
+        assert set(out) >= {block for block in blocks if int(block.split(b"/")[0]) in undamaged}
         assert len(queue) == queue.size_bytes == 0
         queue.push(b"new")
     with FastQueue(folder, DISK) as queue:
         assert drain(queue) == [b"new"]
     shutil.rmtree(folder)
+
+
+def test_no_flipped_bit_in_the_meta_costs_a_block() -> None:
+    config, whole = FastQueueConfig(durability=Durability.DISK, meta_sync_interval=3600), FakeFiles()
+    with FastQueue("q", config, files=whole) as queue:
+        for i in range(50):
+            queue.push(b"%d" % i)
+        queue.ack(queue.lease(5))
+    for at in range(whole.size_of("q/fastqueue.meta")):
+        for bit in {0, at % 8}:
+            files = copy.deepcopy(whole)
+            files.names_now["q/fastqueue.meta"].written[at] ^= 1 << bit
+            with FastQueue("q", config, files=files) as queue:
+                assert [lease.data for lease in queue.lease(100)][-45:] == [b"%d" % i for i in range(5, 50)], (at, bit)
+
+
+def test_a_damaged_first_header_costs_its_frame_only_even_without_a_meta(tmp_path: Path) -> None:
+    blocks = filled(tmp_path)
+    flip(frame_ranges(tmp_path)[0][0], 20)
+    (tmp_path / "fastqueue.meta").unlink()
+    with FastQueue(tmp_path, DISK) as queue:
+        assert drain(queue) == blocks[1:]
+
+
+@pytest.mark.parametrize("missing", [0, 30])
+def test_a_block_that_holds_frames_of_its_own_is_one_block_even_when_it_is_damaged(
+    tmp_path: Path, missing: int
+) -> None:
+    filled(tmp_path / "other")
+    inner = b"".join(path.read_bytes() for path in chunk_paths(tmp_path / "other"))
+    with FastQueue(tmp_path / "q", FastQueueConfig(durability=Durability.DISK, compression="none")) as queue:
+        for block in (b"before", inner, b"after", b"last"):
+            queue.push(block)
+    path = chunk_paths(tmp_path / "q")[0]
+    content = bytearray(path.read_bytes())
+    at = content.index(inner) + len(inner) // 2
+    content[at] ^= 1
+    del content[at + 1 : at + 1 + missing]
+    path.write_bytes(content)
+    with FastQueue(tmp_path / "q") as queue:
+        assert drain(queue) == [b"before", b"after", b"last"]
+
+
+def test_a_queue_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    filled(tmp_path)
+    meta = tmp_path / "fastqueue.meta"
+    fields = json.loads(meta.read_bytes())
+    del fields["crc"]
+    text = json.dumps({**fields, "version": 4, "something": "new"}).encode()
+    meta.write_bytes(text[:-1] + b', "crc": %d}' % google_crc32c.value(text))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(QueueError, match="a newer Penstock wrote this queue"):
+        FastQueue(tmp_path, DISK)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
 @pytest.mark.parametrize("config", [DISK, FRESHEST], ids=["fifo", "freshest"])
@@ -154,6 +217,27 @@ def test_a_missing_chunk_costs_its_own_blocks_and_they_are_counted(tmp_path: Pat
         assert len(queue) == queue.size_bytes == 0
         queue.flush()
         assert queue.stats().chunks <= 1
+
+
+@pytest.mark.parametrize("durability", list(Durability), ids=lambda level: str(level.value))
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+@pytest.mark.parametrize("acked", [0, 5, 100])
+def test_what_is_pushed_after_every_chunk_has_vanished_comes_out(
+    tmp_path: Path, durability: Durability, order: Order, acked: int
+) -> None:
+    config = FastQueueConfig(durability=durability, order=order, chunk_size=2000, inmemory_blocks=2)
+    filled(tmp_path, config)
+    with FastQueue(tmp_path, config) as queue:
+        queue.ack(queue.lease(acked) if acked else [])
+    for path in chunk_paths(tmp_path):
+        path.unlink()
+    for restart in range(2):
+        with FastQueue(tmp_path, config) as queue:
+            queue.push_many([b"new %d" % i for i in range(10)])
+            queue.flush()
+            assert [block for block in drain(queue) if block.startswith(b"new")] == (
+                [b"new %d" % i for i in (range(10) if order == "fifo" else reversed(range(10)))]
+            ), restart
 
 
 def test_foreign_files_are_left_alone_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -224,6 +308,23 @@ def test_attempts_of_acked_blocks_are_forgotten_at_the_next_open(tmp_path: Path)
         queue.flush()
         assert json.loads((folder / "fastqueue.meta").read_text())["attempts"] == []
         assert len(queue) == 4
+
+
+def test_an_ack_that_survived_the_block_it_is_about_is_not_counted(tmp_path: Path) -> None:
+    queue = FastQueue(tmp_path / "q", FastQueueConfig(durability=Durability.DISK, meta_sync_interval=3600))
+    queue.push_many([b"%d" % i for i in range(10)])
+    queue.flush()
+    chunk = chunk_paths(tmp_path / "q")[0]
+    length = chunk.stat().st_size
+    queue.push_many([b"lost"] * 5)
+    queue.ack(queue.lease(15)[10:])
+    shutil.copytree(tmp_path / "q", tmp_path / "cut")
+    queue.close()
+    os.truncate(tmp_path / "cut" / chunk.name, length)
+    with FastQueue(tmp_path / "cut", DISK) as queue:
+        assert (len(queue), queue.size_bytes) == (10, 10)
+        assert queue.push(b"new") >= 15
+        assert drain(queue) == [*(b"%d" % i for i in range(10)), b"new"]
 
 
 def _killed_after_acks(folder: Path, acks: int) -> Path:

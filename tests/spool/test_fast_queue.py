@@ -1,9 +1,7 @@
 """What every FastQueue does, whatever its durability, compression and order."""
 
 import os
-import stat
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,35 +14,11 @@ from penstock import (
     FastQueueConfig,
     Lease,
     QueueClosed,
-    QueueLocked,
 )
 from penstock.spool import backlog
 from penstock.testing import FakeClock, wait_until
-from tests.spool.damage import drain
+from tests.spool.damage import Open, drain, numbered
 from tests.spool.fake_files import FakeFiles
-
-Open = Callable[..., FastQueue]
-
-
-@pytest.fixture(params=list(Durability), ids=lambda level: str(level.value))
-def open_queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Opens the queue in the test's folder; each durability level has to pass."""
-    opened = []
-
-    def open_it(**settings: object) -> FastQueue:
-        clock = settings.pop("clock", None)
-        given = {"durability": request.param, "inmemory_blocks": 8, "chunk_size": 4096, "write_buffer_size": 512}
-        queue = FastQueue(tmp_path / "q", FastQueueConfig(**{**given, **settings}), clock=clock)  # type: ignore[arg-type]
-        opened.append(queue)
-        return queue
-
-    yield open_it
-    for queue in opened:
-        queue.close()
-
-
-def numbered(count: int, start: int = 0) -> list[bytes]:
-    return [b"block %d " % i * 7 for i in range(start, start + count)]
 
 
 def test_blocks_come_out_as_they_went_in(open_queue: Open) -> None:
@@ -165,6 +139,40 @@ def test_a_lease_that_is_not_out_any_more_is_passed_over(open_queue: Open) -> No
     assert drain(queue) == numbered(3)[2:]
 
 
+def test_a_lease_that_was_nacked_cannot_be_acked_and_comes_again(open_queue: Open) -> None:
+    queue = open_queue()
+    queue.push_many(numbered(2))
+    leases = queue.lease(2)
+    queue.nack(leases[0])
+    queue.ack(leases[0])
+    queue.nack(leases[1])
+    queue.ack(leases)
+
+    assert [(lease.data, lease.attempts) for lease in queue.lease(2)] == [(block, 2) for block in numbered(2)]
+
+
+def test_an_ack_may_leave_more_gaps_than_a_journal_has_room_for(open_queue: Open) -> None:
+    queue = open_queue(max_size=100_000, inmemory_blocks=100_000, write_buffer_size="1Mi", chunk_size="10Mi")
+    queue.push_many([b"%d" % i for i in range(70_000)])
+    queue.ack(queue.lease(70_000)[::2])
+    assert len(queue) == 35_000
+    queue.close()
+    assert drain(open_queue(max_size=100_000)) == [b"%d" % i for i in range(1, 70_000, 2)]
+
+
+def test_so_many_acked_blocks_between_others_that_one_frame_cannot_count_them(open_queue: Open) -> None:
+    queue = open_queue(max_size=100_000, inmemory_blocks=100_000, write_buffer_size="1Mi", chunk_size="10Mi")
+    queue.push_many([b""] * 70_000)
+    queue.ack([lease for lease in queue.lease(70_000) if lease.sequence % 60])
+    queue.close()
+    assert len(drain(open_queue(max_size=100_000))) == 70_000 // 60 + 1
+
+
+def test_a_lease_of_no_blocks_is_a_mistake(open_queue: Open) -> None:
+    with pytest.raises(ValueError, match="max_blocks must be >= 1, got 0"):
+        open_queue().lease(0)
+
+
 def test_blocks_are_leased_to_one_only(open_queue: Open) -> None:
     queue = open_queue(max_size=100_000)
     queue.push_many(numbered(2000))
@@ -219,67 +227,6 @@ def test_lease_waits_for_a_push(open_queue: Open) -> None:
     queue.push(b"late")
     thread.join()
     assert [lease.data for lease in leased] == [b"late"]
-
-
-def test_close_wakes_those_who_wait(open_queue: Open) -> None:
-    queue = open_queue()
-    raised: list[Exception] = []
-
-    def wait() -> None:
-        try:
-            queue.lease(timeout=30)
-        except QueueClosed as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    wait_until(lambda: queue._waiting_to_lease)
-    queue.close()
-    thread.join()
-    assert len(raised) == 1
-
-
-def test_a_closed_queue_refuses_everything_and_closes_twice(open_queue: Open) -> None:
-    queue = open_queue()
-    queue.push(b"kept")
-    lease = queue.lease()[0]
-    queue.close()
-    queue.close()
-    for call in (
-        lambda: queue.push(b"x"),
-        lambda: queue.push_many([b"x"]),
-        lambda: queue.lease(),
-        lambda: queue.ack(lease),
-        lambda: queue.nack(lease),
-        lambda: queue.peek(),
-        lambda: queue.flush(),
-    ):
-        with pytest.raises(QueueClosed):
-            call()
-
-
-def test_close_leaves_no_thread_behind(open_queue: Open) -> None:
-    before = threading.active_count()
-    queue = open_queue()
-    assert [thread.name for thread in threading.enumerate() if thread.name == "penstock-spool-q"]
-    queue.close()
-    assert threading.active_count() == before
-
-
-def test_one_process_at_a_time_and_the_next_one_when_it_is_closed(open_queue: Open) -> None:
-    queue = open_queue()
-    with pytest.raises(QueueLocked, match="another process"):
-        open_queue()
-    queue.close()
-    open_queue()
-
-
-def test_the_folder_and_its_files_are_private(open_queue: Open, tmp_path: Path) -> None:
-    queue = open_queue()
-    queue.push_many(numbered(30))
-    queue.flush()
-    assert stat.S_IMODE((tmp_path / "q").stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "q").iterdir()} == {0o600}
 
 
 def test_a_block_is_bytes_and_a_view_is_copied(open_queue: Open) -> None:

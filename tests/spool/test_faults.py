@@ -34,9 +34,9 @@ class Workload:
             self.push(b"a%02d" % i * 10)
             if i % 3 == 2:
                 self.take(2)
-        self.push(*[b"b%02d" % i * 9 for i in range(9)])
+        self.push(*[b"b%02d" % i * 9 for i in range(21)])  # seven frames, four chunks
         self.try_to(self.queue.flush)
-        self.take(9)
+        self.take(19)
         for i in range(6):
             self.push(b"c%02d" % i * 8)
         self.try_to(self.queue.flush)
@@ -62,6 +62,9 @@ class Workload:
             call()  # type: ignore[operator]
         except (DiskFull, DiskFailed):
             self.refused += 1
+
+    def reopen(self) -> None:
+        FastQueue("q", self.config, files=self.files).close()
 
     def check(self, blocks: list[bytes]) -> None:
         """All that was accepted, in order; of what a failed sync left in doubt, anything."""
@@ -233,3 +236,102 @@ def test_a_disk_that_cannot_be_read_for_a_while_costs_nothing(order: Order) -> N
     blocks = [lease.data for lease in queue.lease(100)]
     assert sorted(blocks) == sorted({b"%02d" % i * 20 for i in range(10)} - {nacked[0].data, nacked[2].data})
     queue.close()
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+def test_a_block_that_cannot_be_read_to_be_evicted_costs_the_new_one_only(order: Order) -> None:
+    files = FakeFiles()
+    config = FastQueueConfig(durability=Durability.DISK, max_size=3, meta_sync_interval=3600, order=order)
+    queue = FastQueue("q", config, files=files)
+    for i in range(3):
+        queue.push(b"%d" % i)
+    for lease in queue.lease(3):
+        queue.nack(lease)
+    files.reads_fail = True
+    with pytest.raises(DiskFailed):
+        queue.push(b"refused")
+    assert queue.stats().dropped["disk_full"] == queue.stats().disk_failures == 1
+    files.reads_fail = False
+    queue.push(b"3")
+    assert sorted(drain(queue)) == [b"1", b"2", b"3"]
+    queue.close()
+
+
+def test_a_disk_too_full_to_spill_still_gets_its_done_chunks_back() -> None:
+    files = FakeFiles()
+    config = FastQueueConfig(
+        inmemory_blocks=1, chunk_size=200, compression="none", stale_flush=0, meta_sync_interval=3600
+    )
+    queue = FastQueue("q", config, files=files)
+    for i in range(10):
+        queue.push(b"%d" % i * 90)
+    chunks = queue.stats().chunks
+    for _ in range(8):
+        assert queue.pop() is not None
+    assert queue.stats().inmemory_blocks == 1
+    files._fault = lambda call, number: errno.ENOSPC if call in ("write", "create") else None
+    queue._keep()
+    assert queue.stats().inmemory_blocks == 1
+    assert queue.stats().chunks < chunks / 2
+    files.heal()
+    assert drain(queue) == [b"%d" % i * 90 for i in (8, 9)]
+    queue.close()
+
+
+def test_the_keeper_goes_on_after_a_mistake_of_ours(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def broken(now: float) -> None:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    queue = FastQueue("q", FastQueueConfig(meta_sync_interval=0.001), files=FakeFiles())
+    with caplog.at_level(logging.ERROR):
+        monkeypatch.setattr(queue._keeper, "spill_stale", broken)
+        wait_until(lambda: len(calls) > 2)
+        monkeypatch.undo()
+    assert len([r for r in caplog.records if "for a reason that is not the disk's" in r.getMessage()]) == 1
+    queue.close()
+
+
+def test_a_chunk_that_cannot_be_deleted_is_said_once_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    files = FakeFiles()
+    config = FastQueueConfig(durability=Durability.DISK, chunk_size=100, compression="none", meta_sync_interval=3600)
+    queue = FastQueue("q", config, files=files)
+    for i in range(4):
+        queue.push(b"%d" % i * 60)
+    assert len(drain(queue)) == 4
+    files._fault = lambda call, number: errno.EACCES if call == "unlink" else None
+    with caplog.at_level(logging.WARNING):
+        queue.flush()
+        queue.flush()
+    assert len([r for r in caplog.records if "cannot be deleted" in r.getMessage()]) == 1
+    files.heal()
+    queue.flush()
+    assert queue.stats().chunks == 1
+    queue.close()
+
+
+@LEVELS
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_no_failing_call_while_a_crashed_queue_is_opened_costs_a_block(durability: Durability, code: int) -> None:
+    number, calls = 0, 1
+    while number < calls:
+        workload = Workload(durability)
+        workload.run()
+        workload.queue.flush()
+        workload.files.kill()
+        workload.queue._keeper.close()
+        last = max(name for name in workload.files.names_now if len(name) == len("q/") + 16)
+        workload.files.names_now[last].written += b"torn"
+        workload.files.fail(number, code)
+        workload.try_to(workload.reopen)
+        calls = max(calls, len(workload.files.calls))
+        workload.files.heal()
+        workload.files.kill()
+        with FastQueue("q", workload.config, files=workload.files) as queue:
+            workload.check(drain(queue))
+        number += 1
+    assert number > 5

@@ -1,5 +1,6 @@
 """`kill -9`, again and again, on a real process and a real disk, with an oracle that has heard what was promised."""
 
+import os
 import random
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import pytest
 from penstock import FastQueue
 from penstock.testing import wait_until
 from tests.spool.kill_child import config_of, number_of
+
+KILLS = int(os.environ.get("PENSTOCK_SOAK_KILLS", "200"))
+SEED = int(os.environ.get("PENSTOCK_SOAK_SEED", "0")) or random.randrange(1, 1 << 31)
 
 
 class Oracle:
@@ -81,7 +85,7 @@ def test_ten_kills_lose_nothing_and_double_nothing(tmp_path: Path, durability: s
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 def test_two_hundred_kills_lose_nothing_and_double_nothing(tmp_path: Path, durability: str) -> None:
-    campaign(tmp_path / "q", durability, kills=200, seed=random.randrange(10**6))
+    campaign(tmp_path / "q", durability, kills=KILLS, seed=SEED)

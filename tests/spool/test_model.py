@@ -1,5 +1,6 @@
 """The queue against a list: any mix of calls, crashes and restarts, on a disk that forgets what was not synced."""
 
+import os
 import random
 
 import hypothesis.strategies as st
@@ -20,6 +21,7 @@ from penstock.testing import FakeClock
 from tests.spool.fake_files import FakeFiles
 
 BLOCKS = st.binary(max_size=60)
+LIVES = int(os.environ.get("PENSTOCK_SOAK_LIVES", "500"))
 SETTINGS = settings(
     max_examples=25,
     stateful_step_count=40,
@@ -201,8 +203,8 @@ def test_the_queue_is_a_list_that_survives(durability: Durability, order: Order)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("order", ["fifo", "freshest"])
 @pytest.mark.parametrize("durability", list(Durability), ids=lambda level: str(level.value))
 def test_the_queue_is_a_list_that_survives_for_long(durability: Durability, order: Order) -> None:
-    run(durability, order, settings(SETTINGS, max_examples=500, stateful_step_count=80, derandomize=False))
+    run(durability, order, settings(SETTINGS, max_examples=LIVES, stateful_step_count=80, derandomize=False))

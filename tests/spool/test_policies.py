@@ -141,6 +141,8 @@ def test_dropping_is_logged_when_it_starts_and_when_it_ends(tmp_path: Path, capl
         ({"max_attempts": 0}, "max_attempts must be >= 1 or None, got 0"),
         ({"meta_sync_interval": 0}, "meta_sync_interval must be > 0"),
         ({"stale_flush": -1}, "stale_flush must be a finite number"),
+        ({"max_attempts": "3"}, "max_attempts must be >= 1 or None, got '3'"),
+        ({"write_buffer_size": "8Gi"}, "write_buffer_size must be <= 1073741824"),
         ({"inmemory_blocks": True}, "inmemory_blocks must be >= 1, got True"),
     ],
 )
@@ -205,6 +207,7 @@ def test_every_metric_moves(tmp_path: Path) -> None:
             "penstock_queue_disk_full_total", "penstock_fastqueue_damaged_regions_total",
             "penstock_fastqueue_damaged_bytes_total", "penstock_fastqueue_lost_blocks_total",
             "penstock_fastqueue_inmemory_blocks", "penstock_queue_redelivered_total",
+            "penstock_queue_dead_letter_dropped_total",
         }  # fmt: skip
         assert {name for name, labels in values if not labels and not values[name, labels]} <= still
         assert values["penstock_queue_dropped_total", ("oldest",)] == 1
@@ -212,6 +215,16 @@ def test_every_metric_moves(tmp_path: Path) -> None:
         assert values["penstock_queue_dead_letter_total", ()] == 1
         assert 0 < values["penstock_queue_utilization_ratio", ()] <= 1
         assert b"penstock_fastqueue_disk_bytes" in telemetry.render()
+
+
+def test_dead_letters_that_had_to_go_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "_MOST", 2)
+    with FastQueue(tmp_path, FastQueueConfig(max_size=2)) as queue:
+        for number in range(5):
+            queue.bury(b"%d" % number, "refused")
+        assert queue.stats().dead_lettered == 5
+        values = {sample.name: sample.value for sample in queue.stats().samples()}
+        assert values["penstock_queue_dead_letter_dropped_total"] == 3
 
 
 def test_drop_oldest_never_loops_whatever_the_counts_say(tmp_path: Path) -> None:

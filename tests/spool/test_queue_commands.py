@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from penstock import Durability, FastQueue, FastQueueConfig
 from penstock.cli import main
+from penstock.spool.files import OsFiles
 from tests.spool.damage import chunk_paths, drain, flip
 
 Run = Callable[..., Result]
@@ -155,3 +156,56 @@ def test_drain_does_not_overwrite_and_can_go_on(run: Run, folder: Path, tmp_path
     report = json.loads(run("drain", folder, "--to", target, "--append", "--format", "lines", "--json").output)
     assert report == {"blocks": 10, "bytes": 630, "file": str(target)}
     assert target.read_bytes().startswith(b"first\nblock 0")
+
+
+def test_drain_of_a_queue_in_use_or_into_nowhere_says_so_and_leaves_nothing(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    with FastQueue(folder, CONFIG):
+        result = run("drain", folder, "--to", tmp_path / "blocks")
+    assert result.exit_code == 1
+    assert "another process has the queue" in result.output
+    assert not (tmp_path / "blocks").exists()
+    result = run("drain", folder, "--to", tmp_path / "no" / "such" / "folder")
+    assert result.exit_code == 1
+    assert "No such file or directory" in result.output
+
+
+def test_replay_takes_letters_from_another_folder_and_leaves_what_is_none(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    letters = tmp_path / "letters"
+    with FastQueue(folder, FastQueueConfig(dead_letter=letters)) as queue:
+        queue.reject(queue.lease()[0], "400")
+    with FastQueue(letters, CONFIG) as queue:
+        queue.push_many([b"", b"no letter", b"\2\0\0\0{}"])
+    report = run("replay", folder, "--dead-letters", "--from", letters, "--json")
+    assert json.loads(report.output) == {"replayed": 1, "kept": 3}
+    with FastQueue(letters, CONFIG) as queue:
+        assert drain(queue) == [b"", b"no letter", b"\2\0\0\0{}"]
+
+
+def test_a_chunk_that_vanishes_during_a_look_is_no_error(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, real = iter([FileNotFoundError]), OsFiles.size_of
+
+    def vanishing(path: str) -> int:
+        if len(os.path.basename(path)) == 16 and (error := next(sizes, None)) is not None:
+            raise error
+        return real(path)
+
+    monkeypatch.setattr(OsFiles, "size_of", staticmethod(vanishing))
+    assert run("inspect", folder).exit_code == 0
+    sizes = iter([FileNotFoundError])
+    assert run("check", folder).exit_code == 0
+
+
+def test_the_end_of_a_queue_in_use_may_be_on_its_way(run: Run, folder: Path) -> None:
+    with FastQueue(folder, CONFIG) as queue:
+        queue.push(b"one more")
+        path = chunk_paths(folder)[-1]
+        os.truncate(path, path.stat().st_size - 3)
+        result = run("check", folder)
+        assert result.exit_code == 0
+        assert "in use: what is at its end may still be on its way" in result.output

@@ -151,3 +151,17 @@ def _count(content: bytes) -> int:
         at += 8 + (struct.unpack_from("<Q", content, at)[0] & (1 << 62) - 1)
         count += 1
     return count
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_meta_that_points_nowhere_costs_no_block_that_was_not_read(tmp_path: Path, version: int) -> None:
+    for offset in (3, 5000, 10**9):
+        folder = tmp_path / str(offset)
+        seed_folder(folder, BLOCKS, version=version, snappy=False, read=0)
+        meta = json.loads((folder / "fastqueue.meta").read_text())
+        (folder / "fastqueue.meta").write_text(json.dumps({**meta, "reader_offset": offset}))
+        with FastQueue(folder) as queue:
+            counted, out = len(queue), drain(queue)
+        assert counted == len(out)
+        assert out == BLOCKS[-len(out) :]
+        assert len(out) == 200 if offset != 5000 else len(out) > 150

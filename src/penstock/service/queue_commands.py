@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import IO
 
@@ -18,7 +18,7 @@ from penstock.units import format_bytes
 
 # Whatever the queue's own limits are, these commands must not drop a block because of them.
 UNLIMITED = FastQueueConfig(
-    durability=Durability.DISK,
+    durability=Durability.FSYNC,  # what is moved must be safe in its new place before it leaves the old one
     max_size=2**62,
     max_bytes=2**62,
     max_block_bytes=2**32,
@@ -107,6 +107,8 @@ def check(path: str, repair: bool, as_json: bool) -> None:
             click.echo(f"torn tail of {report.torn_bytes} bytes: a push that was never accepted")
         if report.missing_blocks:
             click.echo(f"{report.missing_blocks} blocks are missing")
+        if report.is_in_use:
+            click.echo("in use: what is at its end may still be on its way")
         click.echo("whole" if report.is_whole else "damaged: the queue works and steps over it; --repair sets it aside")
     sys.exit(0 if report.is_whole else 1)
 
@@ -115,11 +117,12 @@ def check(path: str, repair: bool, as_json: bool) -> None:
 @click.argument("path", type=FOLDER)
 @click.option("--dead-letters", "from_dead_letters", is_flag=True, help="Bring the dead letters back into the queue.")
 @click.option("--reason", default="", help="Only letters whose reason contains this text.")
+@click.option("--from", "letters_path", type=FOLDER, help="Where `dead_letter` put them, if not in PATH/dead-letters.")
 @JSON
-def replay(path: str, from_dead_letters: bool, reason: str, as_json: bool) -> None:
+def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | None, as_json: bool) -> None:
     """Put dead letters back into the queue in PATH, with no attempts counted. The queue must be closed.
 
-    A letter leaves the dead-letter queue only when the queue has it.
+    A letter leaves the dead-letter queue only when the queue has it on the disk.
 
     \b
     Examples:
@@ -128,20 +131,13 @@ def replay(path: str, from_dead_letters: bool, reason: str, as_json: bool) -> No
     """
     if not from_dead_letters:
         raise click.UsageError("say what to replay: --dead-letters")
-    folder = f"{path}/{dead_letters.FOLDER_NAME}"
+    letters = letters_path or f"{path}/{dead_letters.FOLDER_NAME}"
     replayed = kept = 0
-    if os.path.isdir(folder):
-        with FastQueue(folder, UNLIMITED) as letters, FastQueue(path, UNLIMITED) as target:
-            left: list[Lease] = []
-            with _progress("Replaying", len(letters), as_json) as advance:
-                while leases := letters.lease(BATCH):
-                    chosen = [lease for lease in leases if reason in dead_letters.unpack(lease.data).reason]
-                    target.push_many(dead_letters.unpack(lease.data).data for lease in chosen)
-                    letters.ack(chosen)
-                    left += [lease for lease in leases if lease not in chosen]
-                    replayed += len(chosen)
-                    advance(len(leases))
-            kept = len(left)
+    if os.path.isdir(letters):
+        waiting = examine.overview(letters).blocks
+        config = replace(UNLIMITED, dead_letter=letters)
+        with FastQueue(path, config) as target, _progress("Replaying", waiting, as_json) as advance:
+            replayed, kept = target.replay_dead_letters(reason, advance=advance)
     if as_json:
         click.echo(json.dumps({"replayed": replayed, "kept": kept}))
     else:
@@ -172,11 +168,11 @@ def drain(path: str, target: str, style: str, append: bool, as_json: bool) -> No
       penstock queue drain ./queue --to blocks.jsonl --format jsonl --append
     """
     written = size = 0
-    try:
-        file = open(target, "ab" if append else "xb")  # noqa: SIM115 - closed by the with below
-    except FileExistsError:
-        raise PenstockError(f"{target} exists: name another file, or say --append") from None
-    with file, FastQueue(path, UNLIMITED) as source, _progress("Draining", len(source), as_json) as advance:
+    with (
+        FastQueue(path, UNLIMITED) as source,  # first: a queue that is in use must not leave an empty file behind
+        _new_file(target, append) as file,
+        _progress("Draining", len(source), as_json) as advance,
+    ):
         while leases := source.lease(BATCH):
             _write(file, leases, style)
             source.ack(leases)
@@ -187,6 +183,15 @@ def drain(path: str, target: str, style: str, append: bool, as_json: bool) -> No
         click.echo(json.dumps({"blocks": written, "bytes": size, "file": target}))
     else:
         click.echo(f"{written} blocks ({format_bytes(size)}) are in {target}")
+
+
+def _new_file(target: str, append: bool) -> IO[bytes]:
+    try:
+        return open(target, "ab" if append else "xb")
+    except FileExistsError:
+        raise PenstockError(f"{target} exists: name another file, or say --append") from None
+    except OSError as error:
+        raise PenstockError(f"cannot write {target}: {error.strerror}") from None
 
 
 def _write(file: IO[bytes], leases: list[Lease], style: str) -> None:

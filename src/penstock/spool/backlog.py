@@ -8,20 +8,19 @@ included, so a crash after it loses none of them.
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from operator import itemgetter
 
-from penstock.spool import journal
+from penstock.spool import journal, runs
 from penstock.spool.config import FastQueueConfig
 from penstock.spool.files import Files, disk_error
 from penstock.spool.lease import Lease
 from penstock.spool.meta import Meta
-from penstock.spool.store import RESERVED_SEQUENCES, FrameRef, Store
+from penstock.spool.recent import FrameRef
+from penstock.spool.store import RESERVED_SEQUENCES, Store
 
-_LARGEST_HOLE = 64  # acked blocks inside a run that is spilled: holes are cheaper than another frame, up to a point
 _sequence_of = itemgetter(0)
-_attempts_of = itemgetter(1)
 
 
 class _Held:
@@ -78,6 +77,20 @@ class Backlog:
         self._log_has_more = True
         return first
 
+    def write_one(self, block: bytes, now: float) -> int:
+        """Put one block into the log, or (with an OSError) not; its sequence."""
+        first, length, store = self.next_sequence, len(block), self.store
+        ref = store.append_one(block, first, now)
+        if store.reads_backward:
+            self._appended([ref])
+        self.next_sequence = first + 1
+        store.unread_count += 1
+        store.unread_bytes += length
+        self.count += 1
+        self.bytes += length
+        self._log_has_more = True
+        return first
+
     def spill(self) -> None:
         """Move every block of the memory layer into the log; after an OSError what is not there is still in memory."""
         out = [lease for part in (self.leased, self.returned) for lease in part.values() if isinstance(lease, Lease)]
@@ -86,7 +99,7 @@ class Backlog:
             return
         if out:
             self.store.seen_below = max(self.store.seen_below, max(out).sequence + 1)
-        for run in _runs(waiting):
+        for run in runs.to_spill(waiting):
             self._spill_run(run)
         self.flushes += 1
 
@@ -98,7 +111,7 @@ class Backlog:
             by_sequence = {lease.sequence: lease for lease in run}
             blocks = [by_sequence[s].data if s in by_sequence else None for s in range(first, end)]
             times = [by_sequence[s].enqueued_at if s in by_sequence else times[0] for s in range(first, end)]
-        refs = self.store.append(blocks, first, times[0], times if times[-1] > times[0] else None)
+        refs = self.store.append(blocks, first, times[0], times if max(times) > times[0] else None)
         self._appended(refs)
         at = 0
         for lease in run:
@@ -120,17 +133,27 @@ class Backlog:
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def take(self, most: int, now: float) -> list[Lease]:
-        """Lease up to `most` blocks, oldest first."""
+    def take(self, most: int, now: float, max_bytes: int | None = None) -> list[Lease]:
+        """Lease up to `most` blocks, oldest first; the first, and of the others what `max_bytes` allows."""
         if most == 1 and not self._log_has_more and not self._ready and not self.returned:
             if not self.memory:
                 return []
             lease = self.memory.popleft()
             self.leased[lease.sequence] = lease
             return [lease]
-        taken: list[Lease] = []
+        if most == 1 and not self._ready and not self.returned and (recent := self.store.read_recent()) is not None:
+            ref, taken = recent
+            if len(taken) == 1:
+                self.leased[ref.first] = ref
+                return taken
+            self._ready_ref = ref
+            self._ready.extend(taken)
+        taken = []
         try:
-            self._take_into(taken, most, now)
+            if max_bytes is None:
+                self._take_into(taken, most, now)
+            else:
+                self._take_bytes_into(taken, most, now, max_bytes)
         except OSError as error:
             if not taken:  # else they go out, and the next call says what is wrong
                 raise disk_error(error) from error
@@ -154,14 +177,27 @@ class Backlog:
                 return
             taken += part
 
+    def _take_bytes_into(self, taken: list[Lease], most: int, now: float, max_bytes: int) -> None:
+        """One by one: who limits the bytes has large blocks, or so many of them that a peek at each is nothing."""
+        size = 0
+        while len(taken) < most:
+            following = self._peek(now) if taken else None
+            if taken and (following is None or size + len(following.data) > max_bytes):
+                return
+            before = len(taken)
+            self._take_into(taken, before + 1, now)
+            if len(taken) == before:
+                return
+            size += len(taken[-1].data)
+
     def note_leased(self, taken: list[Lease]) -> None:
         """Write down who has been handed out, so that a crash counts as an attempt."""
         if len(taken) == 1:
             lease = taken[0]
             self.store.note(journal.pack(journal.LEASED, lease.sequence, 1, attempts=lease.attempts))
             return
-        runs = _attempt_runs(taken)
-        self.store.note(b"".join(journal.pack(journal.LEASED, first, n, attempts=tries) for first, n, tries in runs))
+        leased = runs.by_attempts(taken)
+        self.store.note(b"".join(journal.pack(journal.LEASED, first, n, attempts=tries) for first, n, tries in leased))
 
     def next_due(self) -> float | None:
         """When the next delayed block may go out."""
@@ -169,9 +205,6 @@ class Backlog:
 
     def finish(self, leases: Sequence[Lease]) -> int:
         """Take the leases as done, in any order; how many of them were out. The others were done or dropped before."""
-        if self.store.attempts:
-            for lease in leases:
-                self.store.attempts.pop(lease.sequence, None)
         if len(leases) == 1:
             return self._finish_one(leases[0])
         popped = list(map(self.leased.pop, map(_sequence_of, leases), repeat(None)))
@@ -179,9 +212,12 @@ class Backlog:
             leases = [lease for lease, held in zip(leases, popped) if held is not None]
             if not leases:
                 return 0
+        if self.store.attempts:
+            for lease in leases:
+                self.store.attempts.pop(lease.sequence, None)
         records = [
             self.store.ack(first, first + count, length)
-            for first, count, length in _byte_runs(leases)
+            for first, count, length in runs.with_bytes(leases)
         ]  # fmt: skip
         self.store.note(b"".join(records))
         self.count -= len(leases)
@@ -192,6 +228,8 @@ class Backlog:
         if self.leased.pop(lease.sequence, None) is None:
             return 0
         store, sequence, length = self.store, lease.sequence, len(lease.data)
+        if store.attempts:
+            store.attempts.pop(sequence, None)
         if store.journals:
             store.note(store.ack(sequence, sequence + 1, length))
         else:
@@ -216,19 +254,23 @@ class Backlog:
         return True
 
     def evict(self, now: float) -> bool:
-        """Drop the oldest block that nobody has on lease, else the oldest of all; False if there is none."""
+        """Drop the oldest block that nobody has on lease, else the oldest of all; False if there is none.
+
+        An OSError (it could not be read) leaves everything as it was.
+        """
         if self.returned:  # what came back is older than all that was never out
             return self._evict_returned()
-        taken = self.take(1, now)
+        taken: list[Lease] = []
+        self._take_into(taken, 1, now)
         return bool(self.finish(taken)) if taken else self._evict_leased()
 
     def _evict_returned(self) -> bool:
         oldest = min(self.returned)
+        lease = self._take_again(oldest)
         self._due = [sequence for sequence in self._due if sequence != oldest]
         self._delayed = [entry for entry in self._delayed if entry[1] != oldest]
         heapq.heapify(self._due)
         heapq.heapify(self._delayed)
-        lease = self._take_again(oldest)
         return lease is None or bool(self.finish([lease]))
 
     def _evict_leased(self) -> bool:
@@ -328,46 +370,3 @@ class Backlog:
             list(attempts.items()),
             clean=clean,
         )
-
-
-def _runs(leases: list[Lease]) -> Iterator[list[Lease]]:
-    """Cut leases in order of sequence where the gap is too large to be filled with holes."""
-    if leases[-1].sequence - leases[0].sequence == len(leases) - 1:
-        yield leases
-        return
-    start = 0
-    for index in range(1, len(leases) + 1):
-        if index == len(leases) or leases[index].sequence - leases[index - 1].sequence > _LARGEST_HOLE:
-            yield leases[start:index]
-            start = index
-
-
-def _attempt_runs(leases: list[Lease]) -> Iterator[tuple[int, int, int]]:
-    """(first, count, attempts) of neighbours that were handed out equally often."""
-    first, count = leases[0].sequence, len(leases)
-    if leases[-1].sequence - first == count - 1 and max(map(_attempts_of, leases)) == 1:
-        yield first, count, 1
-        return
-    run: list[Lease] = []
-    for lease in leases:
-        if run and (lease.sequence != run[-1].sequence + 1 or lease.attempts != run[0].attempts):
-            yield run[0].sequence, len(run), run[0].attempts
-            run = []
-        run.append(lease)
-    yield run[0].sequence, len(run), run[0].attempts
-
-
-def _byte_runs(leases: Sequence[Lease]) -> Iterator[tuple[int, int, int]]:
-    """(first, count, bytes) of neighbours."""
-    sequences = list(map(_sequence_of, leases))
-    first, count = sequences[0], len(sequences)
-    if count == 1 or sequences == list(range(first, first + count)):
-        yield first, count, sum(len(lease.data) for lease in leases)
-        return
-    run: list[Lease] = []
-    for lease in sorted(leases):
-        if run and lease.sequence != run[-1].sequence + 1:
-            yield run[0].sequence, len(run), sum(len(one.data) for one in run)
-            run = []
-        run.append(lease)
-    yield run[0].sequence, len(run), sum(len(one.data) for one in run)

@@ -99,13 +99,19 @@ class ChunkLog:
         """Take back what was appended since `mark`, as far as the disk lets us; the next frame overwrites the rest."""
         count, size = mark
         for chunk in self.chunks[count:]:
+            self._shorten(chunk, 0)  # first: one that cannot be deleted has at least to be empty
             with suppress(OSError):
                 self.delete(chunk)
-        if self.chunks and self.chunks[-1].size > size:
-            with suppress(OSError):
-                self.cut(self.chunks[-1].start + size)
-            self.chunks[-1].size = size
-            self._writer = self.chunks[-1]
+        if count and self.chunks[count - 1].size > size:
+            self._shorten(self.chunks[count - 1], size)
+            self._writer = self.chunks[count - 1]
+        if len(self.chunks) > count:
+            self._writer = None  # the next frame uses the empty file that is left, under its own first sequence
+
+    def _shorten(self, chunk: Chunk, size: int) -> None:
+        with suppress(OSError):
+            self._truncate(chunk, size)
+        chunk.size = size
 
     def begin_chunk(self) -> None:
         """Let the next frame lie in a new chunk: the current one belongs to another writer or its sync has failed."""
@@ -174,11 +180,13 @@ class ChunkLog:
         return self._files.pread(chunk.handle, min(length, chunk.size - at), at)
 
     def cut(self, offset: int) -> None:
-        """End the last chunk at `offset`: what lay behind was never a whole frame."""
-        chunk = self.chunks[-1]
+        """End the last chunk at `offset`: what lay behind was never accepted."""
+        self._truncate(self.chunks[-1], offset - self.chunks[-1].start)
+
+    def _truncate(self, chunk: Chunk, size: int) -> None:
         self._open(chunk)
-        self._files.truncate(chunk.handle, offset - chunk.start)
-        chunk.size = offset - chunk.start
+        self._files.truncate(chunk.handle, size)
+        chunk.size = size
 
     def resume_writing(self) -> None:
         """Go on in the last chunk, if it is ours and has room."""
@@ -208,6 +216,11 @@ class ChunkLog:
             chunk.syncing -= 1
             if chunk.deleted and not chunk.syncing:
                 self._close(chunk)
+
+    def not_synced(self, chunks: list[Chunk]) -> None:
+        """The sync was interrupted, not refused: those chunks and the names are as dirty as before."""
+        self._dirty += [chunk for chunk in chunks if chunk not in self._dirty and not chunk.deleted]
+        self._names_changed = True
 
     def delete(self, chunk: Chunk) -> None:
         self._files.unlink(self.path(chunk))

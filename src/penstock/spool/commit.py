@@ -1,5 +1,6 @@
 """Group commit: pushers that come while a sync is running share the next one."""
 
+import errno
 import threading
 from collections.abc import Callable
 
@@ -63,6 +64,10 @@ class GroupCommit:
             sync()
         except OSError as error:
             current.error = error
+        except BaseException:
+            # Control-C in the leader: it leaves, but nobody else may believe that the sync was done.
+            current.error = OSError(errno.EINTR, "the sync was interrupted")
+            raise
         finally:
             with self._lock:
                 current.finished = True

@@ -13,6 +13,7 @@ Order = Literal["fifo", "freshest"]
 
 _COMPRESSIONS = ("none", "snappy", "lz4", "zstd")
 _ORDERS = ("fifo", "freshest")
+_LARGEST_BUFFER = 2**30  # small blocks share frames of this size, which a reader holds in memory
 _LARGEST_FRAME = 2**32 - 2**20  # a frame holds the length of its payload in 32 bits
 
 
@@ -52,6 +53,10 @@ class FastQueueConfig:
     full_behavior: FullBehavior = FullBehavior.DROP_OLDEST
     block_timeout: float | str = 30.0
     inmemory_blocks: int = 2048
+    """MEMORY: so many blocks wait in memory before they go to the disk. Else: so many are kept there as well, to hand
+    them out without reading them back."""
+    inmemory_bytes: int | str | None = None
+    """Bytes that may be in memory, those on lease included, before the disk is used. None: blocks alone are counted."""
     chunk_size: int | str = "512Mi"
     meta_sync_interval: float | str = 1.0
     stale_flush: float | str = 30.0
@@ -68,6 +73,10 @@ class FastQueueConfig:
     def __post_init__(self) -> None:
         for field in ("max_bytes", "chunk_size", "write_buffer_size", "max_block_bytes"):
             self._set(field, parse_bytes(getattr(self, field), field))
+        if self.inmemory_bytes is not None:
+            self._set("inmemory_bytes", parse_bytes(self.inmemory_bytes, "inmemory_bytes"))
+            if self.inmemory_bytes == 0:
+                raise ConfigError("inmemory_bytes must be >= 1 or None, got 0")
         for field in ("block_timeout", "meta_sync_interval", "stale_flush"):
             self._set(field, parse_duration(getattr(self, field), field))
         for field, kind in (("full_behavior", FullBehavior), ("durability", Durability)):
@@ -76,8 +85,11 @@ class FastQueueConfig:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{field} must be >= 1, got {value!r}")
-        if self.max_attempts is not None and self.max_attempts < 1:
-            raise ConfigError(f"max_attempts must be >= 1 or None, got {self.max_attempts}")
+        most = self.max_attempts
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+            raise ConfigError(f"max_attempts must be >= 1 or None, got {most!r}")
+        if size(self.write_buffer_size) > _LARGEST_BUFFER:
+            raise ConfigError(f"write_buffer_size must be <= {_LARGEST_BUFFER} (1Gi), got {self.write_buffer_size}")
         if self.meta_sync_interval == 0:
             raise ConfigError("meta_sync_interval must be > 0, got 0")
         if self.compression not in _COMPRESSIONS:

@@ -10,17 +10,20 @@ A dead letter is one block:
 import json
 import struct
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.clock import Clock
+from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, size
 from penstock.spool.lease import Lease
 
 FOLDER_NAME = "dead-letters"  # inside the queue's own folder, unless the settings name another
 LENGTH = struct.Struct("<I")
 LONGEST_REASON = 1000
 OVERHEAD = 4096  # more than the JSON can need
+_MOST = 100_000  # letters, unless the queue itself may hold more
+_AT_ONCE = 256  # letters that are in memory while they are replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,50 @@ def unpack(block: bytes) -> DeadLetter:
         raise ValueError("too short for a dead letter")
     end = LENGTH.size + LENGTH.unpack_from(block)[0]
     fields = json.loads(block[LENGTH.size : end])
-    return DeadLetter(**fields, data=block[end:])
+    try:
+        return DeadLetter(**fields, data=block[end:])
+    except TypeError as error:
+        raise ValueError(f"not a dead letter: {error}") from error
+
+
+def settings_of(config: FastQueueConfig) -> FastQueueConfig:
+    """At least as durable as the queue itself, and never in its way: letters have no letters of their own."""
+    return replace(
+        config,
+        durability=Durability.FSYNC if config.durability is Durability.FSYNC else Durability.DISK,
+        max_size=max(config.max_size, _MOST),
+        max_bytes=size(config.max_bytes) + OVERHEAD,
+        max_block_bytes=size(config.max_block_bytes) + OVERHEAD,
+        full_behavior=FullBehavior.DROP_OLDEST,
+        max_attempts=None,
+        order="fifo",
+    )
+
+
+def _asked_for(lease: Lease, reason: str) -> DeadLetter | None:
+    """The letter; None if its reason is another, or somebody pushed what is no letter."""
+    try:
+        letter = unpack(lease.data)
+    except ValueError:
+        return None
+    return letter if reason in letter.reason else None
 
 
 class _Queue(Protocol):
     def push(self, block: bytes) -> int: ...
 
+    def lease(self, max_blocks: int = 1) -> list[Lease]: ...
+
+    def ack(self, leases: Iterable[Lease]) -> None: ...
+
+    def nack(self, lease: Lease) -> None: ...
+
     def close(self) -> None: ...
+
+    @property
+    def dropped(self) -> int: ...
+
+    def __len__(self) -> int: ...
 
 
 class DeadLetters:
@@ -75,19 +115,57 @@ class DeadLetters:
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._queue: _Queue | None = None
+        self._dropped = 0  # from queues that are closed by now
         self.pushed = 0
 
     def push(self, lease: Lease, reason: str) -> None:
         """Keep the block; a QueueError says that it is not kept."""
         letter = pack(lease, reason, self._clock.time())
         with self._lock:
-            if self._queue is None:
-                self._queue = self._open_queue()
-            self._queue.push(letter)
+            self._opened_locked().push(letter)
             self.pushed += 1
+
+    @property
+    def dropped(self) -> int:
+        """Letters that had to go since there was no room for more."""
+        queue = self._queue
+        return self._dropped + (queue.dropped if queue is not None else 0)
+
+    def replay(
+        self, into: Callable[[Sequence[bytes]], object], reason: str, advance: Callable[[int], object]
+    ) -> tuple[int, int]:
+        """Hand the blocks whose reason contains `reason` to `into`, then forget them; how many, and how many stay.
+
+        What is given up meanwhile, perhaps the same blocks, waits for the next time.
+        """
+        with self._lock:
+            letters = self._opened_locked()
+        left, kept, replayed = len(letters), [], 0
+        try:
+            while left > 0 and (leases := letters.lease(min(left, _AT_ONCE))):
+                left -= len(leases)
+                found = [(lease, _asked_for(lease, reason)) for lease in leases]
+                kept += [lease for lease, letter in found if letter is None]
+                chosen = [(lease, letter.data) for lease, letter in found if letter is not None]
+                kept += [lease for lease, _ in chosen]  # until they are taken
+                into([data for _, data in chosen])
+                del kept[len(kept) - len(chosen) :]
+                letters.ack(lease for lease, _ in chosen)
+                replayed += len(chosen)
+                advance(len(leases))
+        finally:
+            for lease in kept:
+                letters.nack(lease)
+        return replayed, len(kept)
+
+    def _opened_locked(self) -> _Queue:
+        if self._queue is None:
+            self._queue = self._open_queue()
+        return self._queue
 
     def close(self) -> None:
         with self._lock:
             if self._queue is not None:
                 self._queue.close()
+                self._dropped += self._queue.dropped
                 self._queue = None

@@ -5,17 +5,20 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from typing import TypeVar
 
-from penstock.errors import QueueError, QueueLocked
+from penstock.errors import QueueError
 from penstock.spool import frames, meta
 from penstock.spool.chunks import Chunk
 from penstock.spool.dead_letters import FOLDER_NAME
-from penstock.spool.fast_queue import LOCK_NAME
 from penstock.spool.files import Files, OsFiles, write_all
+from penstock.spool.folder import is_taken, take
 from penstock.spool.meta import DamagedMeta
 from penstock.spool.reader import FrameReader
 from penstock.spool.recovery import Recovered, recover
 
+_MOST_LOOKS = 20
+Seen = TypeVar("Seen")
 _CHUNK_SIZE = 512 << 20  # nothing is appended here, so any value serves
 
 
@@ -55,6 +58,7 @@ class CheckReport:
     """What reading every byte of a folder has shown."""
 
     path: str
+    is_in_use: bool = False  # then what is at its end may still be on its way, and chunks may vanish
     meta: str = ""
     frames: int = 0
     blocks: int = 0  # whole, acked or not
@@ -74,6 +78,17 @@ class CheckReport:
 def overview(folder: str, files: Files | None = None) -> Overview:
     """Look at a folder without changing it; QueueError if there is no queue."""
     files = files or OsFiles()
+    return _while_in_use(_overview, files, folder)
+
+
+def _while_in_use(look: Callable[[Files, str], Seen], files: Files, folder: str) -> Seen:
+    for _ in range(_MOST_LOOKS):
+        with suppress(FileNotFoundError):  # a chunk was done with, and deleted, while we looked
+            return look(files, folder)
+    return look(files, folder)
+
+
+def _overview(files: Files, folder: str) -> Overview:
     state, version = _read_state(files, folder)
     reader = FrameReader(state.chunks, state.reader_offset, None)
     oldest = None
@@ -87,7 +102,7 @@ def overview(folder: str, files: Files | None = None) -> Overview:
         letters = overview(f"{folder}/{FOLDER_NAME}", files).blocks
     return Overview(
         path=folder,
-        is_in_use=_is_in_use(files, folder),
+        is_in_use=is_taken(files, folder),
         meta=version,
         was_closed_properly=not state.unclean,
         blocks=state.count,
@@ -112,13 +127,16 @@ def check(
     replaced by a frame of the same length that says which blocks are gone. `advance` is told the bytes read.
     """
     files = files or OsFiles()
-    lock = files.lock(f"{folder}/{LOCK_NAME}") if repair and files.names(folder) else None
+    lock = take(files, folder) if repair and files.names(folder) else None
     try:
-        state, version = _read_state(files, folder)
-        report = CheckReport(path=folder, meta=version)
+        report = CheckReport(path=folder, is_in_use=lock is None and is_taken(files, folder))
+        state, report.meta = _while_in_use(_read_state, files, folder)
         expected: int | None = None
         for chunk in list(state.chunks.chunks):
-            expected = _check_chunk(files, state, chunk, report, expected, repair=repair)
+            try:
+                expected = _check_chunk(files, state, chunk, report, expected, repair=repair)
+            except FileNotFoundError:
+                expected = None  # done with, and deleted by whoever has the queue
             if advance is not None:
                 advance(chunk.size)
         if repair and report.meta == "damaged":
@@ -146,7 +164,7 @@ def _check_chunk(
             report.blocks += header.block_count - header.holes
             expected = header.end
         elif header is None and is_last and end == chunk.end:
-            report.torn_bytes = 0 if repair else end - start
+            report.torn_bytes = 0 if repair or report.is_in_use else end - start
             if repair:
                 state.quarantine.keep(state.chunks, chunk, start, end, "torn tail")
                 state.chunks.cut(start)
@@ -210,16 +228,6 @@ def _read_state(files: Files, folder: str) -> tuple[Recovered, str]:
     if version == "missing" and not state.chunks.chunks:
         raise QueueError(f"there is no queue in {folder}")
     return state, version
-
-
-def _is_in_use(files: Files, folder: str) -> bool:
-    if LOCK_NAME not in files.names(folder):
-        return False
-    try:
-        files.close(files.lock(f"{folder}/{LOCK_NAME}"))
-    except QueueLocked:
-        return True
-    return False
 
 
 def size_on_disk(folder: str) -> int:

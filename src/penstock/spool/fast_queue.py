@@ -10,30 +10,26 @@ on the disk, `keeper` when it gets there.
 import logging
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import QueueError
+from penstock.spool import dead_letters, folder, process
 from penstock.spool.backlog import Backlog
-from penstock.spool.commit import Round
-from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, seconds
-from penstock.spool.dead_letters import FOLDER_NAME, OVERHEAD, DeadLetters
+from penstock.spool.config import Durability, FastQueueConfig, seconds, size
+from penstock.spool.dead_letters import DeadLetters
 from penstock.spool.files import Files, OsFiles, disk_error
 from penstock.spool.freshest import FreshestBacklog
 from penstock.spool.gate import Gate
-from penstock.spool.identity import identity
 from penstock.spool.keeper import Keeper
-from penstock.spool.lease import Lease
+from penstock.spool.lease import Lease, as_block
 from penstock.spool.stats import QueueStats, snapshot
 
 log = logging.getLogger(__name__)
 
-LOCK_NAME = "fastqueue.lock"
-_MOST_DEAD_LETTERS = 100_000
 _DEAD_LETTER_RETRY = 1.0
 
 
@@ -65,25 +61,23 @@ class FastQueue:
         self._in_memory = config.durability is Durability.MEMORY
         self._syncs = config.durability is Durability.FSYNC
         self._inmemory_blocks = config.inmemory_blocks
-        try:
-            self._files.make_folder(self.path)
-            self._folder_lock = self._files.lock(f"{self.path}/{LOCK_NAME}")
-        except OSError as error:
-            raise disk_error(error) from error
+        self._inmemory_bytes = None if config.inmemory_bytes is None else size(config.inmemory_bytes)
+        with folder.opening(self.path):
+            self._folder_lock = folder.take(self._files, self.path)
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._not_empty = threading.Condition(self._lock)
         self._waiting_to_lease = 0
         self._pushed = self._acked = self._nacked = self._redelivered = 0
         try:
-            backlog_type = FreshestBacklog if config.order == "freshest" else Backlog
-            self._backlog = backlog_type(self._files, self.path, config)
-        except BaseException as error:
+            with folder.opening(self.path):
+                backlog_type = FreshestBacklog if config.order == "freshest" else Backlog
+                self._backlog = backlog_type(self._files, self.path, config)
+        except BaseException:
             self._files.close(self._folder_lock)
-            if isinstance(error, OSError):
-                raise disk_error(error) from error
             raise
-        self._keeper = Keeper(self._lock, self._backlog, self._files)
+        stale_flush = seconds(config.stale_flush)
+        self._keeper = Keeper(self._lock, self._backlog, self._files, stale_flush, self._monotonic())
         self._gate = Gate(self._lock, self._backlog, self._keeper, config, self._clock)
         self._dead = DeadLetters(self._open_dead_letters, self._clock)
         if self._backlog.store.unclean:
@@ -92,11 +86,12 @@ class FastQueue:
             self._keeper.sync()
         interval = seconds(config.meta_sync_interval)
         self._keeper.start(f"penstock-spool-{os.path.basename(self.path)}", interval, self._keep)
+        process.watch(self)
 
     @property
     def id(self) -> str:
         """What tells this queue's sequences from every other queue's, for as long as its folder lives."""
-        return identity(self._files, self.path)
+        return folder.identity(self._files, self.path)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -107,7 +102,7 @@ class FastQueue:
         sync, DiskFailed at FSYNC, it may be delivered all the same).
         """
         if type(block) is not bytes:
-            block = _as_bytes(block)
+            block = as_block(block)
         length = len(block)
         backlog, gate = self._backlog, self._gate
         with self._lock:
@@ -119,27 +114,42 @@ class FastQueue:
                 or backlog.next_sequence >= backlog.sequence_limit
             ):
                 gate.make_room(1, length, length, timeout)
-            elif gate.is_dropping:
-                gate.resumed()
-            if self._in_memory and len(backlog.memory) < self._inmemory_blocks:
+            if (
+                self._in_memory
+                and len(backlog.memory) < self._inmemory_blocks
+                and (self._inmemory_bytes is None or self._fits_memory_locked(length))
+            ):
                 sequence = backlog.next_sequence
                 backlog.memory.append(Lease(sequence, 1, block, self._time()))
                 backlog.next_sequence = sequence + 1
                 backlog.count += 1
                 backlog.bytes += length
                 self._pushed += 1
+                if gate.is_dropping:
+                    gate.took(on_disk=False)
                 if self._waiting_to_lease:
                     self._not_empty.notify()
                 return sequence
-            sequence = self._take_in_locked([block], timeout)
+            try:
+                sequence = backlog.write_one(block, self._time()) if not self._in_memory else -1
+            except OSError:
+                sequence = -1  # once more, and then as the policy says
+            if sequence < 0:
+                sequence = self._take_in_locked([block], timeout)
+            else:
+                self._pushed += 1
+                if gate.is_dropping:
+                    gate.took(on_disk=True)
+                if self._waiting_to_lease:
+                    self._not_empty.notify()
             gathering = self._keeper.gathering
         if self._syncs:
-            self._wait_for_disk(gathering, 1)
+            gate.wait_for_disk(gathering, 1)
         return sequence
 
     def push_many(self, blocks: Iterable[bytes], *, timeout: float | None = None) -> range:
         """Take all of the blocks or none; their sequences. Raises as `push` does."""
-        batch = [block if type(block) is bytes else _as_bytes(block) for block in blocks]
+        batch = [block if type(block) is bytes else as_block(block) for block in blocks]
         if not batch:
             return range(0)
         backlog, gate = self._backlog, self._gate
@@ -154,12 +164,10 @@ class FastQueue:
                 or backlog.next_sequence + len(batch) > backlog.sequence_limit
             ):
                 gate.make_room(len(batch), length, largest, timeout)
-            elif gate.is_dropping:
-                gate.resumed()
             first = self._take_in_locked(batch, timeout)
             gathering = self._keeper.gathering
         if self._syncs:
-            self._wait_for_disk(gathering, len(batch))
+            gate.wait_for_disk(gathering, len(batch))
         return range(first, first + len(batch))
 
     def _take_in_locked(self, batch: Sequence[bytes], timeout: float | None) -> int:
@@ -168,32 +176,32 @@ class FastQueue:
 
         def take_in() -> int:
             if self._in_memory:
-                if len(backlog.memory) + len(batch) > self._inmemory_blocks:
+                length = sum(map(len, batch))
+                if len(backlog.memory) + len(batch) > self._inmemory_blocks or not self._fits_memory_locked(length):
                     backlog.spill()
-                if len(batch) <= self._inmemory_blocks:
+                if len(batch) <= self._inmemory_blocks and length <= (self._inmemory_bytes or length):
                     return backlog.keep(batch, self._time())
             return backlog.write(batch, self._time())
 
         first = self._gate.on_disk(take_in, len(batch), timeout)
+        if self._gate.is_dropping:
+            self._gate.took(on_disk=True)
         self._pushed += len(batch)
         if self._waiting_to_lease:
             self._not_empty.notify(len(batch))
         return first
 
-    def _wait_for_disk(self, gathering: Round, count: int) -> None:
-        try:
-            self._keeper.wait_for(gathering)
-        except OSError as error:
-            with self._lock:
-                self._gate.disk_failures += 1
-                self._gate.drop("disk_full", count)
-            raise disk_error(error) from error
+    def _fits_memory_locked(self, length: int) -> bool:
+        """Whether memory may hold so many bytes more. What is on lease is in memory, too."""
+        most, backlog = self._inmemory_bytes, self._backlog
+        return most is None or backlog.bytes - backlog.store.unread_bytes + length <= most
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def lease(self, max_blocks: int = 1, *, timeout: float | None = None) -> list[Lease]:
+    def lease(self, max_blocks: int = 1, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Lease]:
         """Take up to `max_blocks` blocks on loan, in order; empty if there is none.
 
+        With `max_bytes` they are no more than that together, unless the first one is by itself.
         With `timeout` it waits so long for the first one; without, not at all. What is not acked in the end is
         delivered again: after `nack`, or when the queue is opened the next time.
         """
@@ -203,11 +211,13 @@ class FastQueue:
                 backlog = self._backlog
                 if self._gate.is_closed:
                     self._gate.check_open()
-                taken = backlog.take(max_blocks, self._monotonic() if backlog.returned else 0.0)
+                taken = backlog.take(max_blocks, self._monotonic() if backlog.returned else 0.0, max_bytes)
                 if not taken and timeout:
                     deadline = self._monotonic() + timeout if deadline is None else deadline
-                    taken = self._wait_to_lease_locked(max_blocks, deadline)
+                    taken = self._wait_to_lease_locked(max_blocks, max_bytes, deadline)
                 if not taken:
+                    if max_blocks < 1:
+                        raise ValueError(f"max_blocks must be >= 1, got {max_blocks}")
                     return taken
                 spent = self._withhold_spent_locked(taken) if backlog.store.attempts else ()
                 if self._in_memory:
@@ -219,12 +229,12 @@ class FastQueue:
             if taken:
                 return taken
 
-    def _wait_to_lease_locked(self, max_blocks: int, deadline: float) -> list[Lease]:
+    def _wait_to_lease_locked(self, max_blocks: int, max_bytes: int | None, deadline: float) -> list[Lease]:
         self._waiting_to_lease += 1
         try:
             while True:
                 now = self._monotonic()
-                taken = self._backlog.take(max_blocks, now)
+                taken = self._backlog.take(max_blocks, now, max_bytes)
                 if taken or now >= deadline:
                     return taken
                 due = self._backlog.next_due()
@@ -256,11 +266,17 @@ class FastQueue:
             if gate.waiting:
                 gate.not_full.notify_all()
 
-    def nack(self, lease: Lease, delay: float = 0.0) -> None:
-        """Deliver the block again, in its order, `delay` seconds from now; after `max_attempts` it is a dead letter."""
-        if self.config.max_attempts is not None and lease.attempts >= self.config.max_attempts:
-            self.reject(lease, "too many attempts")
-            return
+    def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
+        """Deliver the block again, in its order, `delay` seconds from now; after `max_attempts` it is a dead letter.
+
+        With `keep` it is not, this time: for a failure that had nothing to do with the block.
+        """
+        most = self.config.max_attempts
+        if most is not None and lease.attempts >= most:
+            if not keep:
+                self.reject(lease, "too many attempts")
+                return
+            lease = lease._replace(attempts=most - 1)
         with self._lock:
             self._gate.check_open()
             due_at = self._monotonic() + delay if delay > 0 else None
@@ -286,6 +302,20 @@ class FastQueue:
             return
         self.ack(lease)
 
+    def bury(self, block: bytes, reason: str) -> None:
+        """Keep a block that is not in the queue as a dead letter; a QueueError says that it is not kept."""
+        self._gate.check_open()
+        self._dead.push(Lease(-1, 1, block, self._time()), reason)
+
+    def replay_dead_letters(
+        self, reason: str = "", *, advance: Callable[[int], object] = lambda count: None
+    ) -> tuple[int, int]:
+        """Put dead letters whose reason contains `reason` back, with no attempts counted; how many, how many stay.
+
+        A letter leaves the dead-letter queue only when this one has it. `advance` is told of every few.
+        """
+        return self._dead.replay(self.push_many, reason, advance)
+
     def pop(self) -> bytes | None:
         """The next block, lease and ack in one; None if there is none. A crash after it has lost the block."""
         leases = self.lease()
@@ -303,6 +333,12 @@ class FastQueue:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
+    def resize(self, max_size: int) -> None:
+        """Have another limit of blocks, from the next push on."""
+        with self._lock:
+            self._gate.max_size = max_size
+            self._gate.not_full.notify_all()
+
     def __len__(self) -> int:
         """Blocks that are not acked: waiting, on lease or nacked."""
         return self._backlog.count
@@ -311,6 +347,11 @@ class FastQueue:
     def size_bytes(self) -> int:
         """Bytes of the blocks that are not acked."""
         return self._backlog.bytes
+
+    @property
+    def dropped(self) -> int:
+        """Blocks that had to go or were not taken, for every reason."""
+        return sum(self._gate.dropped.values())
 
     def stats(self) -> QueueStats:
         """A frozen snapshot; its `samples()` are what `Telemetry.watch` wants."""
@@ -326,6 +367,7 @@ class FastQueue:
                 nacked=self._nacked,
                 redelivered=self._redelivered,
                 dead_lettered=self._dead.pushed,
+                dead_letters_dropped=self._dead.dropped,
             )
 
     # -- disk ------------------------------------------------------------------------------------------------------
@@ -352,9 +394,16 @@ class FastQueue:
             raise
         self._keeper.close()
         self._dead.close()
+        process.unwatch(self)
         with self._lock:
             self._backlog.store.close()
             self._files.close(self._folder_lock)
+
+    def leave_to_parent(self, parent: int) -> None:
+        """Called in a forked child: here the queue is closed, and its folder is the parent's alone."""
+        self._lock = threading.Lock()  # a thread that held the other one does not exist here
+        self._gate.leave_to_parent(parent)
+        self._files.close(self._folder_lock)  # else the child would keep the folder locked when the parent is gone
 
     def __enter__(self) -> Self:
         return self
@@ -376,31 +425,12 @@ class FastQueue:
     def _keep(self) -> None:
         """What the queue's own thread does every `meta_sync_interval`."""
         with suppress(OSError):  # the keeper has logged and counted it; the next turn tries again
-            with self._lock:
-                memory = self._backlog.memory
-                if memory and self._time() - memory[0].enqueued_at >= seconds(self.config.stale_flush):
-                    self._backlog.spill()
+            self._keeper.spill_stale(self._monotonic())
+        with suppress(OSError):  # also if there is no room to spill: the sync may free some
             self._keeper.sync()
         with self._lock:
             self._gate.not_full.notify_all()
 
     def _open_dead_letters(self) -> "FastQueue":
-        """At least as durable as this queue, and never in its way: letters have no letters of their own."""
-        config = replace(
-            self.config,
-            durability=Durability.FSYNC if self._syncs else Durability.DISK,
-            max_size=max(self._gate.max_size, _MOST_DEAD_LETTERS),
-            max_bytes=self._gate.max_bytes + OVERHEAD,
-            max_block_bytes=self._gate.max_block + OVERHEAD,
-            full_behavior=FullBehavior.DROP_OLDEST,
-            max_attempts=None,
-            order="fifo",
-        )
-        folder = self.config.dead_letter or f"{self.path}/{FOLDER_NAME}"
-        return FastQueue(folder, config, clock=self._clock, files=self._files)
-
-
-def _as_bytes(block: object) -> bytes:
-    if isinstance(block, (bytes, bytearray, memoryview)):
-        return bytes(block)
-    raise TypeError(f"a block is bytes, not {type(block).__name__}")
+        path = self.config.dead_letter or f"{self.path}/{dead_letters.FOLDER_NAME}"
+        return FastQueue(path, dead_letters.settings_of(self.config), clock=self._clock, files=self._files)

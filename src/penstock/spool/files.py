@@ -25,7 +25,7 @@ class Files(Protocol):
     """What a queue asks of a filesystem. Every method raises OSError as the kernel would."""
 
     def make_folder(self, path: str) -> None:
-        """Create it with mode 0700 unless it is there."""
+        """Create it with mode 0700 unless it is there, and its parents; the names survive a power cut."""
 
     def names(self, folder: str) -> list[str]:
         """The names in it, in no order; empty if there is no such folder."""
@@ -82,7 +82,13 @@ class OsFiles:
     size_of = staticmethod(os.path.getsize)
 
     def make_folder(self, path: str) -> None:
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path) or "."
+        for folder in reversed(missing):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            self.sync_folder(os.path.dirname(folder) or ".")
 
     def names(self, folder: str) -> list[str]:
         try:
@@ -106,7 +112,8 @@ class OsFiles:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
-            raise QueueLocked(f"another process has the queue in {os.path.dirname(path)}") from None
+            folder = os.path.dirname(path)
+            raise QueueLocked(f"another process has the queue in {folder}, or this one opened it twice") from None
         return handle
 
     def map(self, handle: int, length: int, /) -> Mapped:

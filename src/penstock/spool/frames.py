@@ -49,7 +49,7 @@ CHECKED_HEADER = struct.Struct(HEADER.format + "I")
 HEADER_SIZE = HEADER.size + CRC.size
 HOLE = 0xFFFFFFFF
 LENGTHS, TIMES = 1, 2
-_MOST_HOLES = 0xFFFF
+MOST_HOLES = 0xFFFF
 _COPY_BELOW = 2048  # bytes of a block up to which joining is cheaper than one more buffer to write
 
 CODECS: dict[Compression, int] = {"none": 0, "snappy": 1, "lz4": 2, "zstd": 3}
@@ -109,23 +109,20 @@ def encode(
 ) -> list[bytes]:
     """The frame as buffers to be written in one call. A single block that is not compressed is not copied."""
     count = len(blocks)
-    holes = flags = 0
     if count == 1 and blocks[0] is not None:
-        raw = blocks[0]
-        payload_bytes = len(raw)
-    else:
-        flags = LENGTHS
-        lengths = [HOLE if block is None else len(block) for block in blocks]
-        whole = [block for block in blocks if block is not None]
-        holes = count - len(whole)
-        payload_bytes = sum(map(len, whole))
-        tables = struct.pack(f"<{count}I", *lengths)
-        if times is not None:
-            flags |= TIMES
-            tables += struct.pack(f"<{count}I", *[max(0, round((time - enqueued_at) * 1000)) for time in times])
-        if codec == _NONE and payload_bytes > _COPY_BELOW * count:
-            return _encode_uncopied(tables, whole, flags, holes, first, follows, enqueued_at, count, payload_bytes)
-        raw = b"".join((tables, *whole))
+        return list(encode_one(blocks[0], first, follows, enqueued_at, codec))
+    flags = LENGTHS
+    lengths = [HOLE if block is None else len(block) for block in blocks]
+    whole = [block for block in blocks if block is not None]
+    holes = count - len(whole)
+    payload_bytes = sum(map(len, whole))
+    tables = struct.pack(f"<{count}I", *lengths)
+    if times is not None:
+        flags |= TIMES
+        tables += struct.pack(f"<{count}I", *[_milliseconds(time - enqueued_at) for time in times])
+    if codec == _NONE and payload_bytes > _COPY_BELOW * count:
+        return _encode_uncopied(tables, whole, flags, holes, first, follows, enqueued_at, count, payload_bytes)
+    raw = b"".join((tables, *whole))
     body = raw if codec == _NONE else _compress(raw, codec)
     if len(body) >= len(raw):
         codec, body = _NONE, raw  # incompressible: spare the reader the work
@@ -135,6 +132,21 @@ def encode(
         length, MAGIC, codec, flags, holes, first, follows, enqueued_at, count, payload_bytes, crc
     )  # fmt: skip
     return [header + CRC.pack(google_crc32c.value(header)), body]
+
+
+def encode_one(block: bytes, first: int, follows: int, at: float, codec: int) -> tuple[bytes, bytes]:
+    """The frame of a single block: its header and its body."""
+    length = len(block)
+    body = block if codec == _NONE else _compress(block, codec)
+    if len(body) >= length:
+        codec, body = _NONE, block  # incompressible: spare the reader the work
+    prefix = HEADER_SIZE - SEED_HEADER.size + len(body) | CHECKED | (SNAPPY if codec == _SNAPPY else 0)
+    header = HEADER.pack(prefix, MAGIC, codec, 0, 0, first, follows, at, 1, length, google_crc32c.value(body))
+    return header + CRC.pack(google_crc32c.value(header)), body
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(max(0, round(seconds * 1000)), 0xFFFFFFFF)  # a clock that was set meanwhile must not stop a spill
 
 
 def _encode_uncopied(
@@ -160,7 +172,7 @@ def _encode_uncopied(
 def filler(size: int, first: int, count: int) -> bytes | None:
     """A frame of exactly `size` bytes that holds nothing but holes; None if that is too small for them."""
     lengths = struct.pack(f"<{count}I", *[HOLE] * count)
-    if not 0 < count <= _MOST_HOLES or HEADER_SIZE + len(lengths) > size:
+    if not 0 < count <= MOST_HOLES or HEADER_SIZE + len(lengths) > size:
         return None
     body = lengths + bytes(size - HEADER_SIZE - len(lengths))
     length = size - SEED_HEADER.size | CHECKED

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge, QueueClosed, QueueFull
 from penstock.spool.backlog import Backlog
+from penstock.spool.commit import Round
 from penstock.spool.config import FastQueueConfig, FullBehavior, seconds, size
 from penstock.spool.files import DISK_FULL, disk_error
 from penstock.spool.keeper import Keeper
@@ -33,16 +34,23 @@ class Gate:
         self.max_block = size(config.max_block_bytes)
         # The queue's lock guards everything below.
         self.is_closed = False
+        self._closed_because = "is closed"
         self.not_full = threading.Condition(lock)
         self.waiting = 0
         self.dropped = dict.fromkeys(("oldest", "newest", "timeout", "disk_full"), 0)
         self.disk_full = 0
         self.disk_failures = 0
         self.is_dropping = False
+        self._just_dropped = self._disk_refuses = False
 
     def check_open(self) -> None:
         if self.is_closed:
-            raise QueueClosed(f"the queue in {self._backlog.store.folder} is closed")
+            raise QueueClosed(f"the queue in {self._backlog.store.folder} {self._closed_because}")
+
+    def leave_to_parent(self, parent: int) -> None:
+        """This process is a fork of the one that has the queue. No lock: its holder may not exist here."""
+        self.is_closed = True
+        self._closed_because = f"belongs to process {parent}, of which this one is a fork: open queues after forking"
 
     def make_room(self, count: int, length: int, largest: int, timeout: float | None) -> None:
         """Return when `count` blocks of `length` bytes together may come in, as the policy says."""
@@ -66,16 +74,24 @@ class Gate:
     def _make_some_room(self, count: int, deadline: float) -> bool:
         """Evict a block or wait; False if there is nothing to evict, whatever the counts may say."""
         if self._behavior is FullBehavior.DROP_OLDEST:
-            is_evicted = self._backlog.evict(self._clock.monotonic())
-            if is_evicted:
-                self.drop("oldest", 1)
-            return is_evicted
+            return self._evict(count)
         if self._behavior is FullBehavior.DROP_NEWEST or not self._wait(deadline):
             self.drop("newest" if self._behavior is FullBehavior.DROP_NEWEST else "timeout", count)
             raise QueueFull(
                 f"no room in {self._backlog.store.folder}: {self._backlog.count} blocks, {self._backlog.bytes} bytes"
             )
         return True
+
+    def _evict(self, count: int) -> bool:
+        try:
+            is_evicted = self._backlog.evict(self._clock.monotonic())
+        except OSError as error:
+            self.disk_failures += 1
+            self.drop("disk_full", count)
+            raise disk_error(error) from error
+        if is_evicted:
+            self.drop("oldest", 1)
+        return is_evicted
 
     def _reserve(self) -> int:
         """Let the meta say that more sequences are spoken for."""
@@ -103,14 +119,32 @@ class Gate:
                 self.drop("disk_full", count)
                 raise disk_error(error) from error
 
+    def wait_for_disk(self, gathering: Round, count: int) -> None:
+        """Return when what was written while `gathering` gathered is on the disk. Wants the lock not to be held."""
+        try:
+            self._keeper.wait_for(gathering)
+        except OSError as error:
+            with self._lock:
+                self.disk_failures += 1
+                self.drop("disk_full", count)
+            raise disk_error(error) from error
+
     def drop(self, reason: str, count: int) -> None:
         self.dropped[reason] += count
+        self._just_dropped, self._disk_refuses = True, reason == "disk_full"
         if not self.is_dropping:
             self.is_dropping = True
             log.warning("Queue started dropping. queue=%s reason=%s", self._backlog.store.folder, reason)
 
-    def resumed(self) -> None:
-        """A block came in without a loss. Only well below the limits is that news: at them it changes by the push."""
+    def took(self, *, on_disk: bool) -> None:
+        """A block came in. If no other had to go for it, and the disk that refused one took it, that is news.
+
+        And only well below the limits: at them it changes by the push.
+        """
+        just_dropped, self._just_dropped = self._just_dropped, False
+        if just_dropped or (self._disk_refuses and not on_disk):
+            return
+        self._disk_refuses = False
         if self._backlog.count < 0.9 * self.max_size and self._backlog.bytes < 0.9 * self.max_bytes:
             self.is_dropping = False
             log.warning("Queue takes everything again. queue=%s", self._backlog.store.folder)

@@ -2,7 +2,9 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from penstock.spool.backlog import Backlog
 from penstock.spool.commit import GroupCommit, Round
@@ -17,8 +19,11 @@ class Keeper:
     Threads: every method may be called from any thread that does not hold the queue's lock.
     """
 
-    def __init__(self, lock: threading.Lock, backlog: Backlog, files: Files) -> None:
+    def __init__(self, lock: threading.Lock, backlog: Backlog, files: Files, stale_flush: float, now: float) -> None:
         self._lock = lock
+        self._stale_flush = stale_flush
+        self._kept_at = now
+        self._ages: deque[tuple[float, int]] = deque()  # (time, sequence): blocks below it were there at that time
         self._backlog = backlog
         self._files = files
         self.gathering = Round()  # guarded by the queue's lock: who writes now, waits for this round
@@ -34,7 +39,12 @@ class Keeper:
 
         def run() -> None:
             while not self._stop.wait(interval):
-                work()
+                try:
+                    work()
+                except Exception:
+                    if not self._failing:
+                        self._failing = True
+                        log.exception("Queue cannot be kept, for a reason that is not the disk's. queue=%s", name)
 
         self._thread = threading.Thread(target=run, name=name, daemon=True)
         self._thread.start()
@@ -47,6 +57,24 @@ class Keeper:
     def wait_for(self, gathering: Round) -> None:
         """Return when what was written while `gathering` gathered is on the disk; OSError if it cannot be."""
         self._commit.wait(gathering)
+
+    def spill_stale(self, now: float) -> None:
+        """Move the memory layer into the log if any of it is older than `stale_flush`. Raises OSError.
+
+        By the monotonic clock: whoever sets the time of day must not keep blocks in memory.
+        """
+        backlog, ages = self._backlog, self._ages
+        try:
+            with self._lock:
+                ages.append((self._kept_at, backlog.next_sequence))  # what came since is younger than that
+                self._kept_at = now
+                while ages and not (backlog.memory and backlog.memory[0].sequence < ages[0][1]):
+                    ages.popleft()
+                if ages and now - ages[0][0] >= self._stale_flush:
+                    backlog.spill()
+        except OSError as error:
+            self._failed(error)
+            raise
 
     def sync(self, *, clean: bool = False) -> None:
         """Write the meta if anything has changed; then delete the chunks that it does not need. Raises OSError."""
@@ -90,18 +118,34 @@ class Keeper:
             dirty, names_changed = chunks.take_dirty()
 
         def sync() -> None:
+            failures: list[OSError] = []
             try:
-                for chunk in dirty:
-                    self._files.sync(chunk.handle)
+                for chunk in dirty:  # all of them: the failure of one is no reason to forget the others
+                    with collected(failures):
+                        self._files.sync(chunk.handle)
                 if names_changed:
-                    self._files.sync_folder(self._backlog.store.folder)
-            except OSError:
-                # The kernel has given up on those pages; another sync of this file would claim success.
+                    with collected(failures):
+                        self._files.sync_folder(self._backlog.store.folder)
+            except BaseException:
                 with self._lock:
-                    chunks.begin_chunk()
+                    chunks.not_synced(dirty)
                 raise
             finally:
                 with self._lock:
                     chunks.synced(dirty)
+                    if failures:
+                        # The kernel has given up on those pages; another sync of this file would claim success.
+                        chunks.begin_chunk()
+            if failures:
+                raise failures[0]
 
         return current, sync
+
+
+@contextmanager
+def collected(failures: list[OSError]) -> Iterator[None]:
+    """Put an OSError aside until the rest is done."""
+    try:
+        yield
+    except OSError as error:
+        failures.append(error)

@@ -19,3 +19,10 @@ class Lease(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Lease(sequence={self.sequence}, attempts={self.attempts}, {len(self.data)} bytes)"
+
+
+def as_block(value: object) -> bytes:
+    """What is pushed, as the bytes that are kept; TypeError if it is nothing of the kind."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"a block is bytes, not {type(value).__name__}")

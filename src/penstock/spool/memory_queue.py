@@ -16,10 +16,12 @@ class MemoryQueue:
     """
 
     def __init__(self, max_size: int = 1000, max_bytes: int | str = "256Mi") -> None:
-        if max_size < 1:
-            raise ConfigError(f"max_size must be >= 1, got {max_size}")
+        if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
+            raise ConfigError(f"max_size must be >= 1, got {max_size!r}")
         self.max_size = max_size
         self.max_bytes = parse_bytes(max_bytes, "max_bytes")
+        if self.max_bytes < 1:
+            raise ConfigError(f"max_bytes must be >= 1, got {self.max_bytes}")
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._blocks: deque[bytes] = deque()

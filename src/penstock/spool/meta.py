@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 
 import google_crc32c
 
+from penstock.errors import QueueError
 from penstock.spool.files import Files, read_file, write_all
 
 META_NAME = "fastqueue.meta"
@@ -57,7 +58,7 @@ class Meta:
 
 
 def load(files: Files, folder: str) -> Meta | None:
-    """The folder's meta, None if there is none; DamagedMeta if it is not whole."""
+    """The folder's meta, None if there is none; DamagedMeta if it is not whole, QueueError if it is not for us."""
     try:
         text = read_file(files, f"{folder}/{META_NAME}")
     except FileNotFoundError:
@@ -92,7 +93,7 @@ def _parse(text: bytes) -> Meta:
     try:
         fields = json.loads(text)
         version = int(fields["version"])
-        if version <= 2:
+        if version <= 2 and "crc" not in fields:  # with one, it is a newer meta whose version has been damaged
             return Meta(
                 version=version,
                 reader_offset=_offset(fields["reader_offset"]),
@@ -104,6 +105,8 @@ def _parse(text: bytes) -> Meta:
         body, _, _ = text.rpartition(b', "crc": ')
         if google_crc32c.value(body + b"}") != fields.pop("crc"):
             raise DamagedMeta("the checksum does not match")
+        if version > VERSION:
+            raise QueueError(f"a newer Penstock wrote this queue (meta version {version}, ours is {VERSION}): use that")
         fields.pop("name")
         fields["acked"] = [(first, end) for first, end in fields["acked"]]
         fields["attempts"] = [(first, end, count) for first, end, count in fields["attempts"]]

@@ -67,6 +67,7 @@ class FrameReader:
         self._window_at = 0
         self._window_of: Chunk | None = None
         self._ahead = _WINDOW
+        self._skipped: tuple[int, FrameHeader] | None = None
 
     def _current(self) -> Chunk | None:
         """The chunk in which the next frame lies, None at the end of the log.
@@ -104,13 +105,21 @@ class FrameReader:
                 header = self._header(chunk, self.offset)
             except DamagedFrame as damage:
                 start = self.offset
+                if self._goes_back_into_skipped(chunk):
+                    continue
                 self.offset = self._next_good(chunk, start + 1)
                 if self._quarantine is not None:
                     self._quarantine.keep(self._chunks, chunk, start, self.offset, str(damage))
                 continue
             return self.offset, header
 
+    def jump(self, offset: int) -> None:
+        """Go on at `offset`, the end of a frame that somebody knows already."""
+        self.offset = offset
+        self._chunk = self._skipped = None
+
     def skip(self, header: FrameHeader) -> None:
+        self._skipped = self.offset, header
         self.offset += header.size
 
     def read(self, header: FrameHeader) -> Frame | None:
@@ -118,14 +127,50 @@ class FrameReader:
         offset = self.offset
         chunk = self._chunk
         assert chunk is not None
+        end = offset + header.size
         try:
             frame = self._frame(chunk, offset, header)
         except DamagedFrame as damage:
             frame = None
+            end = self._end_of_damaged(chunk, offset, header)
             if self._quarantine is not None:
-                self._quarantine.keep(self._chunks, chunk, offset, offset + header.size, str(damage))
-        self.offset = offset + header.size
+                self._quarantine.keep(self._chunks, chunk, offset, end, str(damage))
+        self.offset = end
         return frame
+
+    def _end_of_damaged(self, chunk: Chunk, offset: int, header: FrameHeader) -> int:
+        """Where reading goes on behind a damaged body: at its end, or at the successor that missing bytes drew inside.
+
+        Only the frame that follows this one by its sequences is believed there: a block may hold frames of its own.
+        """
+        end = offset + header.size
+        if end >= chunk.end or self._good_header(chunk, end) is not None:
+            return end
+        return self._successor_inside(chunk, offset, header) or end
+
+    def _goes_back_into_skipped(self, chunk: Chunk) -> bool:
+        """No frame follows one whose body nobody has looked at: its successor may be inside, for the same reason."""
+        skipped, self._skipped = self._skipped, None
+        if skipped is None or skipped[0] + skipped[1].size != self.offset or skipped[0] < chunk.start:
+            return False
+        found = self._successor_inside(chunk, *skipped)
+        if found is not None:
+            self.offset = found
+        return found is not None
+
+    def _successor_inside(self, chunk: Chunk, offset: int, header: FrameHeader) -> int | None:
+        start, end = offset + header.header_size, offset + header.size
+        while header.checked and (start := self._next_good(chunk, start)) < end:
+            found = self._good_header(chunk, start)
+            if found is not None and found.follows == header.end:
+                return start
+            start += 1
+        return None
+
+    def _good_header(self, chunk: Chunk, offset: int) -> FrameHeader | None:
+        with suppress(DamagedFrame):
+            return self._header(chunk, offset)
+        return None
 
     def _frame(self, chunk: Chunk, offset: int, header: FrameHeader) -> Frame:
         at = offset + header.header_size
@@ -156,8 +201,7 @@ class FrameReader:
             found = data.find(frames.MAGIC, frames.MAGIC_AT)
             while found >= 0:
                 offset = start + found - frames.MAGIC_AT
-                with suppress(DamagedFrame):
-                    self._header(chunk, offset)
+                if self._good_header(chunk, offset) is not None:
                     return offset
                 found = data.find(frames.MAGIC, found + 1)
             start += max(1, len(data) - frames.HEADER_SIZE)

@@ -52,8 +52,8 @@ def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) 
         _from_seed(state, known)
     else:
         _from_meta(state, known)
-    _replay(files, folder, state, known)
-    _count_tail(state, known, repair)
+    late = _replay(files, folder, state, known)
+    _count_tail(state, known, late, repair)
     state.next_sequence = max(state.next_sequence, state.log_end, state.acked.top, *(s + 1 for s in state.attempts), 0)
     state.attempts = {s: count for s, count in state.attempts.items() if s not in state.acked}
     state.unclean = bool(chunks.chunks) if known is None else not known.clean
@@ -84,19 +84,39 @@ def _load_meta(files: Files, folder: str, quarantine: Quarantine, repair: bool) 
 def _without_meta(state: Recovered) -> None:
     chunks = state.chunks.chunks
     state.reader_offset = chunks[0].start if chunks else 0
-    state.acked.low = next((chunk.first for chunk in chunks if chunk.first is not None), 0)
+    found = FrameReader(state.chunks, state.reader_offset, None).next_header()
+    state.acked.low = found[1].first if found is not None else 0
     state.log_end = state.acked.low
 
 
 def _from_seed(state: Recovered, known: Meta) -> None:
-    state.reader_offset = known.reader_offset
-    state.acked.low = known.reader_offset  # a block of the seed has its offset as its sequence
+    state.reader_offset = state.acked.low = _seed_reader_offset(state.chunks, known)  # an offset is a sequence here
     state.log_end = state.chunks.end
     state.count, state.bytes = known.entry_count or 0, known.total_bytes
 
 
+def _seed_reader_offset(chunks: ChunkLog, known: Meta) -> int:
+    """Where the seed's meta says that reading stands, if a frame begins there. Nothing else checks that meta."""
+    offset = known.reader_offset
+    first = chunks.chunks[0].start if chunks.chunks else 0
+    if offset > chunks.end:
+        log.warning("Meta points behind the chunks: all of them are delivered. offset=%d", offset)
+        return first
+    chunk = chunks.at(offset)
+    if chunk is None or chunk.checked or offset <= chunk.start:
+        return offset
+    reader = FrameReader(chunks, chunk.start, None)
+    while (found := reader.next_header()) is not None and found[0] < offset:
+        reader.skip(found[1])
+    if found is not None and found[0] == offset:
+        return offset
+    log.warning("Meta points between frames: the chunk is delivered from its beginning. offset=%d", offset)
+    return chunk.start
+
+
 def _from_meta(state: Recovered, known: Meta) -> None:
-    state.reader_offset = known.reader_offset
+    # Where the last chunks have vanished the log goes on below the reader: it has to be there first.
+    state.reader_offset = min(known.reader_offset, state.chunks.end)
     state.acked = Acked(known.low, known.acked)
     state.attempts = {s: count for first, end, count in known.attempts for s in range(first, end)}
     state.log_end = known.log_end
@@ -104,8 +124,16 @@ def _from_meta(state: Recovered, known: Meta) -> None:
     state.count, state.bytes = known.entry_count or 0, known.total_bytes
 
 
-def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> None:
+def _is_believable(known: Meta, state: Recovered, end: int) -> bool:
+    """Whether the counts of the seed's meta are those of the log as it is."""
+    is_current = known.writer_offset == end and known.reader_offset == state.reader_offset
+    return is_current and known.entry_count is not None
+
+
+def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> list[journal.Record]:
+    """Take in what the journals say; the acks of blocks that came after the meta, which are not counted yet."""
     damaged = 0
+    late: list[journal.Record] = []
     state.journal_generation = known.journal if known is not None else 0
     for generation in journal.generations(files, folder):
         state.journal_generation = max(state.journal_generation, generation + 1)
@@ -117,8 +145,11 @@ def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> 
                 damaged += 1
             elif record.kind == journal.ACKED:
                 new = state.acked.add(record.first, record.first + record.block_count)
-                state.count -= new
-                state.bytes -= record.bytes * new // record.block_count
+                if known is not None and record.first >= known.log_end:
+                    late.append(record)
+                else:
+                    state.count -= new
+                    state.bytes -= record.bytes * new // record.block_count
             elif record.kind == journal.LEASED:
                 for sequence in range(record.first, record.first + record.block_count):
                     state.attempts[sequence] = record.attempts
@@ -127,22 +158,25 @@ def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> 
         log.warning(
             "Damaged journal records passed over: their blocks come again. folder=%s records=%d", folder, damaged
         )
+    return late
 
 
-def _count_tail(state: Recovered, known: Meta | None, repair: bool) -> None:
+def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record], repair: bool) -> None:
     """Add what was written after the meta, or count everything where the meta cannot know; cut a torn end."""
     chunks = state.chunks
     end = chunks.end
     start = known.writer_offset if known is not None else 0
-    seed_counts = known is not None and known.version < meta.VERSION and (known.entry_count is None or start != end)
-    recounts = known is None or start > end or seed_counts
+    seed_counts = known is not None and known.version < meta.VERSION and not _is_believable(known, state, end)
+    # Bytes behind a log that was closed properly came there by damage: where its frames begin now, nobody knows.
+    has_grown = known is not None and known.clean and start < end
+    recounts = known is None or start > end or seed_counts or has_grown
     if recounts:
         start, state.count, state.bytes = state.reader_offset, 0, 0
     reader = FrameReader(chunks, start, None)
     last_good = reader.offset
     while (found := reader.next_header()) is not None:
         offset, header = found
-        # What came after the meta and was acked, the journal has subtracted already.
+        # What came after the meta and was acked is subtracted below, with its exact bytes.
         done = state.acked.overlap(header.first, header.end) if recounts else 0
         live = header.block_count - header.holes
         if not header.checked:
@@ -153,6 +187,10 @@ def _count_tail(state: Recovered, known: Meta | None, repair: bool) -> None:
         state.log_end = max(state.log_end, header.end)
         reader.skip(header)
         last_good = offset + header.size
+    for record in [] if recounts else late:
+        held = min(record.block_count, state.log_end - record.first)  # a power cut may have spared the ack alone
+        state.count -= max(0, held)
+        state.bytes -= record.bytes * max(0, held) // record.block_count
     torn = chunks.chunks[-1] if chunks.chunks else None
     last_good = max(last_good, torn.start) if torn else last_good
     if repair and torn is not None and start <= last_good < torn.end and torn.end > start:

@@ -30,6 +30,7 @@ class QueueStats:
     nacked: int
     redelivered: int
     dead_lettered: int
+    dead_letters_dropped: int  # there was no room for more of them
     dropped: dict[str, int]  # by reason: oldest, newest, timeout, disk_full
     disk_full: int
     disk_failures: int
@@ -57,6 +58,7 @@ class QueueStats:
         yield Sample("penstock_queue_ack_total", self.acked)
         yield Sample("penstock_queue_redelivered_total", self.redelivered)
         yield Sample("penstock_queue_dead_letter_total", self.dead_lettered)
+        yield Sample("penstock_queue_dead_letter_dropped_total", self.dead_letters_dropped)
         for reason, count in self.dropped.items():
             yield Sample("penstock_queue_dropped_total", count, (reason,))
         yield Sample("penstock_queue_disk_full_total", self.disk_full)
@@ -82,6 +84,7 @@ def snapshot(
     nacked: int,
     redelivered: int,
     dead_lettered: int,
+    dead_letters_dropped: int,
 ) -> QueueStats:
     """The state of a queue, whose lock the caller holds. `now` is the monotonic time and the time of day."""
     store = backlog.store
@@ -104,6 +107,7 @@ def snapshot(
         nacked=nacked,
         redelivered=redelivered,
         dead_lettered=dead_lettered,
+        dead_letters_dropped=dead_letters_dropped,
         dropped=dict(gate.dropped),
         disk_full=gate.disk_full,
         disk_failures=gate.disk_failures + keeper.failures,

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from itertools import accumulate, count, pairwise, repeat
-from typing import NamedTuple
 
 from penstock.spool import frames, journal, meta
 from penstock.spool.config import Durability, FastQueueConfig, size
@@ -15,6 +14,7 @@ from penstock.spool.frames import Frame, FrameHeader
 from penstock.spool.journal import Journal
 from penstock.spool.lease import Lease
 from penstock.spool.reader import FrameReader
+from penstock.spool.recent import FrameRef, Recent
 from penstock.spool.recovery import recover
 
 log = logging.getLogger(__name__)
@@ -24,14 +24,6 @@ _KEEP_DRAINED = 16 << 20  # a drained queue may keep so much of its last chunk; 
 _ONE_WRITE = 4 << 20
 _MOST_BUFFERS = 512  # a frame has at most 130; IOV_MAX is 1024
 _ALONE = 32 << 10  # blocks from this size on have a frame of their own: they fit the processor's cache, a joint one not
-
-
-class FrameRef(NamedTuple):
-    """Where a block that was read lies."""
-
-    offset: int
-    first: int
-    end: int
 
 
 class Store:
@@ -64,10 +56,13 @@ class Store:
         self._reader = FrameReader(self.chunks, state.reader_offset, self.quarantine)
         self._expected = state.acked.low
         self._refs: deque[FrameRef] = deque()
+        # Backwards, frames are read in another order than they lie in; where chunks overlap, an offset is no place.
+        self._recent = Recent(0 if self.reads_backward or self.chunks.overlaps else config.inmemory_blocks)
         self._journal: Journal | None = None
         self._journal_generation = state.journal_generation
         self.journals = config.durability is not Durability.MEMORY
         self.journal_failed = False
+        self._cannot_delete = False
         self.meta_syncs = 0
         self.changed = True
         self.chunks.resume_writing()
@@ -99,12 +94,23 @@ class Store:
                 pending += encoded
                 length += frame_length
             self._write(pending, length, pending_refs, refs)
-        except OSError:
+        except BaseException:  # Control-C too: sequences that were given back must not lie in the log
             self.chunks.rollback(mark)
             self.log_end = log_end
             raise
         self.changed = True
         return refs
+
+    def append_one(self, block: bytes, first: int, at: float) -> FrameRef:
+        """Write one block, the short way: an OSError leaves everything as it was."""
+        header, body = frames.encode_one(block, first, self.log_end, at, self._codec)
+        length = len(header) + len(body)
+        offset = self.chunks.append((header, body), length, first)
+        self.log_end = end = first + 1
+        self.changed = True
+        ref = FrameRef(offset, first, end)
+        self._recent.add(ref, offset + length, [Lease(first, 1, block, at)], len(block), self._reader.offset)
+        return ref
 
     def _write(
         self, pending: list[bytes], length: int, pending_refs: list[tuple[int, int, int]], refs: list[FrameRef]
@@ -119,12 +125,13 @@ class Store:
         if self._codec and blocks[0] is not None and len(blocks[0]) >= _ALONE:
             return [(at, at + 1) for at in range(len(blocks))]
         ends = list(accumulate(4 if block is None else len(block) + 4 for block in blocks))
-        if ends[-1] <= self._frame_bytes:
+        if ends[-1] <= self._frame_bytes and len(blocks) <= frames.MOST_HOLES:
             return [(0, len(blocks))]
         groups = []
         start = done = 0
         while start < len(blocks):
             stop = max(start + 1, bisect_right(ends, done + self._frame_bytes))
+            stop = min(stop, start + frames.MOST_HOLES)
             groups.append((start, stop))
             start, done = stop, ends[stop - 1]
         return groups
@@ -136,6 +143,8 @@ class Store:
 
         They count as read then; without `is_counted` somebody else will read and count them.
         """
+        if is_counted and (recent := self.read_recent()) is not None:
+            return recent
         while (found := self._reader.next_header()) is not None:
             offset, header = found
             first, end = header.first, header.end
@@ -159,6 +168,19 @@ class Store:
         if is_counted:
             self.pass_end()
         return None
+
+    def read_recent(self) -> tuple[FrameRef, list[Lease]] | None:
+        """The same, if it is still in memory."""
+        found = self._recent.take(self._reader.offset)
+        if found is None:
+            return None
+        ref, frame_end, leases, length = found
+        self._reader.jump(frame_end)
+        self._refs.append(ref)
+        self._expected = ref.end
+        self.unread_count -= len(leases)
+        self.unread_bytes -= length
+        return ref, leases
 
     def is_done_or_held(self, sequence: int) -> bool:
         return sequence in self.acked or sequence in self._held
@@ -236,16 +258,21 @@ class Store:
 
     def note(self, records: bytes) -> None:
         """Write the records to the journal. Where that fails the next meta says it all, and until then, memory."""
-        if not records:
-            return
+        if self._journal is not None and self._journal.has_room(len(records)):
+            self._journal.append(records)
+        elif records:
+            self._note_in_next(records)
+
+    def _note_in_next(self, records: bytes) -> None:
+        """Go on in the next generation, or in as many of them as it takes."""
         try:
-            if self._journal is not None and not self._journal.has_room(len(records)):
-                self._journal.close()
-                self._journal = None
-            if self._journal is None:
+            for at in range(0, len(records), journal.FILE_BYTES):
+                if self._journal is not None:
+                    self._journal.close()
+                    self._journal = None
                 self._journal = Journal(self._files, self.folder, self._journal_generation)
                 self._journal_generation += 1
-            self._journal.append(records)
+                self._journal.append(records[at : at + journal.FILE_BYTES])
         except OSError as error:
             if not self.journal_failed:
                 log.warning("Journal cannot be written: a crash now would deliver acked blocks again. error=%s", error)
@@ -307,7 +334,12 @@ class Store:
             if is_passed and self.acked.covers(first, following.first or 0):
                 done.append(chunk)
         for chunk in done:
-            self.chunks.delete(chunk)
+            try:
+                self.chunks.delete(chunk)
+            except OSError as error:
+                if not self._cannot_delete:
+                    log.warning("Chunk that is done with cannot be deleted. folder=%s error=%s", self.folder, error)
+                self._cannot_delete = True
         return len(done)
 
     def close(self) -> None:

@@ -1,0 +1,57 @@
+"""A queue's folder as a whole: who has it, and the name for life that tells its sequences from every other queue's."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.errors import DiskFailed, DiskFull, QueueLocked
+from penstock.spool.files import DISK_FULL, Files, read_file
+
+LOCK_NAME = "fastqueue.lock"
+ID_NAME = "fastqueue.id"
+_ID_LENGTH = 32
+
+
+def take(files: Files, folder: str) -> int:
+    """Make the folder if need be and have it for ourselves until the handle is closed; QueueLocked if others do."""
+    files.make_folder(folder)
+    return files.lock(f"{folder}/{LOCK_NAME}")
+
+
+def is_taken(files: Files, folder: str) -> bool:
+    """Whether somebody has the queue open."""
+    if LOCK_NAME not in files.names(folder):
+        return False
+    try:
+        files.close(files.lock(f"{folder}/{LOCK_NAME}"))
+    except QueueLocked:
+        return True
+    return False
+
+
+@contextmanager
+def opening(folder: str) -> Iterator[None]:
+    """Say of an OSError in here which folder it kept from being opened."""
+    try:
+        yield
+    except OSError as error:
+        kind = DiskFull if error.errno in DISK_FULL else DiskFailed
+        raise kind(f"cannot open a queue in {folder}: {error.strerror or error}") from error
+
+
+def identity(files: Files, folder: str) -> str:
+    """The id in `folder`, made on first asking: 32 hex digits that survive a power cut once they were handed out."""
+    path = f"{folder}/{ID_NAME}"
+    if ID_NAME in files.names(folder):
+        known = read_file(files, path).decode("ascii", "replace")
+        if len(known) == _ID_LENGTH:
+            return known
+    fresh = uuid.uuid4().hex
+    handle = files.open(path, create=True)  # a shorter one is the torn start of an id that nobody was told
+    try:
+        files.pwritev(handle, [fresh.encode()], 0)
+        files.sync(handle)
+    finally:
+        files.close(handle)
+    files.sync_folder(folder)
+    return fresh

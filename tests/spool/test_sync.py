@@ -1,0 +1,79 @@
+"""Syncs that fail or are interrupted: nobody believes that his block is safe, and nothing is forgotten."""
+
+import errno
+import random
+from typing import Any
+
+import pytest
+
+from penstock import DiskFailed, Durability, FastQueue, FastQueueConfig
+from tests.spool.damage import drain
+from tests.spool.fake_files import FakeFiles
+
+
+class RefusingFiles(FakeFiles):
+    """Raises `refuse` once, in place of the next sync."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuse: BaseException | None = None
+
+    def sync(self, handle: int, /) -> None:
+        if self.refuse is not None:
+            refused, self.refuse = self.refuse, None
+            raise refused
+        super().sync(handle)
+
+
+def test_the_failed_sync_of_one_chunk_does_not_forget_the_others() -> None:
+    files = RefusingFiles()
+    config = FastQueueConfig(durability=Durability.DISK, chunk_size=100, compression="none", meta_sync_interval=3600)
+    queue = FastQueue("q", config, files=files)
+    for i in range(4):
+        queue.push(b"%d" % i * 60)
+    files.refuse = OSError(errno.EIO, "of the first chunk")
+    with pytest.raises(DiskFailed):
+        queue.flush()
+    queue.flush()
+    queue._keeper.close()
+    files.cut_power(random.Random(3))
+    with FastQueue("q", config, files=files) as queue:
+        assert drain(queue)[-3:] == [b"%d" % i * 60 for i in (1, 2, 3)]
+
+
+def test_an_interrupted_sync_tells_nobody_that_his_block_is_safe() -> None:
+    files = RefusingFiles()
+    config = FastQueueConfig(durability=Durability.FSYNC, meta_sync_interval=3600)
+    queue = FastQueue("q", config, files=files)
+    interrupted, following = queue._keeper.gathering, b"next"
+    files.refuse = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        queue.push(b"leader")
+    with pytest.raises(OSError, match="interrupted"):
+        queue._keeper.wait_for(interrupted)
+    queue.push(following)
+    queue._keeper.close()
+    files.cut_power(random.Random(0))
+    with FastQueue("q", config, files=files) as queue:
+        assert drain(queue) == [b"leader", b"next"]
+
+
+def test_control_c_between_the_writes_of_a_batch_leaves_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FakeFiles()
+    config = FastQueueConfig(durability=Durability.DISK, chunk_size=200, write_buffer_size=100, meta_sync_interval=3600)
+    queue = FastQueue("q", config, files=files)
+    queue.push(b"before")
+    written, writes = files.pwritev, iter(range(100))
+
+    def interrupted(*arguments: Any) -> int:
+        if next(writes) == 2:
+            raise KeyboardInterrupt
+        return written(*arguments)
+
+    monkeypatch.setattr(files, "pwritev", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        queue.push_many([b"never %d" % i * 9 for i in range(9)])
+    monkeypatch.undo()
+    queue.push(b"after")
+    assert drain(queue) == [b"before", b"after"]
+    queue.close()
