@@ -55,8 +55,7 @@ def main() -> None:
                 time.sleep(0.01)
             print(f"circuit open, {len(sender)} batches wait")
             destination.is_down = False
-            while len(sender):
-                time.sleep(0.01)
+            sender.flush()
             print(f"taken: {destination.taken}, dead letters: {sender.stats().queue.dead_lettered}")
 
 

@@ -1,6 +1,8 @@
 """To a real RabbitMQ, killed and restarted in the middle: every confirmed message arrives."""
 
+import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pika
@@ -93,6 +95,15 @@ def test_a_broker_that_is_not_there_is_a_network_error() -> None:
     assert of_exception(caught.value).error_class is ErrorClass.NETWORK
 
 
+def test_a_broker_that_does_not_answer_is_a_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"amqp://127.0.0.1:{silent.getsockname()[1]}/?stack_timeout=0.2"
+        client = AmqpExporter(AmqpConfig(url=url, routing_key="x"))
+        with pytest.raises(TransientExportError, match="did not answer") as caught:
+            client.send(client.prepare(b"x"))
+    assert caught.value.error_class is ErrorClass.TIMEOUT
+
+
 def test_a_closed_exporter_sends_nothing(shared_rabbitmq: RabbitMQ) -> None:
     client = exporter(shared_rabbitmq, "sent")
     client.close()
@@ -100,30 +111,102 @@ def test_a_closed_exporter_sends_nothing(shared_rabbitmq: RabbitMQ) -> None:
         client.send(client.prepare(b"x"))
 
 
-def test_every_message_arrives_although_the_broker_is_killed_in_the_middle(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    declare(rabbitmq, "survives")
+class Forwarder:
+    """A way to the broker on which, from `hang` on, no answer comes back."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._hangs = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"amqp://127.0.0.1:{self._listener.getsockname()[1]}/"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def hang(self) -> None:
+        self._hangs.set()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client = self._listener.accept()[0]
+            except OSError:
+                return
+            broker = socket.create_connection(("127.0.0.1", self._port))
+            threading.Thread(target=self._copy, args=(client, broker, False), daemon=True).start()
+            threading.Thread(target=self._copy, args=(broker, client, True), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket, can_hang: bool) -> None:
+        with source:
+            try:
+                while part := source.recv(65536):
+                    if not (can_hang and self._hangs.is_set()):
+                        target.sendall(part)
+            except OSError:
+                pass
+
+
+def test_a_send_that_hangs_is_cut_off_by_close(shared_rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    declare(shared_rabbitmq, "hangs")
+    forwarder = Forwarder(pika.URLParameters(shared_rabbitmq.url).port)
+    client = AmqpExporter(AmqpConfig(url=forwarder.url, routing_key="hangs"))
+    with FastQueue(tmp_path / "queue") as queue:
+        sender = SendQueue(queue, client, quick(workers=1)).start()
+        sender.push(b"first")
+        assert sender.flush(10)
+        forwarder.hang()
+        sender.push(b"second")
+        wait_until(lambda: sender.stats().sends_inflight == 1)
+        assert sender.close(1.0) == []
+        assert len(queue) == 1
+    forwarder.close()
+
+
+def everything_arrives(broker: RabbitMQ, folder: Path, restart: Callable[[], object]) -> None:
+    """Send while the broker is restarted in the middle: every message is there afterwards."""
+    declare(broker, "survives")
     config = quick(workers=3, circuit_breaker=BreakerConfig(reset_timeout=0.3), retry_interval=0.1, max_retry_delay=0.3)
-    sent = numbered(600)
+    sent = numbered(100)
     with (
-        FastQueue(tmp_path / "queue") as queue,
-        SendQueue(queue, exporter(rabbitmq, "survives"), config) as sender,
+        FastQueue(folder / "queue") as queue,
+        SendQueue(queue, exporter(broker, "survives"), config) as sender,
     ):
-        for batch in sent[:200]:
+        for batch in sent:
             sender.push(batch)
         wait_until(lambda: sender.stats().exported_batches > 50)
-        rabbitmq.kill()
-        restart = threading.Thread(target=rabbitmq.start)
-        restart.start()
-        for batch in sent[200:]:
-            sender.push(batch)
-        restart.join()
-        wait_until(lambda: not len(sender), timeout=60)
+        restarting = threading.Thread(target=restart)
+        restarting.start()
+        while restarting.is_alive():
+            restarting.join(0.05)
+            sent.append(b"batch %06d" % len(sent))
+            sender.push(sent[-1])
+        assert sender.flush(60)
         stats = sender.stats()
-    arrived = [body for body, _ in received(rabbitmq, "survives")]
+    arrived = [body for body, _ in received(broker, "survives")]
     assert set(arrived) == set(sent)
-    assert len(arrived) - len(sent) <= 3  # those that were under way when it was killed
+    assert len(arrived) - len(sent) <= 3  # those that were under way when it went down
     assert stats.errors["network"] + stats.errors["timeout"] > 0
     assert stats.queue.dead_lettered == 0
+
+
+def test_every_message_arrives_although_the_broker_restarts_in_the_middle(
+    shared_rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    everything_arrives(
+        shared_rabbitmq,
+        tmp_path,
+        lambda: shared_rabbitmq.ctl("eval", "rabbit:stop(), timer:sleep(500), rabbit:start()."),
+    )
+
+
+@pytest.mark.soak
+def test_every_message_arrives_although_the_broker_is_killed_in_the_middle(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    def kill_and_start() -> None:
+        rabbitmq.kill()
+        rabbitmq.start()
+
+    everything_arrives(rabbitmq, tmp_path, kill_and_start)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +215,9 @@ def test_every_message_arrives_although_the_broker_is_killed_in_the_middle(rabbi
         ({"url": "http://x", "routing_key": "q"}, "url must look like"),
         ({"url": "amqp://x", "routing_key": "q", "tls": TlsConfig()}, "tls is set"),
         ({"url": "amqp://x"}, "routing_key must name a queue"),
+        ({"url": "amqp://x:port", "routing_key": "q"}, "url must look like"),
+        ({"url": "amqp://user:12#den@host/", "routing_key": "q"}, "%23"),
+        ({"url": "amqp://x", "routing_key": "q", "password_file": "no/such"}, "password_file must name a file"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, str], message: str) -> None:
@@ -141,3 +227,18 @@ def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, str], mess
 
 def test_the_configuration_shows_no_password() -> None:
     assert "hidden" not in repr(AmqpConfig(url="amqp://user:hidden@host/", routing_key="x"))
+
+
+def test_an_error_about_the_url_shows_no_part_of_a_password() -> None:
+    with pytest.raises(ConfigError) as caught:
+        AmqpConfig(url="amqp://user:hid#den@host/", routing_key="x")
+    assert "hid" not in str(caught.value)
+    assert "den" not in str(caught.value)
+
+
+def test_the_user_may_come_from_the_url_and_the_password_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("s3cret/#@\n")
+    config = AmqpConfig(url="amqp://m%40x@host:5673/v", routing_key="q", password_file=tmp_path / "password")
+    parameters = config.parameters()
+    assert (parameters.credentials.username, parameters.credentials.password) == ("m@x", "s3cret/#@")
+    assert (parameters.host, parameters.port, parameters.virtual_host) == ("host", 5673, "v")

@@ -17,11 +17,12 @@ NOW = 1_700_000_000.0
 @pytest.mark.parametrize(
     ("status", "kind", "error_class"),
     [
-        (301, PermanentExportError, ErrorClass.CLIENT_ERROR),
+        (301, TransientExportError, ErrorClass.CLIENT_ERROR),
         (400, PermanentExportError, ErrorClass.CLIENT_ERROR),
         (401, TransientExportError, ErrorClass.AUTH),
         (403, TransientExportError, ErrorClass.AUTH),
-        (404, PermanentExportError, ErrorClass.CLIENT_ERROR),
+        (404, TransientExportError, ErrorClass.CLIENT_ERROR),
+        (405, TransientExportError, ErrorClass.CLIENT_ERROR),
         (408, TransientExportError, ErrorClass.TIMEOUT),
         (413, PayloadTooLarge, ErrorClass.CLIENT_ERROR),
         (422, PermanentExportError, ErrorClass.CLIENT_ERROR),

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.export.flags import FLAGS
 from penstock.telemetry import DECLARATIONS
+from tests.export.misbehaving import Misbehaving
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -53,6 +54,17 @@ def test_every_export_metric_is_in_the_operations_table() -> None:
     named = metrics_named((DOCS / "operations.md").read_text())
     ours = {name for name in DECLARATIONS if re.match(r"penstock_(export|circuit|failover|queue|fastqueue)_", name)}
     assert ours <= named | {"penstock_queue_leased"}, ours - named
+
+
+def test_the_first_snippet_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    snippet = re.findall(r"```python\n(.*?)```", (DOCS / "export.md").read_text(), re.DOTALL)[0]
+    server = Misbehaving()
+    with server.running():
+        assert "http://127.0.0.1:4318" in snippet
+        exec(snippet.replace("http://127.0.0.1:4318", server.url), {"serialised_export_request": b"a request"})
+    assert [request.body for request in server.requests] == [b"a request"]
+    assert (tmp_path / "queue").is_dir()
 
 
 def test_the_example_runs_as_it_is() -> None:

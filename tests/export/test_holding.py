@@ -18,9 +18,10 @@ from penstock.export import (
     FailoverConfig,
     SendQueue,
 )
-from penstock.spool import FastQueue, FullBehavior, MemoryQueue
-from penstock.testing import FailingExporter, MemoryExporter, wait_until
-from tests.export.quick import DOWN, numbered, quick
+from penstock.export.source import LeasedMemory
+from penstock.spool import FastQueue, FastQueueConfig, FullBehavior, MemoryQueue
+from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
+from tests.export.quick import DOWN, dead_letters, numbered, quick
 
 
 class TestMemory:
@@ -62,8 +63,60 @@ class TestMemory:
         exporter = FailingExporter([PermanentExportError("400")])
         with SendQueue(MemoryQueue(), exporter, quick()) as sender:
             sender.push(b"bad")
-            wait_until(lambda: not len(sender))
+            assert sender.flush()
             assert sender.stats().queue.dead_lettered == 1
+            assert sender.replay_dead_letters("500") == 0
+            assert sender.replay_dead_letters("400") == 1
+            assert sender.flush()
+        assert exporter.batches == [b"bad"]
+
+    def test_dead_letters_beyond_the_latest_thousand_are_counted_as_dropped(self) -> None:
+        memory = LeasedMemory(MemoryQueue())
+        for number in range(1003):
+            memory.bury(b"%d" % number, "400")
+        assert (memory.stats().dead_lettered, memory.stats().dead_letters_dropped) == (1003, 3)
+        assert memory.dead_letters[0].data == b"3"
+
+    def test_what_is_on_lease_counts_toward_the_limits_and_the_oldest_goes(self) -> None:
+        memory = LeasedMemory(MemoryQueue(max_size=3, max_bytes=100))
+        for batch in (b"1", b"2", b"3"):
+            memory.push(batch)
+        first, second = memory.lease(2)
+        assert memory.push(b"4") == 1  # 3 goes: the oldest that nobody has
+        memory.nack(first, 60.0)
+        assert memory.push(b"5") == 1  # now 1 is
+        memory.nack(second)
+        assert [lease.data for lease in memory.lease(10)] == [b"2", b"4", b"5"]
+        assert memory.push(b"6") == 1  # all are on lease: 2 will not come again
+        memory.nack(second)
+        assert (len(memory), memory.size_bytes, memory.evicted) == (3, 3, 3)
+        assert [lease.data for lease in memory.lease(10)] == [b"6"]
+
+    def test_its_bytes_on_lease_are_bounded_too(self) -> None:
+        memory = LeasedMemory(MemoryQueue(max_size=100, max_bytes=100))
+        memory.push(bytes(60))
+        memory.lease()
+        memory.push(bytes(40))
+        assert memory.size_bytes == 100
+        memory.push(bytes(40))
+        assert memory.size_bytes == 100
+
+    def test_a_dead_letter_that_finds_no_room_stays_one(self) -> None:
+        memory = LeasedMemory(MemoryQueue(max_size=2), FullBehavior.DROP_NEWEST)
+        for reason in ("first", "second", "third"):
+            memory.bury(reason.encode(), reason)
+        with pytest.raises(QueueFull):
+            memory.replay_dead_letters()
+        assert [lease.data for lease in memory.lease(9)] == [b"first", b"second"]
+        assert [letter.reason for letter in memory.dead_letters] == ["third"]
+
+    def test_the_age_of_what_waits_is_known(self) -> None:
+        clock = FakeClock()
+        memory = LeasedMemory(MemoryQueue(), clock=clock)
+        memory.push(b"1")
+        memory.nack(memory.lease()[0])
+        clock.advance(7.0)
+        assert memory.stats().oldest_age == 7.0
 
 
 class TestFailover:
@@ -116,6 +169,60 @@ class TestFailover:
         while len(left) < 3:
             left += [lease.data for lease in queue.lease(10, timeout=5)]
         assert sorted(left) == numbered(5)[2:]
+
+    def test_what_waits_for_its_next_attempt_moves_to_a_disk_that_has_recovered(
+        self, queue: FastQueue, full: Callable[[bool], None]
+    ) -> None:
+        exporter = FailingExporter()
+        exporter.fail_with(TimeoutError())
+        config = quick(retry_interval=60.0, max_retry_delay=60.0, failover=FailoverConfig(drain_interval=0.01))
+        sender = SendQueue(queue, exporter, config).start()
+        sender.push(b"one")
+        wait_until(lambda: exporter.attempts)
+        full(False)
+        sender.close()
+        assert sender.stats().data_loss == 0
+        assert len(queue) == 1
+
+    def test_a_send_of_it_that_hangs_does_not_keep_close_beyond_its_deadline(
+        self, queue: FastQueue, full: Callable[[bool], None]
+    ) -> None:
+        class Deaf(MemoryExporter):
+            def close(self) -> None:
+                """Does not cut anything off."""
+
+        exporter = Deaf()
+        exporter.hold()
+        sender = SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=0.01))).start()
+        sender.push(b"one")
+        wait_until(lambda: exporter.at_once)
+        assert sender.close(timeout=0.1) == ["penstock-failover"]
+        exporter.release()
+
+    def test_what_the_destination_refuses_of_it_is_a_dead_letter_of_the_queue(
+        self, queue: FastQueue, full: Callable[[bool], None], tmp_path: Path
+    ) -> None:
+        exporter = FailingExporter([PermanentExportError("400")])
+        with SendQueue(queue, exporter, quick()) as sender:
+            sender.push(b"bad")
+            assert sender.flush()
+            assert sender.stats().queue.dead_lettered == 1
+        assert sender.stats().data_loss == 0
+        queue.close()
+        assert dead_letters(tmp_path) == [(b"bad", "400")]
+
+    def test_a_dead_letter_of_it_that_cannot_be_written_is_counted_as_lost_in_the_end(
+        self, queue: FastQueue, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(block: bytes, reason: str) -> None:
+            raise DiskFull("no room on the disk")
+
+        monkeypatch.setattr(queue, "bury", refuse)
+        with SendQueue(queue, FailingExporter([PermanentExportError("400")]), quick()) as sender:
+            sender.push(b"bad")
+            assert sender.flush()
+            assert sender.stats().queue.dead_lettered == 1
+        assert sender.stats().data_loss == 1
 
     def test_what_could_never_fit_it_is_refused_with_the_disks_error(
         self, queue: FastQueue, full: Callable[[bool], None]
@@ -174,25 +281,48 @@ class TestDirect:
 class TestLimits:
     """The adaptive limit of blocks."""
 
-    @pytest.mark.parametrize(("behavior", "kept"), [("drop_oldest", 80), ("drop_newest", 80)])
-    def test_the_limit_of_blocks_follows_their_size(self, tmp_path: Path, behavior: str, kept: int) -> None:
-        full = FullBehavior(behavior)
-        config = quick(type="disk", path=tmp_path / "queue", max_bytes=100_000, full_behavior=full,
-                       target_utilization=0.8)  # fmt: skip
+    @pytest.mark.parametrize("kind", ["disk", "memory"])
+    @pytest.mark.parametrize(
+        ("behavior", "reason"), [("drop_oldest", "oldest"), ("drop_newest", "newest"), ("block", "timeout")]
+    )
+    def test_the_limit_of_blocks_follows_their_size(
+        self, tmp_path: Path, kind: str, behavior: str, reason: str
+    ) -> None:
+        config = quick(type=kind, path=tmp_path / "queue", max_bytes=100_000, full_behavior=behavior, max_size=10,
+                       target_utilization=0.8, block_timeout=0.0)  # fmt: skip
         sender = SendQueue.open(MemoryExporter(), config)
         refused = 0
-        for _ in range(150):
+        for _ in range(250):
             try:
                 sender.push(bytes(1000))
             except QueueFull:
                 refused += 1
         stats = sender.stats()
-        assert stats.queue.size <= 100
-        assert stats.queue.max_size == kept
-        dropped = stats.dropped_oldest if full is FullBehavior.DROP_OLDEST else stats.dropped_newest
-        assert dropped > 0
-        assert (refused > 0) is (full is FullBehavior.DROP_NEWEST)
-        sender.close()
+        assert stats.queue.size == stats.queue.max_size == 80
+        assert stats.queue.dropped[reason] == 170
+        assert refused == (0 if behavior == "drop_oldest" else 170)
+        sender.close(timeout=0.0)
+
+    def test_freshest_first_still_drops_the_oldest(self, tmp_path: Path) -> None:
+        exporter = MemoryExporter()
+        config = quick(path=tmp_path / "queue", max_bytes=100_000, target_utilization=0.5, order="freshest", workers=1)
+        with SendQueue.open(exporter, config) as sender:
+            exporter.hold()
+            for number in range(200):
+                sender.push(b"%04d" % number + bytes(996))
+            exporter.release()
+            assert sender.flush()
+        assert {int(batch[:4]) for batch in exporter.batches} >= set(range(151, 200))
+        assert len(exporter.batches) <= 52
+
+    def test_a_queue_of_yours_keeps_its_own_limits(self, tmp_path: Path) -> None:
+        own = FastQueueConfig(max_size=20_000, full_behavior=FullBehavior.DROP_NEWEST)
+        with FastQueue(tmp_path / "queue", own) as queue:
+            sender = SendQueue(queue, MemoryExporter(), quick(max_size=10))
+            for batch in numbered(200):
+                sender.push(batch)
+            assert len(queue) == 200
+            assert queue.stats().max_size == 20_000
 
     def test_without_it_max_size_holds(self, tmp_path: Path) -> None:
         config = quick(path=tmp_path / "queue", max_size=10, adaptive_enabled=False)

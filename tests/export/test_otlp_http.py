@@ -131,7 +131,7 @@ def test_a_connection_that_the_server_ended_while_idle_is_replaced_unseen(
         (misbehaving.half_of_its_headers, ErrorClass.NETWORK),
         (misbehaving.nonsense, ErrorClass.NETWORK),
         (answer(503), ErrorClass.SERVER_ERROR),
-        (answer(500), ErrorClass.SERVER_ERROR),
+        (answer(502), ErrorClass.SERVER_ERROR),
         (answer(401), ErrorClass.AUTH),
         (answer(429), ErrorClass.RATE_LIMIT),
         (answer(504), ErrorClass.TIMEOUT),
@@ -148,6 +148,15 @@ def test_what_may_pass_is_transient_and_the_next_send_works(
     assert isinstance(error, TransientExportError)
     assert error.error_class is error_class
     assert send(client, metrics()) is None
+
+
+@pytest.mark.parametrize("status", [500, 501, 505, 507])
+def test_other_server_errors_must_not_be_sent_again(server: Misbehaving, status: int) -> None:
+    client = exporter(server)
+    server.behaviours = [answer(status)]
+    with pytest.raises(PermanentExportError, match=str(status)) as caught:
+        send(client, metrics())
+    assert caught.value.error_class is ErrorClass.SERVER_ERROR
 
 
 @pytest.mark.parametrize("how", ["silent", "dripping"])
@@ -341,11 +350,29 @@ def test_through_the_queue_every_point_arrives_whatever_the_server_does(server: 
         ({"url": "http://x", "timeout": 0}, "timeout must be > 0"),
         ({"url": "http://x", "signal": "smells"}, "signal must be one of"),
         ({"url": "http://x", "compression": "lzma"}, "compression must be one of"),
+        ({"url": "http://x:99999"}, "url cannot be read: Port out of range"),
+        ({"url": "localhost:4318"}, "url must look like .*, got 'localhost:4318'"),
+        ({"url": "user:hidden@x"}, "url must look like .*, got 'x'"),
+        ({"url": "http://x", "token_file": "no/such"}, "token_file must name a file that can be read, got 'no/such'"),
+        ({"url": "http://x", "headers": {"X": "a\nb"}}, "headers must be one line of plain text each: 'X'"),
+        ({"url": "http://x", "headers": {"X": 5}}, "headers must be one line of plain text each: 'X'"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OtlpHttpConfig(**settings)
+
+
+def test_certificates_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(ConfigError, match=r"tls.ca_file must name a file that can be read"):
+        TlsConfig(ca_file=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"tls.key_file is set"):
+        TlsConfig(key_file=tmp_path / "empty")
+    with pytest.raises(ConfigError, match=r"tls.ca_file .* holds no certificates"):
+        TlsConfig(ca_file=tmp_path / "empty").context()
+    with pytest.raises(ConfigError, match=r"tls.cert_file .* cannot be used"):
+        TlsConfig(cert_file=tmp_path / "empty").context()
 
 
 def test_the_configuration_shows_no_secret() -> None:

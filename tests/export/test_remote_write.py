@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import PermanentExportError
+from penstock.errors import PermanentExportError, TransientExportError
 from penstock.export import SendQueue
 from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter, write_request
 from penstock.export.wire import field_bytes, fields, get_bytes, get_varint, halve, read_varint, varint
 from penstock.spool import FastQueue
 from penstock.spool.dead_letters import unpack
 from penstock.testing import wait_until
+from tests.export.misbehaving import Misbehaving, answer
 from tests.export.quick import quick
 from tests.servers import Prometheus
 
@@ -130,3 +131,13 @@ def test_the_last_of_several_fields_counts() -> None:
     assert get_bytes(message, 2) == b"b"
     assert get_bytes(message, 3) is None
     assert get_varint(message, 2) == 0
+
+
+def test_every_server_error_is_sent_again_as_the_specification_says() -> None:
+    with Misbehaving().running() as server:
+        client = RemoteWriteExporter(RemoteWriteConfig(url=f"{server.url}/api/v1/write"))
+        for status in (500, 501, 503):
+            server.behaviours = [answer(status)]
+            with pytest.raises(TransientExportError, match=str(status)):
+                client.send(client.prepare(write_request([({"__name__": "up"}, [(1, 1.0)])])))
+        client.close()

@@ -1,8 +1,6 @@
 """Every flag and key that a user of the system we follow knows is here under its name, and does something."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from penstock.export import (
 from penstock.export.flags import FLAGS, merged
 from penstock.machine import cores, usable_memory
 from penstock.service.relay import queue_config
-from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
+from penstock.spool import Durability, FastQueueConfig, FullBehavior
 from penstock.testing import MemoryExporter
 from tests.export.quick import quick
 
@@ -109,7 +107,7 @@ def test_every_setting_is_a_flag() -> None:
         value = getattr(config, name)
         inner = getattr(value, "__dataclass_fields__", None)
         missing = {f"{name}.{part}" for part in inner} - keys if inner else {name} - keys
-        assert missing <= {"backoff.jitter", "failover.drain_interval", "failover.drain_batch"}, missing
+        assert not missing
 
 
 def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
@@ -127,15 +125,28 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
         ({"backoff": {"factor": 2}}, r"exporter.queue.backoff.factor is not a setting"),
         ({"backoff": 3}, r"exporter.queue.backoff must be a mapping, got 3"),
         ({"enabled": "maybe"}, r"exporter.queue.enabled must be true or false, got 'maybe'"),
-        ({"workers": "many"}, r"exporter.queue.workers must be a number, got 'many'"),
-        ({"type": "tape"}, r"type must be one of memory, disk, got 'tape'"),
-        ({"workers": -1}, r"workers must be >= 0, got -1"),
-        ({"memory_percent": 1.5}, r"memory_percent must be within 0 and 1, got 1.5"),
-        ({"target_utilization": 0.0}, r"target_utilization must be > 0"),
-        ({"full_behavior": "explode"}, r"full_behavior must be one of .*'explode'"),
-        ({"retry_interval": "10m"}, r"max_retry_delay must be >= retry_interval = 600.0, got 300.0"),
-        ({"pipeline_split": {"channel_size": 0}}, r"pipeline_split.channel_size must be >= 1, got 0"),
-        ({"failover": {"max_size": 0}}, r"failover.max_size must be >= 1, got 0"),
+        ({"workers": "many"}, r"exporter.queue.workers must be a whole number >= 0, got 'many'"),
+        ({"type": "tape"}, r"exporter.queue.type must be one of memory, disk, got 'tape'"),
+        ({"path": 5}, r"exporter.queue.path must name a folder, got 5"),
+        ({"workers": -1}, r"exporter.queue.workers must be a whole number >= 0, got -1"),
+        ({"max_size": "x"}, r"exporter.queue.max_size must be >= 1, got 'x'"),
+        ({"max_attempts": "x"}, r"exporter.queue.max_attempts must be >= 1 or None, got 'x'"),
+        ({"memory_percent": 1.5}, r"exporter.queue.memory_percent must be a number within 0 and 1, got 1.5"),
+        ({"memory_percent": "a tenth"}, r"exporter.queue.memory_percent must be a number .*'a tenth'"),
+        ({"target_utilization": 0.0}, r"exporter.queue.target_utilization must be > 0"),
+        ({"full_behavior": "explode"}, r"exporter.queue.full_behavior must be one of .*'explode'"),
+        ({"retry_interval": "10m"}, r"exporter.queue.max_retry_delay must be >= retry_interval = 600.0, got 300.0"),
+        (
+            {"backoff": {"multiplier": float("nan")}},
+            r"exporter.queue.backoff.multiplier must be a number >= 1, got nan",
+        ),
+        ({"backoff": {"jitter": "some"}}, r"exporter.queue.backoff.jitter must be a number within 0 and 1"),
+        ({"circuit_breaker": {"threshold": 2.5}}, r"circuit_breaker.threshold must be a whole number >= 1, got 2.5"),
+        ({"adaptive_workers": {"min_workers": "few"}}, r"adaptive_workers.min_workers must be a whole number"),
+        ({"adaptive_workers": {"max_workers": -1}}, r"adaptive_workers.max_workers must be a whole number >= 0"),
+        ({"pipeline_split": {"channel_size": 0}}, r"pipeline_split.channel_size must be a whole number >= 1, got 0"),
+        ({"failover": {"max_size": 0}}, r"failover.max_size must be a whole number >= 1, got 0"),
+        ({"failover": {"drain_batch": "x"}}, r"failover.drain_batch must be a whole number >= 1, got 'x'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_key(mapping: dict[str, Any], message: str) -> None:
@@ -167,10 +178,9 @@ def test_percentages_bound_what_the_queue_holds_in_memory() -> None:
     assert config.memory_budget(gigabyte) == int(0.085 * gigabyte)
     assert config.memory_bytes(gigabyte) == int(0.085 * gigabyte)
     assert config.memory_bytes(100 * gigabyte) == gigabyte  # max_bytes is less
-    assert config.queue_config(gigabyte).inmemory_blocks == int(0.085 * gigabyte) // (50 * 1024)
-    assert config.queue_config(100 * gigabyte).inmemory_blocks == 2048
+    assert config.queue_config(gigabyte).inmemory_bytes == int(0.085 * gigabyte)
     assert config.memory_budget() == int(usable_memory() * 0.85 * 0.10)
-    assert SendQueueConfig(memory_percent=0.0).memory_budget(gigabyte) is None
+    assert SendQueueConfig(memory_percent=0.0).queue_config(gigabyte).inmemory_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -192,8 +202,7 @@ def test_the_queues_own_settings_reach_the_queue(tmp_path: Path) -> None:
     config = SendQueueConfig(
         path=tmp_path / "queue", max_bytes="5Mi", inmemory_blocks=3, chunk_size="1Mi", meta_sync_interval="2s",
         stale_flush="3s", write_buffer_size="4Ki", compression="zstd", durability=Durability.DISK, max_attempts=9,
-        order="freshest", full_behavior=FullBehavior.DROP_NEWEST, block_timeout="4s", adaptive_enabled=False,
-        max_size=77,
+        order="freshest", full_behavior=FullBehavior.DROP_NEWEST, block_timeout="4s", max_size=77, memory_percent=0.0,
     )  # fmt: skip
     sender = SendQueue.open(MemoryExporter(), config)
     queue = FastQueueConfig(
@@ -213,15 +222,3 @@ def test_a_queue_in_memory_leaves_no_folder(tmp_path: Path) -> None:
     sender.close()
     assert not (tmp_path / "queue").exists()
     assert sender.stats().exported_batches == 1
-
-
-def test_relay_empties_a_folder_and_says_so(tmp_path: Path) -> None:
-    with FastQueue(tmp_path / "queue") as queue:
-        queue.push_many([b"one", b"two"])
-    command = [sys.executable, "-m", "penstock", "relay", "--to", "console", "--queue-workers", "1"]
-    ran = subprocess.run(
-        [*command, "--queue-path", str(tmp_path / "queue")], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == ["batch 1: 3 bytes 'one'", "batch 2: 3 bytes 'two'"]
-    assert "sent 2 batches, 6 bytes; 0 wait; 0 dead letters; 0 failed sends" in ran.stderr

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked
 from penstock.export import SendQueue
 from penstock.export.exporters.segments import SegmentExporter
-from penstock.export.segments import SegmentWriter
 from penstock.model.partial import of_points
 from penstock.model.point import chunk_type
 from penstock.model.segment import encode, read, sealed
@@ -25,13 +25,11 @@ CONFIG = FastQueueConfig(durability=Durability.DISK)
 KILLED_BETWEEN = """
 import os, signal, sys
 from pathlib import Path
-from penstock.export.segments import SegmentWriter
-from penstock.spool import FastQueue, FastQueueConfig, Durability
+from penstock import Durability, FastQueue, FastQueueConfig, SegmentExporter, SendQueue
 
 queue = FastQueue(Path(sys.argv[1]) / "queue", FastQueueConfig(durability=Durability.DISK))
 queue.ack = lambda leases: os.kill(os.getpid(), signal.SIGKILL)
-writer = SegmentWriter(queue, Path(sys.argv[1]) / "segments", max_blocks=int(sys.argv[2]))
-writer.seal(queue.lease(int(sys.argv[2])))
+SendQueue(queue, SegmentExporter(Path(sys.argv[1]) / "segments", max_blocks=int(sys.argv[2]))).start().flush()
 """
 
 
@@ -44,20 +42,36 @@ def entities(folder: Path) -> list[str]:
     return pa.concat_tables(tables)["entity"].to_pylist() if tables else []
 
 
+def drained(queue: FastQueue, folder: Path, **options: Any) -> SegmentExporter:
+    """Everything that the queue holds, in segments."""
+    exporter = SegmentExporter(folder, **options)
+    with SendQueue(queue, exporter, quick()) as sender:
+        assert sender.flush()
+    return exporter
+
+
 def test_everything_in_the_queue_is_sealed_in_order_and_acknowledged(tmp_path: Path) -> None:
-    with FastQueue(tmp_path / "queue", CONFIG) as queue:
-        writer = SegmentWriter(queue, tmp_path / "segments", max_blocks=7)
-        writer.start()
+    exporter = SegmentExporter(tmp_path / "segments", max_blocks=7)
+    with FastQueue(tmp_path / "queue", CONFIG) as queue, SendQueue(queue, exporter, quick()) as sender:
         for number in range(50):
-            queue.push(block(number))
-        writer.close()
+            sender.push(block(number))
+        assert sender.flush()
 
         assert entities(tmp_path / "segments") == [f"e{n}" for n in range(50)]
         assert len(queue) == 0
         telemetry = Telemetry()
-        telemetry.watch(writer.samples)
+        telemetry.watch(exporter.samples)
         assert "penstock_segment_rows_total 50.0" in telemetry.render().decode()
         assert f"penstock_segments_sealed_total {len(sealed(tmp_path / 'segments'))}.0" in telemetry.render().decode()
+
+
+def test_a_segment_is_bounded_by_bytes_as_well_as_by_blocks(tmp_path: Path) -> None:
+    with FastQueue(tmp_path / "queue", CONFIG) as queue:
+        queue.push_many(block(number) for number in range(10))
+        exporter = drained(queue, tmp_path / "segments", max_bytes=3 * len(block(0)) + 100)
+    assert exporter.segments == 4
+    assert [s.last - s.first + 1 for s in sealed(tmp_path / "segments")] == [3, 3, 3, 1]
+    assert entities(tmp_path / "segments") == [f"e{n}" for n in range(10)]
 
 
 @pytest.mark.parametrize("second_size", [1, 3, 100])
@@ -70,33 +84,13 @@ def test_no_block_is_in_two_segments_after_kill_9_between_seal_and_ack(tmp_path:
     assert entities(tmp_path / "segments") == [f"e{n}" for n in range(5)]
 
     with FastQueue(tmp_path / "queue", CONFIG) as queue:
-        writer = SegmentWriter(queue, tmp_path / "segments", max_blocks=second_size)
-        writer.start()
-        writer.close()
+        drained(queue, tmp_path / "segments", max_blocks=second_size)
         assert len(queue) == 0
 
     assert entities(tmp_path / "segments") == [f"e{n}" for n in range(20)]
 
 
-def test_a_segment_that_cannot_be_written_is_reported_and_its_blocks_stay_queued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with FastQueue(tmp_path / "queue") as queue:
-        queue.push(block(1))
-        writer = SegmentWriter(queue, tmp_path / "segments")
-        monkeypatch.setattr(os, "fsync", full)
-        writer.start()
-        with pytest.raises(OSError, match="No space left"):
-            writer.close()
-        monkeypatch.undo()
-        assert len(queue) == 1
-        assert entities(tmp_path / "segments") == []
-
-
-def test_through_a_send_queue_a_full_disk_only_delays_and_a_bad_block_is_a_dead_letter(
+def test_a_full_disk_only_delays_and_a_bad_block_is_a_dead_letter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = iter([OSError(28, "No space left on device")] * 3)
@@ -136,12 +130,6 @@ def test_a_block_that_cannot_be_read_is_a_dead_letter_also_after_a_crash_before_
     assert entities(tmp_path / "segments") == ["e0", "e2"]
 
 
-def drained(queue: FastQueue, folder: Path) -> None:
-    writer = SegmentWriter(queue, folder)
-    writer.start()
-    writer.close()
-
-
 def test_another_queue_cannot_write_under_a_name_that_has_segments(tmp_path: Path) -> None:
     with FastQueue(tmp_path / "queue", CONFIG) as queue:
         queue.push(block(1))
@@ -149,7 +137,7 @@ def test_another_queue_cannot_write_under_a_name_that_has_segments(tmp_path: Pat
     with FastQueue(tmp_path / "new", CONFIG) as queue:
         queue.push(block(2))
         with pytest.raises(ConfigError, match="another queue"):
-            SegmentWriter(queue, tmp_path / "segments")
+            SendQueue(queue, SegmentExporter(tmp_path / "segments"), quick())
         assert len(queue) == 1
 
     with FastQueue(tmp_path / "queue", CONFIG) as queue:  # its own queue goes on
@@ -159,24 +147,42 @@ def test_another_queue_cannot_write_under_a_name_that_has_segments(tmp_path: Pat
 
 
 def test_two_writers_of_one_name_do_not_work_at_once(tmp_path: Path) -> None:
-    with FastQueue(tmp_path / "a", CONFIG) as a, FastQueue(tmp_path / "b", CONFIG) as b:
-        first = SegmentWriter(a, tmp_path / "segments")
-        with pytest.raises(QueueLocked, match="edge"):
-            SegmentWriter(b, tmp_path / "segments")
-        SegmentWriter(b, tmp_path / "segments", writer="other").close()
-        first.close()
+    first, second, other = (
+        SegmentExporter(tmp_path / "segments"),
+        SegmentExporter(tmp_path / "segments"),
+        SegmentExporter(tmp_path / "segments", writer="other"),
+    )
+    first.begin("a")
+    with pytest.raises(QueueLocked, match="edge"):
+        second.begin("b")
+    other.begin("b")
+    first.close()
+    second.begin("b")
+    second.close()
+    other.close()
 
 
 def test_a_block_that_comes_out_of_order_is_not_acknowledged(tmp_path: Path) -> None:
-    with FastQueue(tmp_path / "queue", CONFIG) as queue:
-        for number in range(3):
-            queue.push(block(number))
-        writer = SegmentWriter(queue, tmp_path / "segments")
-        early, *later = queue.lease(3)
-        writer.seal(later)
-        with pytest.raises(PermanentExportError, match="not in order"):
-            writer.seal([early])
-        assert len(queue) == 1
+    exporter = SegmentExporter(tmp_path / "segments")
+    exporter.begin("q")
+    early, *later = [Lease(number, 1, block(number), 0.0) for number in range(3)]
+    exporter.send_group(later)
+    with pytest.raises(PermanentExportError, match="not in order"):
+        exporter.send_group([early])
+    exporter.close()
+
+
+@pytest.mark.parametrize("settings", [{"max_blocks": 0}, {"max_bytes": 0}, {"max_bytes": "lots"}])
+def test_a_segment_of_nothing_is_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="segments"):
+        SegmentExporter(tmp_path, **settings)
+
+
+def test_a_configuration_that_is_refused_leaves_the_queue_to_others(tmp_path: Path) -> None:
+    config = quick(path=tmp_path / "queue", order="freshest")
+    with pytest.raises(ConfigError, match="must be 'fifo'"):
+        SendQueue.open(SegmentExporter(tmp_path / "segments"), config)
+    FastQueue(tmp_path / "queue").close()
 
 
 def test_a_queue_keeps_its_id_and_has_one_of_its_own(tmp_path: Path) -> None:

@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from penstock.cli import main
 from penstock.errors import (
     DiskFull,
     ErrorClass,
-    PermanentExportError,
     QueueClosed,
     TransientExportError,
 )
@@ -24,7 +21,7 @@ from penstock.export import (
     PipelineSplitConfig,
     SendQueue,
 )
-from penstock.spool import FastQueue, FastQueueConfig
+from penstock.spool import FastQueue
 from penstock.spool.files import OsFiles
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
@@ -139,24 +136,6 @@ def test_a_probe_on_a_batch_that_cannot_be_prepared_gives_its_place_back(queue: 
     assert [letter[0] for letter in dead_letters(tmp_path)] == [b"undecodable"]
 
 
-def test_bad_data_is_a_dead_letter_and_does_not_open_the_circuit(queue: FastQueue, tmp_path: Path) -> None:
-    exporter = FailingExporter(poison=(b"bad", PermanentExportError("400 Bad Request: no such field")))
-    with SendQueue(queue, exporter, quick(circuit_breaker=BreakerConfig(threshold=1))) as sender:
-        for number in range(20):
-            sender.push(b"bad %d" % number)
-        sender.push(b"good")
-        wait_until(lambda: not len(sender))
-        stats = sender.stats()
-    queue.close()
-    assert stats.circuit_opened == 0
-    assert stats.errors["client_error"] == 20
-    assert stats.queue.dead_lettered == 20
-    assert exporter.batches == [b"good"]
-    letters = dead_letters(tmp_path)
-    assert len(letters) == 20
-    assert {reason for _, reason in letters} == {"400 Bad Request: no such field"}
-
-
 def test_a_batch_that_always_meets_a_server_error_does_not_hold_up_the_others(queue: FastQueue) -> None:
     exporter = FailingExporter(poison=(b"bad", TransientExportError("500", ErrorClass.SERVER_ERROR)))
     config = quick(workers=1, max_retry_delay=30.0, circuit_breaker=BreakerConfig(threshold=2, reset_timeout=0.01))
@@ -184,55 +163,16 @@ def test_retry_after_holds_everything_back_and_does_not_count_as_a_failure(queue
     assert exporter.batches == [b"one", *numbered(5)]
 
 
-def test_what_is_too_large_is_sent_in_halves(queue: FastQueue) -> None:
-    exporter = MemoryExporter(max_bytes=3)
+def test_flush_says_whether_everything_is_settled(queue: FastQueue) -> None:
+    exporter = MemoryExporter()
     with SendQueue(queue, exporter, quick()) as sender:
-        sender.push(b"0123456789")
-        wait_until(lambda: not len(sender))
-        assert sender.stats().splits == 3
-        assert sender.stats().exported_batches == 1
-    assert b"".join(exporter.batches) == b"0123456789"
-
-
-def test_parts_that_were_taken_are_not_sent_again_when_a_later_one_fails(queue: FastQueue) -> None:
-    exporter = FailingExporter([None, None, DOWN, DOWN], max_bytes=5)
-    with SendQueue(queue, exporter, quick(workers=1)) as sender:
-        sender.push(b"0123456789")
-        wait_until(lambda: not len(sender))
-    assert exporter.batches == [b"01234", b"56789"]
-    assert exporter.attempts.count(b"01234") == 1
-
-
-def test_a_refused_part_alone_is_the_dead_letter(queue: FastQueue, tmp_path: Path) -> None:
-    exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")), max_bytes=8)
-    with SendQueue(queue, exporter, quick()) as sender:
-        sender.push(b"good....bad.....")
-        wait_until(lambda: not len(sender))
-    queue.close()
-    assert exporter.batches == [b"good...."]
-    assert dead_letters(tmp_path) == [(b"bad.....", "400")]
-
-
-def test_what_is_too_large_and_cannot_be_split_is_a_dead_letter(queue: FastQueue, tmp_path: Path) -> None:
-    exporter = MemoryExporter(max_bytes=0)
-    with SendQueue(queue, exporter, quick()) as sender:
-        sender.push(b"ab")
-        wait_until(lambda: not len(sender))
-    queue.close()
-    assert exporter.batches == []
-    assert [letter[0] for letter in dead_letters(tmp_path)] == [b"ab"]
-
-
-def test_after_max_attempts_a_batch_is_a_dead_letter(tmp_path: Path) -> None:
-    exporter = FailingExporter(poison=(b"bad", TransientExportError("500", ErrorClass.SERVER_ERROR)))
-    with (
-        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3)) as queue,
-        SendQueue(queue, exporter, quick()) as sender,
-    ):
-        sender.push(b"bad")
-        wait_until(lambda: not len(sender))
-    assert exporter.attempts == [b"bad"] * 3
-    assert dead_letters(tmp_path) == [(b"bad", "too many attempts")]
+        assert sender.flush()
+        exporter.hold()
+        sender.push(b"one")
+        assert not sender.flush(timeout=0.02)
+        exporter.release()
+        assert sender.flush()
+    assert exporter.batches == [b"one"]
 
 
 def test_push_is_not_slower_because_the_destination_hangs(queue: FastQueue) -> None:
@@ -296,21 +236,6 @@ def test_close_cuts_a_hanging_send_off_and_its_batch_stays(tmp_path: Path) -> No
         wait_until(lambda: exporter.at_once)
         assert sender.close(timeout=0.6) == []
         assert len(queue) == 1
-
-
-def test_a_batch_whose_split_fails_is_a_dead_letter(queue: FastQueue, tmp_path: Path) -> None:
-    class Surprising(MemoryExporter):
-        def split(self, batch: bytes) -> Any:
-            raise RuntimeError("split failed")
-
-    exporter = Surprising(max_bytes=4)
-    with SendQueue(queue, exporter, quick()) as sender:
-        sender.push(b"too large")
-        sender.push(b"fine")
-        wait_until(lambda: not len(sender))
-    queue.close()
-    assert exporter.batches == [b"fine"]
-    assert [letter[0] for letter in dead_letters(tmp_path)] == [b"too large"]
 
 
 def test_a_worker_that_meets_the_unforeseen_gives_its_batch_back_and_goes_on(
@@ -380,19 +305,3 @@ def test_backoff_without_jitter_is_what_the_configuration_says(queue: FastQueue)
     wait_until(lambda: sender.stats().backoff > 0)
     assert 39.0 < sender.stats().backoff <= 40.0
     sender.close()
-
-
-def test_dead_letters_are_replayed_once_the_destination_takes_them(queue: FastQueue, tmp_path: Path) -> None:
-    exporter = FailingExporter([PermanentExportError("404 Not Found")] * 3)
-    with SendQueue(queue, exporter, quick()) as sender:
-        for batch in numbered(3):
-            sender.push(batch)
-        wait_until(lambda: not len(sender))
-    queue.close()
-    ran = CliRunner().invoke(main, ["queue", "replay", str(tmp_path / "queue"), "--dead-letters"])
-    assert ran.exit_code == 0, ran.output
-    mended = MemoryExporter()
-    with FastQueue(tmp_path / "queue") as again, SendQueue(again, mended, quick()) as sender:
-        wait_until(lambda: not len(sender))
-    assert exporter.batches == []
-    assert sorted(mended.batches) == numbered(3)

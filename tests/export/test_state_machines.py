@@ -196,12 +196,12 @@ def test_an_average_follows_its_samples() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BreakerConfig(threshold=0), r"circuit_breaker.threshold must be >= 1, got 0"),
+        (lambda: BreakerConfig(threshold=0), r"circuit_breaker.threshold must be a whole number >= 1, got 0"),
         (lambda: BreakerConfig(reset_timeout="soon"), r"circuit_breaker.reset_timeout must be a duration.*'soon'"),
-        (lambda: BackoffConfig(multiplier=0.5), r"backoff.multiplier must be >= 1, got 0.5"),
+        (lambda: BackoffConfig(multiplier=0.5), r"backoff.multiplier must be a number >= 1, got 0.5"),
         (lambda: Backoff(max_retry_delay=1.0), r"max_retry_delay must be >= retry_interval = 5.0, got 1.0"),
-        (lambda: BackoffConfig(jitter=2.0), r"backoff.jitter must be within 0 and 1, got 2.0"),
-        (lambda: AdaptiveWorkersConfig(min_workers=0), r"adaptive_workers.min_workers must be >= 1, got 0"),
+        (lambda: BackoffConfig(jitter=2.0), r"backoff.jitter must be a number within 0 and 1, got 2.0"),
+        (lambda: AdaptiveWorkersConfig(min_workers=0), r"min_workers must be a whole number >= 1, got 0"),
         (lambda: AdaptiveWorkersConfig(min_workers=4, max_workers=2), r"max_workers must be 0 or >= min_workers = 4"),
         (lambda: WorkerScaler(3, 2), r"1 <= least <= most, got 3 and 2"),
     ],

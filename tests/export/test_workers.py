@@ -1,21 +1,19 @@
 """How many send, how many at once, and exporters that take many blocks as one."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.errors import (
-    ConfigError,
-)
-from penstock.export import (
-    AdaptiveWorkersConfig,
-    PipelineSplitConfig,
-    SendQueue,
-)
+from penstock.errors import ConfigError
+from penstock.export import AdaptiveWorkersConfig, BreakerConfig, PipelineSplitConfig, Prepared, SendQueue
+from penstock.export.channel import Channel
+from penstock.export.delivery import Job
+from penstock.export.workers import Workers
 from penstock.spool import FastQueue, FastQueueConfig, Lease
-from penstock.testing import MemoryExporter, wait_until
-from tests.export.quick import SPLIT, dead_letters, numbered, quick
+from penstock.testing import FailingExporter, MemoryExporter, wait_until
+from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
 
 
 class TestWorkers:
@@ -33,6 +31,27 @@ class TestWorkers:
             exporter.release()
             wait_until(lambda: not len(sender))
         assert exporter.most_at_once == 3
+
+    @pytest.mark.parametrize("hangs", [True, False])
+    def test_one_that_is_left_alone_gets_help_when_its_send_hangs(self, queue: FastQueue, hangs: bool) -> None:
+        exporter = MemoryExporter()
+        for batch in numbered(10):
+            queue.push(batch)
+        sender = SendQueue(queue, exporter, quick(workers=3))
+        assert isinstance(sender._workers, Workers)
+        crew = sender._workers._crew
+        assert crew is not None
+        crew.is_alone, crew._ends = True, math.inf
+        if hangs:
+            exporter.hold()
+        with sender:
+            if hangs:
+                wait_until(lambda: exporter.at_once == 3)
+                exporter.release()
+            wait_until(lambda: not len(sender))
+        assert sorted(exporter.batches) == numbered(10)
+        if not hangs:
+            assert exporter.batches == numbered(10)  # one alone keeps the order
 
     def test_the_global_limit_holds_for_all_of_them(self, queue: FastQueue) -> None:
         exporter = MemoryExporter()
@@ -61,6 +80,34 @@ class TestWorkers:
             assert stats.queue.leased <= 9
             exporter.release()
             wait_until(lambda: not len(sender))
+
+    def test_the_channel_of_the_split_is_bounded_by_bytes_as_well(self) -> None:
+        channel = Channel(size=100, max_bytes=250)
+        for number in range(2):
+            assert channel.wait_room(0.0)
+            channel.put(Job(Lease(number, 1, bytes(100), 0.0), Prepared(bytes(50))))
+        assert not channel.wait_room(0.0)
+        channel.get(0.0)
+        assert channel.wait_room(0.0)
+
+    @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
+    def test_workers_do_not_come_while_the_destination_is_down(
+        self, queue: FastQueue, split: PipelineSplitConfig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.export.send_queue.INTERVAL", 0.01)
+        exporter = FailingExporter()
+        exporter.fail_with(DOWN)
+        adaptive = AdaptiveWorkersConfig(enabled=True, min_workers=1, max_workers=4)
+        breaker = BreakerConfig(threshold=1, reset_timeout=60.0)
+        config = quick(adaptive_workers=adaptive, pipeline_split=split, circuit_breaker=breaker)
+        with SendQueue(queue, exporter, config) as sender:
+            sender.push(b"first")
+            wait_until(lambda: sender.stats().circuit_opened)
+            for batch in numbered(100):
+                sender.push(batch)
+            decisions = sender.stats().circuit_rejected + 10
+            wait_until(lambda: sender.stats().circuit_rejected > decisions)
+            assert sender.stats().workers_total == 1
 
     @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
     def test_adaptive_workers_come_when_the_queue_is_deep(
@@ -101,6 +148,7 @@ class TestGroups:
 
     class Grouping:
         max_blocks = 8
+        max_bytes = 1 << 20
 
         def __init__(self, errors: list[Exception | None]) -> None:
             self.errors = errors

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
+from penstock.units import check_number
 
 _MOST_DOUBLINGS = 64  # beyond it every sensible multiplier has met its cap, and floats would overflow
 
@@ -20,10 +21,8 @@ class BackoffConfig:
     """Share of a delay that chance may take off, so that many senders do not come back in one moment."""
 
     def __post_init__(self) -> None:
-        if self.multiplier < 1.0:
-            raise ConfigError(f"backoff.multiplier must be >= 1, got {self.multiplier}")
-        if not 0.0 <= self.jitter <= 1.0:
-            raise ConfigError(f"backoff.jitter must be within 0 and 1, got {self.jitter}")
+        check_number(self.multiplier, "backoff.multiplier", 1.0)
+        check_number(self.jitter, "backoff.jitter", 0.0, 1.0)
 
 
 class Backoff:

@@ -8,8 +8,7 @@ closed ──threshold failures in a row──► open ──reset_timeout──
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.errors import ConfigError
-from penstock.units import parse_duration
+from penstock.units import check_count, parse_duration
 
 
 class CircuitState(Enum):
@@ -31,8 +30,7 @@ class BreakerConfig:
     """Seconds that it stays open before one probe may go out."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.threshold, bool) or not isinstance(self.threshold, int) or self.threshold < 1:
-            raise ConfigError(f"circuit_breaker.threshold must be >= 1, got {self.threshold!r}")
+        check_count(self.threshold, "circuit_breaker.threshold", 1)
         object.__setattr__(self, "reset_timeout", parse_duration(self.reset_timeout, "circuit_breaker.reset_timeout"))
 
 

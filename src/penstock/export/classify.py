@@ -6,17 +6,21 @@
 | rate_limit    | 429                                   | is sent again    | counts, unless Retry-After says when |
 | timeout       | 408, 504, no answer in time           | is sent again    | counts      |
 | server_error  | other 5xx                             | is sent again    | counts      |
+| server_error  | OTLP: 5xx other than 502, 503, 504    | is a dead letter | counts      |
 | network       | refused, reset, TLS, half an answer   | is sent again    | counts      |
+| client_error  | 404, 405, 421, redirects              | is sent again    | counts      |
 | client_error  | 413                                   | is sent in halves| not counted |
-| client_error  | other 4xx, redirects                  | is a dead letter | not counted |
+| client_error  | other 4xx                             | is a dead letter | not counted |
 
-Refused credentials say nothing about the batch: an expired token must not turn a day's data into dead letters.
+Refused credentials and an address where nobody is home say nothing about the batch: an expired token, a mistyped URL or
+a route that a deployment took away for a minute must not turn a day's data into dead letters.
 """
 
 import errno
 import http.client
 import socket
 import ssl
+from collections.abc import Container
 from email.utils import parsedate_to_datetime
 
 from penstock.errors import (
@@ -33,7 +37,10 @@ _STATUS = {
     401: ErrorClass.AUTH,
     403: ErrorClass.AUTH,
     407: ErrorClass.AUTH,
+    404: ErrorClass.CLIENT_ERROR,
+    405: ErrorClass.CLIENT_ERROR,
     408: ErrorClass.TIMEOUT,
+    421: ErrorClass.CLIENT_ERROR,
     429: ErrorClass.RATE_LIMIT,
     504: ErrorClass.TIMEOUT,
 }
@@ -52,13 +59,19 @@ _GRPC = {
 _GRPC_PERMANENT = {3, 5, 6, 9, 11, 12}  # INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, ...
 
 
-def of_status(status: int, message: str, retry_after: float | None = None) -> ExportError:
-    """The error for an HTTP answer that is not a success."""
+def of_status(
+    status: int, message: str, retry_after: float | None = None, *, may_pass: Container[int] = range(500, 600)
+) -> ExportError:
+    """The error for an HTTP answer that is not a success. `may_pass`: the 5xx after which a batch is sent again."""
     text = f"{status} {http.client.responses.get(status, '')}".rstrip() + (f": {message}" if message else "")
     if status == 413:
         return PayloadTooLarge(text)
+    if status >= 500 and status not in may_pass:
+        return PermanentExportError(text, ErrorClass.SERVER_ERROR)
     if status in _STATUS:
         return TransientExportError(text, _STATUS[status], retry_after=retry_after)
+    if status < 400:
+        return TransientExportError(f"{text} (redirects are not followed)", ErrorClass.CLIENT_ERROR)
     if status >= 500:
         return TransientExportError(text, ErrorClass.SERVER_ERROR, retry_after=retry_after)
     return PermanentExportError(text)

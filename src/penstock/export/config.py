@@ -1,5 +1,6 @@
 """What users set: the whole `exporter.queue` of the configuration file, under the seed's names and defaults."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,9 +12,8 @@ from penstock.export.breaker import BreakerConfig
 from penstock.export.scaler import AdaptiveWorkersConfig
 from penstock.machine import cores, usable_memory
 from penstock.spool import Durability, FastQueueConfig, FullBehavior
-from penstock.units import parse_bytes, parse_duration
+from penstock.units import check_count, check_number, parse_bytes, parse_duration
 
-TYPICAL_BATCH = 50 * 1024  # what the sizing formula takes for a batch: 2048 blocks in memory are about 100 MB
 _QUEUE_TYPES = ("memory", "disk")
 
 
@@ -31,9 +31,7 @@ class PipelineSplitConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("preparer_count", 0), ("sender_count", 0), ("channel_size", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"pipeline_split.{name} must be >= {least}, got {value!r}")
+            check_count(getattr(self, name), f"pipeline_split.{name}", least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +42,13 @@ class FailoverConfig:
     max_size: int = 1000
     max_bytes: int | str = 256_000_000
     drain_interval: float | str = 5.0
+    """How often it is drained."""
     drain_batch: int = 10
+    """Batches of one drain at most."""
 
     def __post_init__(self) -> None:
         for name in ("max_size", "drain_batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"failover.{name} must be >= 1, got {getattr(self, name)!r}")
+            check_count(getattr(self, name), f"failover.{name}", 1)
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "failover.max_bytes"))
         object.__setattr__(self, "drain_interval", parse_duration(self.drain_interval, "failover.drain_interval"))
 
@@ -106,12 +105,11 @@ class SendQueueConfig:
         if self.type not in _QUEUE_TYPES:
             raise ConfigError(f"type must be one of {', '.join(_QUEUE_TYPES)}, got {self.type!r}")
         for name, least in (("workers", 0), ("max_concurrent_sends", 1), ("global_send_limit", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} must be >= {least}, got {value!r}")
+            check_count(getattr(self, name), name, least)
         for name in ("memory_percent", "memory_limit_ratio", "target_utilization"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name} must be within 0 and 1, got {getattr(self, name)!r}")
+            check_number(getattr(self, name), name, 0.0, 1.0)
+        if not isinstance(self.path, (str, os.PathLike)):
+            raise ConfigError(f"path must name a folder, got {self.path!r}")
         if self.target_utilization == 0.0:
             raise ConfigError("target_utilization must be > 0, got 0")
         for name in ("retry_interval", "max_retry_delay"):
@@ -151,16 +149,13 @@ class SendQueueConfig:
         """Bytes that the queue may hold in memory; None if `memory_percent` sets no bound. `memory`: of the process."""
         if not self.memory_percent:
             return None
-        return int((usable_memory() if memory is None else memory) * self.memory_limit_ratio * self.memory_percent)
+        mine = (usable_memory() if memory is None else memory) * self.memory_limit_ratio
+        return max(1, int(mine * self.memory_percent))
 
     def queue_config(self, memory: int | None = None) -> FastQueueConfig:
-        """The durable queue's part. The memory budget bounds its memory layer, counted in typical batches."""
-        budget = self.memory_budget(memory)
-        blocks = self.inmemory_blocks if budget is None else min(self.inmemory_blocks, budget // TYPICAL_BATCH)
+        """The durable queue's part, with the memory budget as the bound of its memory layer."""
         values = {f.name: getattr(self, f.name) for f in fields(FastQueueConfig) if f.name in _OWN}
-        if self.adaptive_enabled:
-            values["max_size"] = int(self.max_bytes)  # the adaptive limit is the one that holds
-        return FastQueueConfig(**{**values, "inmemory_blocks": max(1, blocks)})
+        return FastQueueConfig(**values, inmemory_bytes=self.memory_budget(memory))
 
     def memory_bytes(self, memory: int | None = None) -> int:
         """The limit of a queue that is in memory only: `max_bytes`, or less if the machine is small."""
@@ -171,15 +166,17 @@ class SendQueueConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], where: str = "exporter.queue") -> Self:
-        """The settings of `exporter.queue` in a configuration file; an unknown key is refused by its name."""
+        """The settings of `exporter.queue` in a configuration file; what makes no sense is refused by its key."""
         values = dict(_known(cls, mapping, where))
         for name, kind in _SECTIONS.items():
             if name in values:
-                section = values[name]
+                section = {} if values[name] is None else values[name]  # a key with all below it commented out
                 if not isinstance(section, Mapping):
                     raise ConfigError(f"{where}.{name} must be a mapping, got {section!r}")
-                values[name] = kind(**_known(kind, section, f"{where}.{name}"))
-        return cls(**values)
+                section = _known(kind, section, f"{where}.{name}")
+                values[name] = _made(kind, section, where)
+        made: Self = _made(cls, values, where)
+        return made
 
 
 _SECTIONS: dict[str, type[Any]] = {
@@ -200,8 +197,12 @@ def _known(kind: type[Any], mapping: Mapping[str, Any], where: str) -> Mapping[s
             raise ConfigError(f"{where}.{key} is not a setting; there are {', '.join(sorted(known))}")
         if known[key] in (bool, "bool") and not isinstance(value, bool):
             raise ConfigError(f"{where}.{key} must be true or false, got {value!r}")
-        if known[key] in (int, float, "int", "float") and (
-            isinstance(value, bool) or not isinstance(value, (int, float))
-        ):
-            raise ConfigError(f"{where}.{key} must be a number, got {value!r}")
     return mapping
+
+
+def _made(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    """`kind` of these values; what it refuses, it refuses by the key's place in the file."""
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}") from None

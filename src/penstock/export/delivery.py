@@ -24,7 +24,8 @@ from penstock.spool import Lease
 
 log = logging.getLogger(__name__)
 
-_MOST_IN_PARTS = 1000
+_MOST_IN_PARTS = 100  # batches: more than workers leave behind in an outage
+_REST = 1.0  # seconds before a dead letter that could not be written is tried again
 
 
 class Job(NamedTuple):
@@ -36,10 +37,10 @@ class Job(NamedTuple):
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a batch is that has to be sent in parts: those to come, in order, and how many are done."""
+    """How far a batch is that has to be sent in parts: those to come, in order, and those refused, with the reason."""
 
     waiting: deque[bytes]
-    refused: list[bytes]
+    refused: list[tuple[bytes, str]]
 
 
 class Delivery:
@@ -59,6 +60,7 @@ class Delivery:
         self.latency = Ewma()
         self._progress: dict[int, _Progress] = {}  # by sequence; only the thread that has the lease touches its entry
         self._partial_message = ""
+        self._last_reason = ""
 
     def prepare(self, lease: Lease) -> Job | None:
         """The batch ready to travel; None if it cannot be prepared, and is a dead letter by now."""
@@ -90,7 +92,7 @@ class Delivery:
             self._reject(lease, str(error))
             return False
         except TransientExportError as error:
-            self._give_back(lease, self._gate.failed(permit, error, lease.attempts))
+            self._failed(lease, permit, error)
             return False
         self._done(lease, is_retry)
         return True
@@ -106,7 +108,7 @@ class Delivery:
             failure = of_exception(error)
             self._tally.failed(failure.error_class, is_retry=is_retry)
             if not isinstance(failure, TransientExportError):
-                self._gate.refused(permit)
+                self._gate.refused(permit, failure)
             raise failure from error
         except BaseException:
             self._gate.abandoned(permit)
@@ -130,27 +132,29 @@ class Delivery:
 
     def _send_parts(self, lease: Lease, progress: _Progress, permit: Permit | None = None) -> bool:
         """Send what is still to come, in order. What the destination has taken is not sent again after a failure."""
+        if not progress.waiting and permit is not None:
+            self._gate.release(permit)
         while progress.waiting:
             part = progress.waiting[0]
             current, permit = permit or self._gate.permit(), None
             try:
                 self._transmit(self._prepare_part(part, current), current, lease.attempts > 1)
-            except PayloadTooLarge:
+            except PayloadTooLarge as error:
                 smaller = self._split(part)
                 progress.waiting.popleft()
                 if smaller is None:
-                    progress.refused.append(part)
+                    progress.refused.append((part, str(error)))
                 else:
                     progress.waiting.extendleft(reversed(smaller))
                 continue
-            except PermanentExportError:
-                progress.refused.append(part)
+            except PermanentExportError as error:
+                progress.refused.append((part, str(error)))
             except TransientExportError as error:
                 self._remember(lease, progress)
-                self._give_back(lease, self._gate.failed(current, error, lease.attempts))
+                self._failed(lease, current, error)
                 return False
             progress.waiting.popleft()
-        return self._settle_parts(lease, progress.refused)
+        return self._settle_parts(lease, progress)
 
     def _prepare_part(self, part: bytes, permit: Permit) -> Prepared:
         try:
@@ -165,19 +169,25 @@ class Delivery:
         if len(self._progress) > _MOST_IN_PARTS:
             self._progress.pop(min(self._progress), None)
 
-    def _settle_parts(self, lease: Lease, refused: list[bytes]) -> bool:
-        """A part that was refused becomes a batch of its own, so that it alone meets its end as a dead letter."""
-        if sum(map(len, refused)) >= len(lease.data):
-            self._reject(lease, "too large or refused, also in parts")
+    def _settle_parts(self, lease: Lease, progress: _Progress) -> bool:
+        """Only the parts that were refused are dead letters. If these cannot be kept, the batch comes again."""
+        refused = progress.refused
+        if sum(len(part) for part, _ in refused) >= len(lease.data):
+            self._reject(lease, refused[0][1])
             return False
         try:
-            for part in refused:
-                self._source.push(part)
+            while refused:
+                part, reason = refused[0]
+                self._source.bury(part, reason)
+                self._note_dead_letter(lease, reason)
+                del refused[0]
         except QueueError as error:
-            self._reject(lease, f"parts of it were refused, and could not be queued by themselves: {error}")
+            log.warning("Dead letter cannot be written, the batch stays. %r error=%s", lease, error)
+            self._remember(lease, progress)
+            self._give_back(lease, _REST)
             return False
         self._done(lease, lease.attempts > 1)
-        return not refused
+        return True
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
@@ -188,9 +198,13 @@ class Delivery:
         except QueueClosed:
             log.warning("Queue was closed before a send was acknowledged: it will be sent again. %r", lease)
 
-    def _give_back(self, lease: Lease, delay: float) -> None:
+    def _failed(self, lease: Lease, permit: Permit, error: TransientExportError) -> None:
+        delay = self._gate.failed(permit, error, lease.attempts)
+        self._give_back(lease, delay, keep=not self._gate.blames_batch(error))
+
+    def _give_back(self, lease: Lease, delay: float, *, keep: bool = True) -> None:
         try:
-            self._source.nack(lease, delay)
+            self._source.nack(lease, delay, keep=keep)
         except QueueClosed:
             pass  # it was never acked: it comes again when the queue is opened
 
@@ -199,7 +213,12 @@ class Delivery:
             self._source.reject(lease, reason)
         except QueueClosed:
             return
-        log.warning("Batch became a dead letter. %r reason=%s", lease, reason)
+        self._note_dead_letter(lease, reason)
+
+    def _note_dead_letter(self, lease: Lease, reason: str) -> None:
+        if reason != self._last_reason:  # a destination that refuses everything is one line, and a count
+            self._last_reason = reason
+            log.warning("Batch became a dead letter. %r reason=%s", lease, reason)
 
     def _note_partial(self, result: PartialSuccess) -> None:
         self._tally.add(partial_rejected=result.rejected)

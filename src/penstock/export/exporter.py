@@ -57,6 +57,8 @@ class GroupExporter(Protocol):
     """An exporter that takes many blocks at a time, strictly in the order of their sequences: one worker serves it."""
 
     max_blocks: int
+    max_bytes: int
+    """Together at most, unless one block alone is larger."""
 
     def begin(self, queue_id: str) -> None:
         """Told once, before anything is sent, whose sequences are coming; ConfigError if it knows them by another."""

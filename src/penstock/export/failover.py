@@ -11,7 +11,7 @@ from penstock.export.exporter import Exporter
 from penstock.export.gate import Gate
 from penstock.export.source import LeasedMemory, Source
 from penstock.export.stats import Tally
-from penstock.spool import MemoryQueue
+from penstock.spool import Lease, MemoryQueue
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +24,12 @@ class Failover:
     Threads: every method may be called from any thread. Its own thread starts with the first batch.
     """
 
-    def __init__(self, config: FailoverConfig, exporter: Exporter, gate: Gate, tally: Tally, clock: Clock) -> None:
+    def __init__(
+        self, config: FailoverConfig, durable: Source, exporter: Exporter, gate: Gate, tally: Tally, clock: Clock
+    ) -> None:
         self._config = config
-        self._queue = MemoryQueue(config.max_size, config.max_bytes)
-        self._leased = LeasedMemory(self._queue, clock=clock)
+        self._durable = durable
+        self._leased = _Overflow(durable, config, clock)
         self._delivery = Delivery(self._leased, exporter, gate, tally, clock)
         self._gate = gate
         self._tally = tally
@@ -36,18 +38,21 @@ class Failover:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._is_losing = False
 
     def push(self, batch: bytes) -> bool:
         """Keep the batch; False if it could never fit. Older ones may have to go for it."""
         try:
-            evicted = self._queue.push(batch)
+            evicted = self._leased.push(batch)
         except BlockTooLarge:
             self._tally.add(data_loss=1)
             return False
         if evicted:
             self._tally.add(data_loss=evicted)
-            log.error("Failover is full and lost its oldest batches. lost=%d", evicted)
         with self._lock:
+            began, self._is_losing = bool(evicted) and not self._is_losing, bool(evicted)
+            if began:
+                log.error("Failover is full and loses its oldest batches. lost=%d", evicted)
             if self._thread is None and not self._stopping.is_set():
                 log.warning("Queue cannot take batches: the failover holds them in memory.")
                 self._thread = threading.Thread(target=self._run, name="penstock-failover", daemon=True)
@@ -73,17 +78,19 @@ class Failover:
             taken += 1
         return taken
 
-    def move_to(self, source: Source) -> None:
+    def _move_back(self) -> None:
         """Bring everything into the durable queue, if its disk has recovered; what it does not take stays."""
+        self._leased.wake()
         while leases := self._leased.lease():
             try:
-                source.push(leases[0].data)
+                self._durable.push(leases[0].data)
             except QueueError:
                 self._leased.nack(leases[0])
                 return
             self._leased.ack(leases)
 
     def stop(self) -> None:
+        """Have its thread bring what is left to the durable queue, else to the destination, and end."""
         self._stopping.set()
 
     def join(self, deadline: float) -> list[str]:
@@ -103,8 +110,32 @@ class Failover:
 
     @property
     def evicted(self) -> int:
-        return self._queue.evicted
+        return self._leased.evicted
+
+    @property
+    def dead_letters(self) -> int:
+        """Batches that were refused and are in memory only."""
+        return len(self._leased.dead_letters)
 
     def _run(self) -> None:
         while not self._stopping.wait(float(self._config.drain_interval)):
             self.drain(self._config.drain_batch)
+        self._move_back()
+        while self.drain(1):
+            pass
+
+
+class _Overflow(LeasedMemory):
+    """The failover's memory. What the destination refuses is the durable queue's dead letter, if that can write it."""
+
+    def __init__(self, durable: Source, config: FailoverConfig, clock: Clock) -> None:
+        super().__init__(MemoryQueue(config.max_size, config.max_bytes), clock=clock)
+        self._durable = durable
+
+    def reject(self, lease: Lease, reason: str) -> None:
+        try:
+            self._durable.bury(lease.data, reason)
+        except QueueError:
+            super().reject(lease, reason)
+        else:
+            self.ack(lease)

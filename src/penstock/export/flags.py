@@ -56,6 +56,7 @@ FLAGS = (
     Flag("queue-max-retry-delay", "max_retry_delay", str, "Longest wait after failures."),
     Flag("queue-backoff-enabled", "backoff.enabled", bool, "Wait longer after each failure in a row."),
     Flag("queue-backoff-multiplier", "backoff.multiplier", float, "By what factor."),
+    Flag("queue-backoff-jitter", "backoff.jitter", float, "Share of a wait that chance may take off."),
     Flag("queue-circuit-breaker-enabled", "circuit_breaker.enabled", bool, "Leave a failing destination alone."),
     Flag("queue-circuit-breaker-threshold", "circuit_breaker.threshold", int, "After so many failures in a row."),
     Flag("queue-circuit-breaker-reset-timeout", "circuit_breaker.reset_timeout", str, "For so long before a probe."),
@@ -75,6 +76,8 @@ FLAGS = (
     Flag("queue-failover-enabled", "failover.enabled", bool, "Keep in memory what the disk refuses."),
     Flag("queue-failover-max-size", "failover.max_size", int, "Most batches of these."),
     Flag("queue-failover-max-bytes", "failover.max_bytes", str, "Most bytes of these."),
+    Flag("queue-failover-drain-interval", "failover.drain_interval", str, "How often some of these are sent."),
+    Flag("queue-failover-drain-batch", "failover.drain_batch", int, "How many at a time."),
 )
 
 
@@ -83,6 +86,10 @@ def merged(mapping: Mapping[str, Any], given: Iterable[tuple[Flag, str]]) -> dic
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in mapping.items()}
     for flag, text in given:
         section, _, name = flag.key.rpartition(".")
-        target = result.setdefault(section, {}) if section else result
+        target = result
+        if section:
+            target = result[section] = result.get(section) or {}
+            if not isinstance(target, dict):
+                raise ConfigError(f"exporter.queue.{section} must be a mapping, got {target!r}")
         target[name] = flag.parse(text)
     return result

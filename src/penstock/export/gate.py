@@ -9,14 +9,15 @@ import threading
 from typing import NamedTuple
 
 from penstock.clock import Clock
-from penstock.errors import ErrorClass, TransientExportError
+from penstock.errors import ErrorClass, ExportError, TransientExportError
 from penstock.export.backoff import Backoff
 from penstock.export.breaker import CircuitBreaker, CircuitState
 
 log = logging.getLogger(__name__)
 
-# These say nothing about the batch that met them: another one would have failed as well.
-_NOT_THE_BATCH = (ErrorClass.NETWORK, ErrorClass.RATE_LIMIT, ErrorClass.AUTH)
+# These say nothing about the batch that met them: another one would have failed as well. (A client error that is the
+# batch's own is permanent; one that is transient is the address's.)
+NOT_THE_BATCH = (ErrorClass.NETWORK, ErrorClass.RATE_LIMIT, ErrorClass.AUTH, ErrorClass.CLIENT_ERROR)
 
 _LEAST_PAUSE = 0.1  # seconds, for a destination that says "at once" each time
 
@@ -131,9 +132,15 @@ class Gate:
         if recovered:
             log.info("Export recovered.")
 
-    def refused(self, permit: Permit) -> None:
-        """The destination works and will not have this batch."""
-        self.succeeded(permit)
+    def refused(self, permit: Permit, error: ExportError) -> None:
+        """The destination will not have this batch. It counts as a failure where the fault is its own (a 500).
+
+        So bad data stops nothing, and a broken receiver does not turn the whole queue into dead letters.
+        """
+        if error.error_class is ErrorClass.SERVER_ERROR:
+            self.failed(permit, TransientExportError(str(error), error.error_class), 1)
+        else:
+            self.succeeded(permit)
 
     def failed(self, permit: Permit, error: TransientExportError, attempts: int) -> float:
         """The destination could not take it now. How long that batch has to wait, by itself, before its next attempt.
@@ -145,29 +152,42 @@ class Gate:
         with self._lock:
             self._ended_locked()
             now = self._clock.monotonic()
+            was, began, self._failing = self._breaker.state, not self._failing, True
             if error.retry_after is not None:
                 self._breaker.released(permit.generation)  # it said when: that is no failure to be counted
                 self._pause_locked(now + max(error.retry_after, _LEAST_PAUSE))
-                return 0.0
-            was, began = self._breaker.state, not self._failing
-            self._failing = True
-            self._breaker.failed(now, permit.generation)
-            delay = self._backoff.failed(permit.step)
-            is_open = self._breaker.state is CircuitState.OPEN
-            if is_open:
-                self._paused_until = 0.0  # now its rest is what counts: a probe each time, not minutes of backoff
-                self._changed.notify_all()
-            elif self._backoff.failures > 1 or self._in_order:
-                self._pause_locked(now + delay)
-            opened = is_open and was is not CircuitState.OPEN
-            is_held = is_open or self._paused_until > now
-            self._refresh_locked(now)
-            own = delay if attempts <= 1 else self._backoff.delay_after(attempts)
+                wait = 0.0
+            else:
+                wait = self._count_failure_locked(now, permit, error, attempts)
+            opened = self._breaker.state is CircuitState.OPEN and was is CircuitState.CLOSED
         if began:
             log.warning("Export started failing. error_type=%s error=%s", error.error_class.value, error)
         if opened:
             log.warning("Circuit opened. error_type=%s error=%s", error.error_class.value, error)
-        return 0.0 if is_held and (self._in_order or error.error_class in _NOT_THE_BATCH) else own
+        return wait
+
+    def _count_failure_locked(self, now: float, permit: Permit, error: TransientExportError, attempts: int) -> float:
+        self._breaker.failed(now, permit.generation)
+        delay = self._backoff.failed(permit.step)
+        is_open = self._breaker.state is CircuitState.OPEN
+        if is_open:
+            self._paused_until = 0.0  # now its rest is what counts: a probe each time, not minutes of backoff
+            self._changed.notify_all()
+        elif self._backoff.failures > 1 or self._in_order:
+            self._pause_locked(now + delay)
+        is_held = is_open or self._paused_until > now
+        self._refresh_locked(now)
+        if is_held and (self._in_order or error.error_class in NOT_THE_BATCH):
+            return 0.0
+        return delay if attempts <= 1 else self._backoff.delay_after(attempts)
+
+    def blames_batch(self, error: TransientExportError) -> bool:
+        """Whether the failure may be the batch's own doing, rather than that of a destination that is down."""
+        return (
+            error.retry_after is None
+            and error.error_class not in NOT_THE_BATCH
+            and self._breaker.state is CircuitState.CLOSED
+        )
 
     def abandoned(self, permit: Permit) -> None:
         """The send ended without an outcome."""

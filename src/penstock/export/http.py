@@ -5,24 +5,27 @@ five times as much, and all that we need beyond it is in this file.
 """
 
 import http.client
+import os
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from socket import SHUT_RDWR
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from weakref import WeakSet
 
-from penstock.errors import ConfigError, ExportError
+from penstock.errors import ConfigError
 from penstock.export import classify
 from penstock.export.wire import get_bytes
 from penstock.units import parse_duration
 
 MOST_ANSWER = 64 * 1024  # bytes of an answer that we read: enough for any message of an OTLP or Prometheus server
 _MESSAGE = 500  # characters of it that go into an error
+_AGENT = f"penstock/{version('penstock')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +33,29 @@ class TlsConfig:
     """Certificates for `https://`. Without files the system's authorities are trusted."""
 
     ca_file: str | Path | None = None
+    """Authorities to trust instead of the system's."""
     cert_file: str | Path | None = None
+    """Our own certificate, where the other side asks for one."""
     key_file: str | Path | None = None
+    """Its key; left out: it is in `cert_file`."""
+
+    def __post_init__(self) -> None:
+        for name in ("ca_file", "cert_file", "key_file"):
+            check_file(getattr(self, name), f"tls.{name}")
+        if self.key_file is not None and self.cert_file is None:
+            raise ConfigError("tls.key_file is set, but tls.cert_file is not")
 
     def context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.ca_file)
+        """ConfigError if a file holds no certificate or key, or the two do not belong together."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except ssl.SSLError as error:
+            raise ConfigError(f"tls.ca_file {self.ca_file} holds no certificates: {error}") from None
         if self.cert_file:
-            context.load_cert_chain(self.cert_file, self.key_file)
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file)
+            except ssl.SSLError as error:
+                raise ConfigError(f"tls.cert_file {self.cert_file} and its key cannot be used: {error}") from None
         return context
 
 
@@ -53,9 +72,7 @@ class HttpConfig:
     tls: TlsConfig | None = None
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"url must look like http://host:port/path or https://..., got {self.address()!r}")
+        parts = split_url(self.url, ("http", "https"), "http://host:port/path")
         if parts.username or parts.password:
             raise ConfigError("url must not hold a password: use token_file or headers")
         if self.tls is not None and parts.scheme != "https":
@@ -63,6 +80,10 @@ class HttpConfig:
         object.__setattr__(self, "timeout", parse_duration(self.timeout, "timeout"))
         if not self.timeout:
             raise ConfigError("timeout must be > 0, got 0")
+        check_file(self.token_file, "token_file")
+        for name, value in (self.headers or {}).items():
+            if not _is_header(name) or not _is_header(value):
+                raise ConfigError(f"headers must be one line of plain text each: {name!r} is not, or its value")
 
     def address(self) -> str:
         """Where it is, without what may be secret."""
@@ -71,6 +92,30 @@ class HttpConfig:
 
     def __repr__(self) -> str:
         return f"HttpConfig({self.address()})"
+
+
+def split_url(url: str, schemes: tuple[str, str], example: str) -> SplitResult:
+    """The parts of a URL; ConfigError, without what may be secret in it, if it is none of these schemes."""
+    try:
+        parts = urlsplit(url)
+        is_whole = parts.scheme in schemes and bool(parts.hostname)
+        parts.port  # noqa: B018 - raises if it is none
+    except ValueError as error:
+        raise ConfigError(f"url cannot be read: {error}") from None
+    if not is_whole:
+        shown = url.rpartition("@")[2]
+        raise ConfigError(f"url must look like {example} or {schemes[1]}://..., got {shown!r}")
+    return parts
+
+
+def check_file(path: str | Path | None, field: str) -> None:
+    """ConfigError if there is a path and nothing to read there."""
+    if path is not None and not os.access(path, os.R_OK):
+        raise ConfigError(f"{field} must name a file that can be read, got {str(path)!r}")
+
+
+def _is_header(text: object) -> bool:
+    return isinstance(text, str) and text.isprintable() and text.isascii()
 
 
 class Answer(NamedTuple):
@@ -89,9 +134,10 @@ class HttpClient:
         with a request under way.
     """
 
-    def __init__(self, config: HttpConfig, path: str = "") -> None:
+    def __init__(self, config: HttpConfig, path: str = "", *, may_pass: Container[int] = range(500, 600)) -> None:
         parts = urlsplit(config.url)
         self._config = config
+        self._may_pass = may_pass
         self._host, self._port = parts.hostname or "", parts.port
         self._path = (parts.path.rstrip("/") + path or "/") + (f"?{parts.query}" if parts.query else "")
         self._timeout = float(config.timeout)
@@ -130,6 +176,7 @@ class HttpClient:
                     pass  # it was closed already
 
     def _connect(self, deadline: float) -> http.client.HTTPConnection:
+        self._check_open()
         timeout = max(0.001, deadline - time.monotonic())
         if self._context is not None:
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -139,16 +186,22 @@ class HttpClient:
             connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         connection.connect()
         with self._lock:
-            if self._closed:
-                connection.close()
-                raise ConnectionAbortedError("the exporter is closed")
             self._connections.add(connection)
+        try:
+            self._check_open()  # again: it may have been closed while we connected
+        except ConnectionAbortedError:
+            self._forget(connection)
+            raise
         self._local.connection = connection
         self._local.headers = self._own_headers()
         return connection
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionAbortedError("the exporter is closed")
+
     def _own_headers(self) -> dict[str, str]:
-        headers = dict(self._config.headers or {})
+        headers = {"User-Agent": _AGENT, **(self._config.headers or {})}
         if self._config.token_file:
             headers["Authorization"] = f"Bearer {Path(self._config.token_file).read_text().strip()}"
         return headers
@@ -168,7 +221,7 @@ class HttpClient:
         if 200 <= answer.status < 300:
             return answer
         after = classify.retry_after(response.getheader("Retry-After"), time.time())
-        raise _refusal(answer, after)
+        raise classify.of_status(answer.status, message_of(answer), after, may_pass=self._may_pass)
 
     def _forget(self, connection: http.client.HTTPConnection) -> None:
         connection.close()
@@ -201,10 +254,6 @@ def _read(
     response.close()
     answer = Answer(response.status, response.getheader("Content-Type", ""), b"".join(parts))
     return answer, is_whole and not response.will_close
-
-
-def _refusal(answer: Answer, retry_after: float | None) -> ExportError:
-    return classify.of_status(answer.status, message_of(answer), retry_after)
 
 
 def message_of(answer: Answer) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
+from penstock.units import check_count
 
 INTERVAL = 1.0  # seconds between decisions: a few sends of a slow destination, so that each step can be seen to help
 IDLE_AFTER = 30.0  # seconds without a block before workers are given up: shorter than that is a pause between flushes
@@ -23,8 +24,8 @@ class AdaptiveWorkersConfig:
     """0: four for each core."""
 
     def __post_init__(self) -> None:
-        if self.min_workers < 1:
-            raise ConfigError(f"adaptive_workers.min_workers must be >= 1, got {self.min_workers}")
+        check_count(self.min_workers, "adaptive_workers.min_workers", 1)
+        check_count(self.max_workers, "adaptive_workers.max_workers")
         if self.max_workers and self.max_workers < self.min_workers:
             raise ConfigError(
                 f"adaptive_workers.max_workers must be 0 or >= min_workers = {self.min_workers}, got {self.max_workers}"
@@ -32,7 +33,7 @@ class AdaptiveWorkersConfig:
 
 
 class Ewma:
-    """A moving average that forgets. One thread writes; readers see a float."""
+    """A moving average that forgets. Written without a lock: of two samples in one moment either may be missed."""
 
     __slots__ = ("value",)
 

@@ -21,7 +21,6 @@ from penstock.errors import (
     DiskFull,
     ExportError,
     QueueClosed,
-    QueueFull,
     TransientExportError,
 )
 from penstock.export.breaker import CircuitBreaker
@@ -35,12 +34,13 @@ from penstock.export.scaler import INTERVAL, WorkerScaler
 from penstock.export.source import Source, as_source
 from penstock.export.stats import SendQueueStats, Tally
 from penstock.export.workers import GroupWorker, Workers
-from penstock.spool import FastQueue, FullBehavior, MemoryQueue
+from penstock.spool import FastQueue, MemoryQueue
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
 
 _LAST_WORDS = 0.5  # seconds of the deadline kept for sends that were cut off to say so
+_LOOK_AGAIN = 0.005  # seconds between two looks whether everything is settled
 
 
 class SendQueue:
@@ -63,7 +63,10 @@ class SendQueue:
         clock: Clock | None = None,
         owns_queue: bool = False,
     ) -> None:
-        self.config = config = _ordered(config or SendQueueConfig(), exporter)
+        config = _ordered(config or SendQueueConfig(), exporter)
+        if isinstance(queue, FastQueue):
+            config = replace(config, order=queue.config.order)
+        self.config = config
         self._clock = clock = clock or SystemClock()
         self._exporter = exporter
         self._owns_queue = owns_queue
@@ -73,38 +76,41 @@ class SendQueue:
         breaker = CircuitBreaker(config.circuit_breaker)
         in_order = isinstance(exporter, GroupExporter) or exporter.in_order
         self._gate = Gate(breaker, config.new_backoff(), config.send_limit(), clock, in_order=in_order)
-        self._limit = self._adaptive_limit(queue)
+        self._limit = self._adaptive_limit(queue) if owns_queue and config.adaptive_enabled else None
         self._delivery: Delivery | None = None
         self._failover: Failover | None = None
         self._workers: Workers | GroupWorker
         if isinstance(exporter, GroupExporter):
-            if config.order == "freshest" or (isinstance(queue, FastQueue) and queue.config.order == "freshest"):
+            if config.order == "freshest":
                 raise ConfigError("order must be 'fifo' for an exporter that needs blocks in order, got 'freshest'")
             if not config.always_queue or not config.enabled:
                 raise ConfigError("an exporter that needs blocks in order always queues: enabled and always_queue")
             if not isinstance(queue, FastQueue):
                 raise ConfigError("type must be 'disk' for an exporter that needs blocks in order, got 'memory'")
             exporter.begin(queue.id)
-            self._workers = GroupWorker(self._source, exporter, self._gate, self._tally, clock)
+            self._workers = GroupWorker(queue, exporter, self._gate, self._tally, clock)
         else:
             self._delivery = Delivery(self._source, exporter, self._gate, self._tally, clock)
             self._workers = Workers(self._source, self._delivery, self._gate, config, clock)
             if config.failover.enabled and self._is_durable:
-                self._failover = Failover(config.failover, exporter, self._gate, self._tally, clock)
+                self._failover = Failover(config.failover, self._source, exporter, self._gate, self._tally, clock)
         self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())
         self._tender = threading.Thread(target=self._tend, name="penstock-export-tender", daemon=True)
         self._closing = threading.Event()
-        self._is_stopped = False
+        self._closed = threading.Event()
 
     @classmethod
     def open(cls, exporter: Exporter | GroupExporter, config: SendQueueConfig, *, clock: Clock | None = None) -> Self:
         """With a queue of its own, as the configuration describes it. `close` closes that queue, too."""
-        queue: FastQueue | MemoryQueue
         if config.type == "memory":
-            queue = MemoryQueue(config.max_size, config.memory_bytes())
-        else:
-            queue = FastQueue(config.path, config.queue_config(), clock=clock)
-        return cls(queue, exporter, config, clock=clock, owns_queue=True)
+            memory = MemoryQueue(config.max_size, config.memory_bytes())
+            return cls(memory, exporter, config, clock=clock, owns_queue=True)
+        queue = FastQueue(config.path, config.queue_config(), clock=clock)
+        try:
+            return cls(queue, exporter, config, clock=clock, owns_queue=True)
+        except BaseException:
+            queue.close()
+            raise
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -131,10 +137,8 @@ class SendQueue:
             return
         if not self.config.always_queue and not len(self._source) and self._try_now(batch):
             return
-        if self._limit is not None:
-            self._limit.seen(len(batch))
-            if len(self._source) >= self._limit.blocks:
-                self._make_room(self._limit.blocks)
+        if self._limit is not None and (limit := self._limit.seen(len(batch))):
+            self._source.resize(limit)
         try:
             self._source.push(batch)
         except (DiskFull, DiskFailed):
@@ -155,7 +159,7 @@ class SendQueue:
             if isinstance(error, TransientExportError):
                 self._gate.failed(permit, error, 1)
             else:
-                self._gate.refused(permit)
+                self._gate.refused(permit, error)
             raise
         except BaseException:
             self._gate.abandoned(permit)
@@ -172,27 +176,23 @@ class SendQueue:
             return False  # the workers will find out what is to become of it
         return True
 
-    def _make_room(self, limit: int) -> None:
-        """Hold the adaptive limit of blocks by the same policy as the queue holds its own."""
-        behavior = self.config.full_behavior
-        if behavior is FullBehavior.DROP_NEWEST:
-            self._tally.add(dropped_newest=1)
-            raise QueueFull(f"no room: {len(self._source)} blocks, the limit for blocks of their size is {limit}")
-        while behavior is FullBehavior.DROP_OLDEST and len(self._source) >= limit:
-            oldest = self._source.lease()
-            if not oldest:
-                return
-            self._source.ack(oldest)
-            self._tally.add(dropped_oldest=1)
-
-    def _adaptive_limit(self, queue: FastQueue | MemoryQueue) -> AdaptiveLimit | None:
-        # BLOCK waits for bytes inside the queue, where it is woken; a second place to wait would only be slower.
-        if not self.config.adaptive_enabled or self.config.full_behavior is FullBehavior.BLOCK:
-            return None
+    def _adaptive_limit(self, queue: FastQueue | MemoryQueue) -> AdaptiveLimit:
         max_bytes = queue.max_bytes if isinstance(queue, MemoryQueue) else int(queue.config.max_bytes)
-        return AdaptiveLimit(self.config.max_size, max_bytes, self.config.target_utilization)
+        return AdaptiveLimit(max_bytes, self.config.target_utilization)
 
     # -- out ---------------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout: float = 30.0) -> bool:
+        """Wait until everything is settled: taken by the destination, or a dead letter. False if it is not in time."""
+        deadline = self._clock.monotonic() + timeout
+        while len(self):
+            if self._closed.wait(_LOOK_AGAIN) or self._clock.monotonic() >= deadline:
+                return False
+        return True
+
+    def replay_dead_letters(self, reason: str = "") -> int:
+        """Queue the dead letters whose reason contains `reason` again, while it runs; how many there were."""
+        return self._source.replay_dead_letters(reason)[0]
 
     def close(self, timeout: float = 30.0) -> list[str]:
         """Take nothing any more, finish what is under way, flush; the rest stays in the durable queue.
@@ -202,9 +202,9 @@ class SendQueue:
         After DiskFull or DiskFailed the queue could not be flushed, and `close` may be called again.
         """
         late: list[str] = []
-        if not self._is_stopped:
+        if not self._closed.is_set():
             late = self._stop(self._clock.monotonic() + timeout)
-            self._is_stopped = True
+            self._closed.set()
         if self._owns_queue or not self._is_durable:
             self._source.close()
         else:
@@ -214,30 +214,29 @@ class SendQueue:
 
     def _stop(self, deadline: float) -> list[str]:
         self._closing.set()
+        cut_off = max(self._clock.monotonic(), deadline - _LAST_WORDS)
         if self._tender.ident is not None:
-            self._tender.join(max(0.0, deadline - self._clock.monotonic()))
+            self._tender.join(max(0.0, cut_off - self._clock.monotonic()))
+        if self._is_durable:
+            self._workers.stop()  # what they are at ends while the failover is emptied
+        elif self.config.enabled:
+            self.flush(cut_off - self._clock.monotonic())
         if self._failover is not None:
             self._failover.stop()
-            self._failover.join(deadline)
-            self._failover.move_to(self._source)
-        if not self._is_durable:
-            self._wait_empty(deadline - _LAST_WORDS)
-        if self._failover is not None:
-            while len(self._failover) and self._clock.monotonic() < deadline and self._failover.drain(1):
-                pass
-        late = self._workers.close(max(self._clock.monotonic(), deadline - _LAST_WORDS))
+            self._failover.join(cut_off)
+        late = self._workers.close(cut_off)
         self._exporter.close()  # cuts off what is still under way
         if late:
             late = self._workers.close(deadline)
+        if self._failover is not None:
+            late += self._failover.join(deadline)
+        if not self._is_durable:
+            self._source.close()  # from here on no push can slip in uncounted
         self._count_lost()
         return late
 
-    def _wait_empty(self, deadline: float) -> None:
-        while len(self._source) and self._clock.monotonic() < deadline and self.config.enabled:
-            threading.Event().wait(0.005)
-
     def _count_lost(self) -> None:
-        lost = len(self._failover) if self._failover is not None else 0
+        lost = len(self._failover) + self._failover.dead_letters if self._failover is not None else 0
         if not self._is_durable:
             lost += len(self._source)
         if lost:
@@ -255,6 +254,8 @@ class SendQueue:
     def _tend(self) -> None:
         """Have as many workers as are worth it."""
         while not self._closing.wait(INTERVAL):
+            if self._gate.rest():
+                continue  # more workers would only wait with the others
             wanted = self._scaler.decide(
                 self._clock.monotonic(),
                 workers=self._workers.total,
@@ -278,8 +279,8 @@ class SendQueue:
         """A frozen snapshot."""
         workers, tally, failover, gate = self._workers, self._tally, self._failover, self._gate
         queue = self._source.stats()
-        if self._limit is not None:
-            queue = replace(queue, max_size=min(queue.max_size, self._limit.blocks))
+        if failover is not None and failover.dead_letters:
+            queue = replace(queue, dead_lettered=queue.dead_lettered + failover.dead_letters)
         return SendQueueStats(
             queue=queue,
             exported_batches=tally.batches,
@@ -291,8 +292,6 @@ class SendQueue:
             splits=tally["splits"],
             partial_rejected=tally["partial_rejected"],
             data_loss=tally["data_loss"],
-            dropped_oldest=tally["dropped_oldest"],
-            dropped_newest=tally["dropped_newest"],
             workers_active=0 if workers.is_split else len(workers.active),
             workers_total=workers.total,
             preparers_active=len(workers.preparing),

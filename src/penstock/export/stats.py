@@ -68,8 +68,6 @@ class SendQueueStats:
     splits: int
     partial_rejected: int  # items that the destination refused out of batches that it took
     data_loss: int  # batches that neither the queue nor the failover could keep
-    dropped_oldest: int  # by the adaptive limit
-    dropped_newest: int
     workers_active: int
     workers_total: int
     preparers_active: int
@@ -87,8 +85,6 @@ class SendQueueStats:
     def samples(self) -> Iterator[Sample]:
         """The values under the names that `penstock.telemetry` declares."""
         yield from self.queue.samples()
-        yield Sample("penstock_queue_dropped_total", self.dropped_oldest, ("oldest",))
-        yield Sample("penstock_queue_dropped_total", self.dropped_newest, ("newest",))
         yield Sample("penstock_export_batches_total", self.exported_batches)
         yield Sample("penstock_export_bytes_total", self.exported_bytes)
         yield Sample("penstock_queue_retry_total", self.retries)

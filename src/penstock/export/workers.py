@@ -6,6 +6,7 @@ group:     ask the gate ─► lease many ─► send them as one ─► ack    
 """
 
 import logging
+import math
 from collections.abc import Callable
 
 from penstock.clock import Clock
@@ -13,13 +14,14 @@ from penstock.errors import QueueClosed, TransientExportError
 from penstock.export.channel import Channel
 from penstock.export.classify import of_exception
 from penstock.export.config import SendQueueConfig
+from penstock.export.crew import Crew
 from penstock.export.delivery import Delivery, Job
 from penstock.export.exporter import GroupExporter
 from penstock.export.gate import Gate, Permit
 from penstock.export.pool import Pool, Retired
 from penstock.export.source import Source
 from penstock.export.stats import Tally
-from penstock.spool import Lease
+from penstock.spool import FastQueue, Lease
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,8 @@ class Workers:
         take: Callable[[float], Job | None] = self._lease_and_prepare
         first = config.worker_count()
         if config.pipeline_split.enabled:
-            self._channel = Channel(config.pipeline_split.channel_size, newest_first=config.order == "freshest")
+            size, budget = config.pipeline_split.channel_size, config.memory_budget()
+            self._channel = Channel(size, budget or math.inf, newest_first=config.order == "freshest")
             self._preparers = Pool("penstock-preparer", self._prepare, clock)
             self._preparer_count = config.preparer_count()
             self._lanes = config.max_concurrent_sends
@@ -68,6 +71,8 @@ class Workers:
         self.active = Active(self._lanes)
         self._first = first
         self._take = take
+        # Lanes of the split wait for the channel, not for one another.
+        self._crew = None if self._channel else Crew(clock, source.__len__)
         name = "penstock-sender" if self._channel else "penstock-worker"
         self._pool = Pool(name, self._send, clock)
 
@@ -89,13 +94,20 @@ class Workers:
         """Have `count` workers; with the pipeline split, senders of `max_concurrent_sends` lanes each."""
         self._pool.resize(count * self._lanes)
 
+    def stop(self) -> None:
+        """Begin nothing any more."""
+        self._pool.stop()
+        if self._crew is not None:
+            self._crew.all_wanted()
+        if self._preparers is not None:
+            self._preparers.stop()
+
     def close(self, deadline: float) -> list[str]:
         """Finish what is under way, give the rest back; the names of threads that were not done by `deadline`."""
         self._gate.stop()
-        self._pool.stop()
+        self.stop()
         late = []
         if self._preparers is not None:
-            self._preparers.stop()
             late += self._preparers.join(deadline)
         late += self._pool.join(deadline)
         self.give_back()
@@ -109,7 +121,11 @@ class Workers:
     # -- threads -----------------------------------------------------------------------------------------------------
 
     def _send(self, number: int, retired: Retired) -> None:
+        crew = self._crew
         while not retired():
+            if number and crew is not None and crew.is_alone:
+                crew.wait(TURN)
+                continue
             permit = self._gate.enter(TURN)
             if permit is None:
                 continue
@@ -126,23 +142,24 @@ class Workers:
                 continue
             self.active.enter(number)
             try:
-                self._send_one(job, permit, retired)
+                if self._send_one(job, permit, retired) and crew is not None:
+                    crew.sent()
             except Exception:  # nobody foresaw it: the pool logs it, and the batch comes again
                 self._nack(job.lease, _REST)
                 raise
             finally:
                 self.active.leave(number)
 
-    def _send_one(self, job: Job, permit: Permit, retired: Retired) -> None:
-        """Send. If the gate was closed while we waited for the batch, keep it in hand until the gate opens again."""
+    def _send_one(self, job: Job, permit: Permit, retired: Retired) -> bool:
+        """Send; whether it was taken. If the gate was closed while we waited for the batch, hold it until it opens."""
         if not self._gate.is_current(permit):
             self._gate.release(permit)
             while (again := self._gate.enter(TURN)) is None:
                 if retired():
                     self._nack(job.lease)
-                    return
+                    return False
             permit = again
-        self._delivery.send(job, permit)
+        return self._delivery.send(job, permit)
 
     def _lease_and_prepare(self, timeout: float) -> Job | None:
         leases = self._source.lease(1, timeout=timeout)
@@ -163,12 +180,14 @@ class Workers:
                     job = self._delivery.prepare(leases[0])
                 finally:
                     self.preparing.leave(number)
-                if job is not None:
+                if job is not None and retired():  # nobody would take it from the channel any more
+                    self._nack(job.lease)
+                elif job is not None:
                     self._channel.put(job)
 
     def _nack(self, lease: Lease, delay: float = 0.0) -> None:
         try:
-            self._source.nack(lease, delay)
+            self._source.nack(lease, delay, keep=True)
         except QueueClosed:
             pass  # it was never acked: it comes again when the queue is opened
 
@@ -178,7 +197,7 @@ class GroupWorker:
 
     is_split = False
 
-    def __init__(self, source: Source, exporter: GroupExporter, gate: Gate, tally: Tally, clock: Clock) -> None:
+    def __init__(self, source: FastQueue, exporter: GroupExporter, gate: Gate, tally: Tally, clock: Clock) -> None:
         self._source = source
         self._exporter = exporter
         self._gate = gate
@@ -197,9 +216,12 @@ class GroupWorker:
     def resize(self, count: int) -> None:
         """There is one, however many are asked for: order is what it is there for."""
 
+    def stop(self) -> None:
+        self._pool.stop()
+
     def close(self, deadline: float) -> list[str]:
         self._gate.stop()
-        self._pool.stop()
+        self.stop()
         return self._pool.join(deadline)
 
     def give_back(self) -> None:
@@ -213,7 +235,7 @@ class GroupWorker:
                 if permit is None:
                     continue
                 try:
-                    held = held or self._source.lease(self._exporter.max_blocks, timeout=TURN)
+                    held = held or self._lease()
                     if not held:
                         self._gate.release(permit)
                         continue
@@ -226,9 +248,13 @@ class GroupWorker:
                 finally:
                     self.active.leave(number)
             for lease in held:
-                self._source.nack(lease)
+                self._source.nack(lease, keep=True)
         except QueueClosed:
             pass  # what was not acked comes again when the queue is opened
+
+    def _lease(self) -> list[Lease]:
+        exporter = self._exporter
+        return self._source.lease(exporter.max_blocks, max_bytes=exporter.max_bytes, timeout=TURN)
 
     def _send(self, held: list[Lease], permit: Permit) -> list[Lease]:
         """Send and ack; what is to be sent again."""

@@ -1,10 +1,14 @@
 """`penstock relay`: a queue folder, workers, a destination; with every setting of the queue as a flag."""
 
+import logging
+import os
+import re
 import signal
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 import yaml
@@ -15,7 +19,13 @@ from penstock.export.exporter import Exporter
 from penstock.export.flags import FLAGS, merged
 from penstock.export.send_queue import SendQueue
 
+if TYPE_CHECKING:
+    from penstock.export.exporters.otlp_http import Signal
+    from penstock.service.config.destinations import ExporterType
+
 DESTINATIONS = ("otlp-http", "remote-write", "amqp", "console")
+_OF_A_QUEUE = re.compile(r"fastqueue\.meta|[0-9a-f]{16}")  # its state, or a chunk that lost it
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def queue_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -26,78 +36,131 @@ def queue_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def queue_config(file: Path | None, given: Mapping[str, str | None]) -> SendQueueConfig:
-    """`exporter.queue` of the file, if there is one, with the flags that were given on top."""
-    section: Any = {}
-    if file is not None:
-        document = yaml.safe_load(file.read_text()) or {}
-        section = (document.get("exporter") or {}).get("queue") or {}
+def queue_config(file: Path | None, given: Mapping[str, str | None], **defaults: Any) -> SendQueueConfig:
+    """`exporter.queue` of the file, if there is one, with the flags that were given on top, and defaults beneath."""
     flags = [(flag, text) for flag in FLAGS if (text := given.get(flag.name.replace("-", "_"))) is not None]
-    return SendQueueConfig.from_mapping(merged(section, flags))
+    section = _section(file) if file is not None else {}
+    return SendQueueConfig.from_mapping(merged({**defaults, **section}, flags))
 
 
-def make_exporter(to: str, url: str | None, routing_key: str, token_file: Path | None) -> Exporter:
-    """The exporter of that name. Imports only what it needs."""
-    if to == "console":
-        from penstock.export.exporters.console import ConsoleExporter
+def _section(file: Path) -> Mapping[str, Any]:
+    try:
+        found: Any = yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not YAML: {error}") from None
+    for key in ("exporter", "queue"):
+        if found is None:
+            return {}
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"{file} must be a mapping with exporter.queue, got {found!r} where {key} should be")
+        found = found.get(key)
+    if not isinstance(found or {}, Mapping):
+        raise ConfigError(f"exporter.queue in {file} must be a mapping, got {found!r}")
+    return found or {}
 
-        return ConsoleExporter()
-    if url is None:
-        raise ConfigError(f"--url must say where {to} sends to")
-    if to == "otlp-http":
-        from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
 
-        return OtlpHttpExporter(OtlpHttpConfig(url=url, token_file=token_file))
-    if to == "remote-write":
-        from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter
+def _is_queue(folder: Path) -> bool:
+    """Whether a queue lies there: else one would be made, and found to be empty."""
+    return folder.is_dir() and any(_OF_A_QUEUE.fullmatch(entry.name) for entry in folder.iterdir())
 
-        return RemoteWriteExporter(RemoteWriteConfig(url=url, token_file=token_file))
-    from penstock.service.doctor import require_extra
 
-    require_extra("amqp", "pika")
-    from penstock.export.exporters.amqp import AmqpConfig, AmqpExporter
-
-    return AmqpExporter(AmqpConfig(url=url, routing_key=routing_key, password_file=token_file))
+def _headers(lines: Sequence[str]) -> dict[str, str]:
+    pairs = [line.partition(":") for line in lines]
+    if not all(colon and name.strip() for name, colon, _ in pairs):
+        raise ConfigError("--header must look like 'Name: value'")
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 @click.command()
 @click.option("--to", type=click.Choice(DESTINATIONS), required=True, help="What the destination speaks.")
 @click.option("--url", help="Where it is, as http://127.0.0.1:4318.")
-@click.option("--routing-key", default="", help="amqp: the queue.")
-@click.option("--token-file", type=click.Path(path_type=Path), help="A bearer token; amqp: the password.")
-@click.option("--config", "-c", type=click.Path(exists=True, path_type=Path), help="A file with exporter.queue.")
-@click.option("--follow", is_flag=True, help="Go on when the queue is empty, until SIGTERM or SIGINT.")
-@click.option("--timeout", default=30.0, show_default=True, help="Seconds that stopping may take.")
+@click.option("--token-file", type=_FILE, help="A bearer token; amqp: the password.")
+@click.option("--ca-file", type=_FILE, help="Certificates that https:// and amqps:// trust; the system's otherwise.")
+@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="HTTP: sent with every request.")
+@click.option("--send-timeout", metavar="DURATION", help="HTTP: for one request, as 10s.")
+@click.option("--signal", "kind", help="otlp-http: metrics, traces or logs.")
+@click.option("--compression", help="otlp-http: none, gzip or zstd.")
+@click.option("--exchange", default="", help="amqp: the exchange; without one --routing-key names a queue.")
+@click.option("--routing-key", default="", help="amqp: the routing key.")
+@click.option("--config", "-c", type=_FILE, help="A file with exporter.queue.")
+@click.option(
+    "--timeout", default=30.0, show_default=True, type=click.FloatRange(0.0), help="Seconds that stopping may take."
+)
 @queue_options
 def relay(
     to: str,
     url: str | None,
-    routing_key: str,
     token_file: Path | None,
+    ca_file: Path | None,
+    headers: Sequence[str],
+    send_timeout: str | None,
+    kind: str | None,
+    compression: str | None,
+    exchange: str,
+    routing_key: str,
     config: Path | None,
-    follow: bool,
     timeout: float,
     **given: str | None,
 ) -> None:
-    """Send what waits in a queue folder to a destination, with retries, breaker and dead letters.
+    """Send what waits in a queue folder to a destination, with retries, breaker and dead letters, until it is empty.
 
-    Every key of `exporter.queue` in the configuration file is also a flag; a flag wins.
+    The folder must not be in use by another process. Every key of `exporter.queue` in the configuration file is also
+    a flag; a flag wins. SIGTERM or Ctrl-C ends it, and leaves the rest where it is; a second one kills it.
+
+    The exit code is 0 if the destination has taken everything, 1 if batches wait or became dead letters.
 
     \b
     Examples:
       penstock relay --to otlp-http --url http://127.0.0.1:4318 --queue-path ./queue
+      penstock relay --to remote-write --url https://mimir.example/api/v1/push --header "X-Scope-OrgID: a"
       penstock relay --to console --queue-path ./queue --queue-workers 1
     """
-    settings = queue_config(config, given)
+    from penstock.export.http import TlsConfig
+    from penstock.service.config.destinations import ExporterConfig
+    from penstock.service.relaying import make_exporter
+
+    # Nothing is pushed here, so it costs next to nothing that a kill forgets no acknowledgement either.
+    settings = queue_config(config, given, durability="disk")
+    if settings.type != "disk" or not settings.enabled:
+        raise ConfigError("relay empties a folder: type must be disk and enabled must be true")
+    if not _is_queue(Path(settings.path)):
+        raise ConfigError(f"there is no queue in {settings.path}: name its folder with --queue-path")
+    if url is None and to != "console":
+        raise ConfigError(f"--url must say where {to} sends to")
+    given_too = {"timeout": send_timeout, "compression": compression}
+    section = ExporterConfig(
+        type=cast("ExporterType", to.replace("-", "_")),
+        url=url or "",
+        headers=_headers(headers),
+        token_file=token_file,
+        tls=TlsConfig(ca_file=ca_file) if ca_file else None,
+        exchange=exchange,
+        routing_key=routing_key,
+        **cast("Any", {name: value for name, value in given_too.items() if value}),
+    )
+    exporter = make_exporter(section, cast("Signal", kind or "metrics"))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    sys.exit(_run(SendQueue.open(exporter, settings), exporter, timeout))
+
+
+def _run(sender: SendQueue, exporter: Exporter, timeout: float) -> int:
     ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
-    sender = SendQueue.open(make_exporter(to, url, routing_key, token_file), settings).start()
+
+    def end(number: int, _: object) -> None:
+        ending.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    sender.start()
     try:
-        while not ending.wait(0.05) and (follow or len(sender)):
-            pass
+        while not ending.is_set() and not sender.flush(0.1):
+            if getattr(exporter, "is_broken", False):  # the console's reader has gone
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor can Python flush it at exit
+                break
     finally:
         late = sender.close(timeout)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     stats = sender.stats()
     click.echo(
         f"sent {stats.exported_batches} batches, {stats.exported_bytes} bytes; {stats.queue.size} wait; "
@@ -106,3 +169,4 @@ def relay(
     )
     if late:
         click.echo(f"not ended in time, to be sent again: {', '.join(late)}", err=True)
+    return 1 if stats.queue.size or stats.queue.dead_lettered else 0

@@ -1,18 +1,20 @@
 """To RabbitMQ, with publisher confirms: a batch is sent when a queue has it, persistently (extra `[amqp]`)."""
 
+import socket
 import ssl
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import pika
 from pika import exceptions
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.adapters.utils.connection_workflow import AMQPConnectorException, AMQPConnectorStackTimeout
 
+from penstock.broker_url import check_broker_url, shown_broker_url, user_and_password, without_user
 from penstock.errors import (
     ConfigError,
     ErrorClass,
@@ -21,7 +23,7 @@ from penstock.errors import (
     TransientExportError,
 )
 from penstock.export.exporter import PartialSuccess, Prepared
-from penstock.export.http import TlsConfig
+from penstock.export.http import TlsConfig, check_file
 
 HEARTBEAT = 30  # seconds; a dead broker is noticed after two
 _IDLE = 5.0  # seconds after which a connection is asked for its state before it is used
@@ -45,26 +47,21 @@ class AmqpConfig:
     tls: TlsConfig | None = None
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("amqp", "amqps") or not parts.hostname:
-            raise ConfigError(f"url must look like amqp://host:port/vhost or amqps://..., got {self}")
+        parts = check_broker_url(self.url)
+        check_file(self.password_file, "password_file")
         if self.tls is not None and parts.scheme != "amqps":
             raise ConfigError(f"tls is set, but the url says {parts.scheme}://")
         if not self.exchange and not self.routing_key:
             raise ConfigError("routing_key must name a queue where no exchange is set")
 
     def __repr__(self) -> str:
-        parts = urlsplit(self.url)
-        port = f":{parts.port}" if parts.port else ""
-        return f"AmqpConfig({parts.scheme}://{parts.hostname}{port}{parts.path})"
+        return f"AmqpConfig({shown_broker_url(self.url)})"
 
     def parameters(self) -> pika.ConnectionParameters:
-        parameters = pika.URLParameters(self.url)
+        parameters = pika.URLParameters(without_user(self.url))
+        parameters.credentials = pika.PlainCredentials(*user_and_password(self.url, password_file=self.password_file))
         parameters.heartbeat = HEARTBEAT
         parameters.blocked_connection_timeout = _BLOCKED
-        if self.password_file:
-            user = parameters.credentials.username
-            parameters.credentials = pika.PlainCredentials(user, Path(self.password_file).read_text().strip())
         if self.tls is not None:
             parameters.ssl_options = pika.SSLOptions(self.tls.context(), parameters.host)
         return parameters
@@ -84,6 +81,16 @@ class _Link:
         if time.monotonic() - self.used_at > _IDLE:
             self.connection.process_data_events(0)
         return bool(self.connection.is_open and self.channel.is_open)
+
+    def cut_off(self) -> None:
+        """End it from another thread, whatever its own is waiting for; pika has nothing for a broker that hangs."""
+        transport = getattr(getattr(self.connection, "_impl", None), "_transport", None)
+        sock = getattr(transport, "_sock", None)
+        if sock is not None:
+            try:
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # that of a TLS socket would trip who reads from it
+            except OSError:
+                pass  # it was closed already
 
 
 class AmqpExporter:
@@ -141,11 +148,7 @@ class AmqpExporter:
             self._closed = True
             links = list(self._links)
         for link in links:
-            try:
-                # The one call that another thread may make; the connection's own thread then ends it.
-                link.connection.add_callback_threadsafe(link.connection.close)
-            except exceptions.AMQPError:
-                pass  # it was closed already
+            link.cut_off()
 
     def _publish(self, link: _Link, body: bytes) -> None:
         link.channel.basic_publish(
@@ -154,14 +157,19 @@ class AmqpExporter:
         link.used_at = time.monotonic()
 
     def _connect(self) -> _Link:
+        self._check_open()
         link = _Link(self._config.parameters())
         with self._lock:
             if self._closed:
-                link.connection.close()
-                raise ConnectionAbortedError("the exporter is closed")
+                link.cut_off()
+            self._check_open()
             self._links.add(link)
         self._local.link = link
         return link
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionAbortedError("the exporter is closed")
 
     def _forget(self, link: _Link) -> None:
         self._local.link = None
@@ -187,6 +195,10 @@ def _meaning(error: BaseException) -> ExportError | BaseException:
         return TransientExportError("the broker is short of memory or disk", ErrorClass.SERVER_ERROR)
     if isinstance(error, exceptions.AMQPConnectionError):
         return TransientExportError(_text(error), _class_of_connection(error))
+    if isinstance(error, AMQPConnectorStackTimeout):
+        return TransientExportError("the broker did not answer while we connected", ErrorClass.TIMEOUT)
+    if isinstance(error, AMQPConnectorException):
+        return TransientExportError(_text(error), ErrorClass.NETWORK)
     if isinstance(error, exceptions.AMQPError):
         return TransientExportError(_text(error))
     return error

@@ -27,6 +27,8 @@ class ConsoleExporter:
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._count = 0
+        self.is_broken = False
+        """Whether whoever read the stream has gone away: it will not come back."""
 
     def prepare(self, batch: bytes) -> Prepared:
         return Prepared(batch)
@@ -41,8 +43,12 @@ class ConsoleExporter:
             else:
                 more = "…" if len(body) > _SHOWN else ""
                 line = f"batch {self._count}: {len(body)} bytes {ascii(body[:_SHOWN])[1:]}{more}"
-            stream.write(line + "\n")
-            stream.flush()
+            try:
+                stream.write(line + "\n")
+                stream.flush()
+            except BrokenPipeError:
+                self.is_broken = True
+                raise
         return None
 
     def split(self, batch: bytes) -> list[bytes] | None:

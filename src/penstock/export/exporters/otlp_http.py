@@ -15,6 +15,7 @@ Encoding = Literal["none", "gzip", "zstd"]
 
 _GZIP_LEVEL = 1  # five times as fast as level 6, for a tenth more bytes
 _ZSTD_LEVEL = 1
+_MAY_PASS = (502, 503, 504)  # of the 5xx; the specification says that no other one must be sent again
 _DATA_OF_METRIC = (5, 7, 9, 10, 11)  # gauge, sum, histogram, exponential histogram, summary
 # Request: resources = 1; of these, scopes = 2; of these, metrics, spans or records = 2; of a metric, its points.
 _PATHS = {
@@ -49,7 +50,8 @@ class OtlpHttpExporter:
 
     def __init__(self, config: OtlpHttpConfig) -> None:
         suffix = f"/v1/{config.signal}"
-        self._client = HttpClient(config, "" if config.url.rstrip("/").endswith(suffix) else suffix)
+        path = "" if config.url.rstrip("/").endswith(suffix) else suffix
+        self._client = HttpClient(config, path, may_pass=_MAY_PASS)
         self._compression = config.compression
         self._path = _PATHS[config.signal]
         self._headers = {"Content-Type": "application/x-protobuf"}
@@ -88,6 +90,8 @@ def partial_success(body: bytes) -> PartialSuccess | None:
         rejected, message = get_varint(partial, 1), get_bytes(partial, 2) or b""
     except ValueError:
         return None  # a success whose body is something else, as an HTML page of a proxy: the status is what counts
+    if rejected >= 1 << 63:
+        rejected = 0  # a negative number: nothing that a count could be
     if not rejected and not message:
         return None
     return PartialSuccess(rejected, message.decode("utf-8", "replace"))

@@ -21,7 +21,6 @@ _HEADERS = {
     "Content-Type": "application/x-protobuf",
     "Content-Encoding": "snappy",
     "X-Prometheus-Remote-Write-Version": "0.1.0",
-    "User-Agent": "penstock",
 }
 _PATH = ((1,), (2,))  # the series of a request, the samples of a series
 

@@ -15,8 +15,10 @@ from penstock.errors import ConfigError, PermanentExportError, QueueLocked
 from penstock.model.segment import Segment, check_writer, decode, seal, sealed, sync_folder
 from penstock.spool import Lease
 from penstock.telemetry import Sample
+from penstock.units import parse_bytes
 
-MAX_BLOCKS = 1000  # about 50 MB of blocks of 50 KB: what one Spark task reads at a time without spilling
+MAX_BLOCKS = 1000
+MAX_BYTES = 64 << 20  # of blocks in one segment: what a Spark task reads at a time without spilling
 
 
 class SegmentExporter:
@@ -28,10 +30,20 @@ class SegmentExporter:
     Threads: one at a time.
     """
 
-    def __init__(self, folder: Path, *, writer: str = "edge", max_blocks: int = MAX_BLOCKS) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        writer: str = "edge",
+        max_blocks: int = MAX_BLOCKS,
+        max_bytes: int | str = MAX_BYTES,
+    ) -> None:
+        self._folder = Path(folder)
         self._writer = check_writer(writer)
         self.max_blocks = max_blocks
+        self.max_bytes = parse_bytes(max_bytes, "segments.max_bytes")
+        if max_blocks < 1 or self.max_bytes < 1:
+            raise ConfigError(f"segments need max_blocks and max_bytes >= 1, got {max_blocks!r} and {max_bytes!r}")
         self.segments = 0
         self.rows = 0
         self._owner: int | None = None  # the descriptor that holds the lock

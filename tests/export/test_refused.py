@@ -1,0 +1,223 @@
+"""What the destination will not have: cut in two, kept as a dead letter, brought back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from penstock.cli import main
+from penstock.errors import (
+    DiskFull,
+    ErrorClass,
+    PermanentExportError,
+    TransientExportError,
+)
+from penstock.export import (
+    BreakerConfig,
+    CircuitState,
+    SendQueue,
+)
+from penstock.spool import FastQueue, FastQueueConfig
+from penstock.testing import FailingExporter, MemoryExporter, wait_until
+from tests.export.quick import DOWN, dead_letters, numbered, quick
+
+
+def test_bad_data_is_a_dead_letter_and_does_not_open_the_circuit(queue: FastQueue, tmp_path: Path) -> None:
+    exporter = FailingExporter(poison=(b"bad", PermanentExportError("400 Bad Request: no such field")))
+    with SendQueue(queue, exporter, quick(circuit_breaker=BreakerConfig(threshold=1))) as sender:
+        for number in range(20):
+            sender.push(b"bad %d" % number)
+        sender.push(b"good")
+        wait_until(lambda: not len(sender))
+        stats = sender.stats()
+    queue.close()
+    assert stats.circuit_opened == 0
+    assert stats.errors["client_error"] == 20
+    assert stats.queue.dead_lettered == 20
+    assert exporter.batches == [b"good"]
+    letters = dead_letters(tmp_path)
+    assert len(letters) == 20
+    assert {reason for _, reason in letters} == {"400 Bad Request: no such field"}
+
+
+def test_what_is_too_large_is_sent_in_halves(queue: FastQueue) -> None:
+    exporter = MemoryExporter(max_bytes=3)
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"0123456789")
+        wait_until(lambda: not len(sender))
+        assert sender.stats().splits == 3
+        assert sender.stats().exported_batches == 1
+    assert b"".join(exporter.batches) == b"0123456789"
+
+
+def test_parts_that_were_taken_are_not_sent_again_when_a_later_one_fails(queue: FastQueue) -> None:
+    exporter = FailingExporter([None, None, DOWN, DOWN], max_bytes=5)
+    with SendQueue(queue, exporter, quick(workers=1)) as sender:
+        sender.push(b"0123456789")
+        wait_until(lambda: not len(sender))
+    assert exporter.batches == [b"01234", b"56789"]
+    assert exporter.attempts.count(b"01234") == 1
+
+
+def test_a_refused_part_alone_is_the_dead_letter(queue: FastQueue, tmp_path: Path) -> None:
+    exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")), max_bytes=8)
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"good....bad.....")
+        wait_until(lambda: not len(sender))
+    queue.close()
+    assert exporter.batches == [b"good...."]
+    assert dead_letters(tmp_path) == [(b"bad.....", "400")]
+
+
+def test_what_is_too_large_and_cannot_be_split_is_a_dead_letter(queue: FastQueue, tmp_path: Path) -> None:
+    exporter = MemoryExporter(max_bytes=0)
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"ab")
+        wait_until(lambda: not len(sender))
+    queue.close()
+    assert exporter.batches == []
+    assert [letter[0] for letter in dead_letters(tmp_path)] == [b"ab"]
+
+
+def test_a_destination_that_breaks_over_everything_does_not_turn_the_queue_into_dead_letters(
+    queue: FastQueue, tmp_path: Path
+) -> None:
+    exporter = FailingExporter()
+    exporter.fail_with(PermanentExportError("500", ErrorClass.SERVER_ERROR))
+    breaker = BreakerConfig(threshold=3, reset_timeout=60.0)
+    with SendQueue(queue, exporter, quick(workers=1, retry_interval=0.001, circuit_breaker=breaker)) as sender:
+        for batch in numbered(20):
+            sender.push(batch)
+        wait_until(lambda: sender.stats().circuit is CircuitState.OPEN)
+        wait_until(lambda: len(sender) == 17)
+        assert exporter.attempts == numbered(3)
+    queue.close()
+    assert dead_letters(tmp_path) == [(batch, "500") for batch in numbered(3)]
+
+
+def test_after_max_attempts_a_batch_is_a_dead_letter(tmp_path: Path) -> None:
+    exporter = FailingExporter(poison=(b"bad", TransientExportError("500", ErrorClass.SERVER_ERROR)))
+    with (
+        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3)) as queue,
+        SendQueue(queue, exporter, quick()) as sender,
+    ):
+        sender.push(b"bad")
+        wait_until(lambda: not len(sender))
+    assert exporter.attempts == [b"bad"] * 3
+    assert dead_letters(tmp_path) == [(b"bad", "too many attempts")]
+
+
+@pytest.mark.parametrize(
+    "outage",
+    [DOWN, TransientExportError("503", ErrorClass.SERVER_ERROR), TransientExportError("429", retry_after=0.01)],
+)
+def test_an_outage_makes_no_batch_a_dead_letter_however_long_it_lasts(tmp_path: Path, outage: Exception) -> None:
+    exporter = FailingExporter()
+    exporter.fail_with(outage)
+    config = quick(workers=1, retry_interval=0.001, circuit_breaker=BreakerConfig(threshold=2, reset_timeout=0.002))
+    with (
+        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3)) as queue,
+        SendQueue(queue, exporter, config) as sender,
+    ):
+        sender.push(b"one")
+        wait_until(lambda: len(exporter.attempts) > 10)
+        exporter.recover()
+        assert sender.flush()
+    assert exporter.batches == [b"one"]
+
+
+def test_dead_letters_are_replayed_while_it_runs(queue: FastQueue) -> None:
+    exporter = FailingExporter([PermanentExportError("400 no such field"), PermanentExportError("422 too old")])
+    with SendQueue(queue, exporter, quick(workers=1)) as sender:
+        for batch in numbered(2):
+            sender.push(batch)
+        assert sender.flush()
+        assert sender.replay_dead_letters(reason="field") == 1
+        assert sender.flush()
+        assert exporter.batches == numbered(1)
+        assert sender.replay_dead_letters() == 1
+        assert sender.flush()
+    assert exporter.batches == numbered(2)
+
+
+def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
+    queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.export.delivery._REST", 0.01)
+    bury, refusals = queue.bury, iter([DiskFull("no room"), DiskFull("no room")])
+
+    def refuse_twice(block: bytes, reason: str) -> None:
+        error = next(refusals, None)
+        if error is not None:
+            raise error
+        bury(block, reason)
+
+    monkeypatch.setattr(queue, "bury", refuse_twice)
+    exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")), max_bytes=8)
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"good....bad.....")
+        assert sender.flush()
+    queue.close()
+    assert exporter.batches == [b"good...."]
+    assert dead_letters(tmp_path) == [(b"bad.....", "400")]
+
+
+def test_a_batch_whose_split_fails_is_a_dead_letter(queue: FastQueue, tmp_path: Path) -> None:
+    class Surprising(MemoryExporter):
+        def split(self, batch: bytes) -> Any:
+            raise RuntimeError("split failed")
+
+    exporter = Surprising(max_bytes=4)
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"too large")
+        sender.push(b"fine")
+        wait_until(lambda: not len(sender))
+    queue.close()
+    assert exporter.batches == [b"fine"]
+    assert [letter[0] for letter in dead_letters(tmp_path)] == [b"too large"]
+
+
+def test_dead_letters_are_replayed_once_the_destination_takes_them(queue: FastQueue, tmp_path: Path) -> None:
+    exporter = FailingExporter([PermanentExportError("404 Not Found")] * 3)
+    with SendQueue(queue, exporter, quick()) as sender:
+        for batch in numbered(3):
+            sender.push(batch)
+        wait_until(lambda: not len(sender))
+    queue.close()
+    ran = CliRunner().invoke(main, ["queue", "replay", str(tmp_path / "queue"), "--dead-letters"])
+    assert ran.exit_code == 0, ran.output
+    mended = MemoryExporter()
+    with FastQueue(tmp_path / "queue") as again, SendQueue(again, mended, quick()) as sender:
+        wait_until(lambda: not len(sender))
+    assert exporter.batches == []
+    assert sorted(mended.batches) == numbered(3)
+
+
+def test_a_destination_that_refuses_everything_is_one_line_and_a_count(
+    queue: FastQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter = FailingExporter([PermanentExportError("400 no")] * 20 + [PermanentExportError("422 old")])
+    with SendQueue(queue, exporter, quick(workers=1)) as sender:
+        for batch in numbered(21):
+            sender.push(batch)
+        assert sender.flush()
+        assert sender.stats().queue.dead_lettered == 21
+    reasons = [record.args[1] for record in caplog.records if "dead letter" in record.msg]  # type: ignore[index]
+    assert reasons == ["400 no", "422 old"]
+
+
+def test_an_outage_is_a_line_when_it_begins_when_the_circuit_opens_and_when_it_ends(
+    queue: FastQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "penstock")
+    exporter = FailingExporter()
+    exporter.fail_with(DOWN)
+    config = quick(workers=1, retry_interval=0.001, circuit_breaker=BreakerConfig(threshold=2, reset_timeout=0.002))
+    with SendQueue(queue, exporter, config) as sender:
+        sender.push(b"one")
+        wait_until(lambda: sender.stats().circuit_opened > 5)
+        exporter.recover()
+        assert sender.flush()
+    lines = [record.msg.partition(".")[0] for record in caplog.records if record.name == "penstock.export.gate"]
+    assert lines == ["Export started failing", "Circuit opened", "Export recovered"]

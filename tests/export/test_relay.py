@@ -1,0 +1,150 @@
+"""`penstock relay`: a folder is emptied, mistakes are named, and what is left is still there."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from penstock.cli import main
+from penstock.export import SendQueueConfig
+from penstock.service.relay import queue_config
+from penstock.spool import Durability, FastQueue, FastQueueConfig
+from penstock.testing import wait_until
+from tests.export.misbehaving import Misbehaving, answer
+from tests.export.quick import numbered
+
+RELAY = [sys.executable, "-m", "penstock", "relay"]
+
+
+def filled(folder: Path, count: int) -> Path:
+    with FastQueue(folder / "queue", FastQueueConfig(durability=Durability.DISK)) as queue:
+        queue.push_many(numbered(count))
+    return folder / "queue"
+
+
+def relay(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["relay", *map(str, arguments)])
+
+
+def test_it_empties_a_folder_and_says_so(tmp_path: Path) -> None:
+    command = [*RELAY, "--to", "console", "--queue-workers", "1", "--queue-path", str(filled(tmp_path, 2))]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == ["batch 1: 12 bytes 'batch 000000'", "batch 2: 12 bytes 'batch 000001'"]
+    assert "sent 2 batches, 24 bytes; 0 wait; 0 dead letters; 0 failed sends" in ran.stderr
+
+
+def test_what_is_given_for_the_destination_reaches_it(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    server = Misbehaving()
+    with server.running():
+        ran = relay(
+            "--to", "otlp-http", "--url", server.url, "--queue-path", filled(tmp_path, 1), "--signal", "traces",
+            "--compression", "none", "--header", "X-Scope-OrgID: a", "--token-file", tmp_path / "token",
+            "--send-timeout", "5s",
+        )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    (request,) = server.requests
+    assert (request.path, request.body) == ("/v1/traces", b"batch 000000")
+    assert (request.headers["x-scope-orgid"], request.headers["authorization"]) == ("a", "Bearer secret")
+
+
+def test_what_became_a_dead_letter_is_an_exit_code_of_1(tmp_path: Path) -> None:
+    server = Misbehaving([answer(400, b"no")])
+    with server.running():
+        ran = relay("--to", "otlp-http", "--url", server.url, "--queue-path", filled(tmp_path, 2))
+    assert ran.exit_code == 1
+    assert "sent 1 batches" in ran.output
+    assert "1 dead letters" in ran.output
+
+
+def test_a_kill_makes_it_repeat_no_more_than_was_under_way(tmp_path: Path) -> None:
+    path = filled(tmp_path, 1000)
+    server = Misbehaving()
+    with server.running():
+        command = ["--to", "otlp-http", "--url", server.url, "--compression", "none", "--queue-path", str(path)]
+        with subprocess.Popen([*RELAY, *command, "--queue-workers", "2"], stderr=subprocess.DEVNULL) as child:
+            wait_until(lambda: len(server.requests) > 50)
+            child.kill()
+        assert relay(*command).exit_code == 0
+    assert {request.body for request in server.requests} == set(numbered(1000))
+    assert len(server.requests) <= 1000 + 2
+
+
+def test_sigterm_ends_it_and_leaves_the_rest(tmp_path: Path) -> None:
+    path = filled(tmp_path, 5)
+    command = [*RELAY, "--to", "otlp-http", "--url", "http://127.0.0.1:1", "--queue-path", str(path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        assert "Export started failing" in child.stderr.readline()
+        child.send_signal(signal.SIGTERM)
+        said = child.stderr.read()
+    assert child.returncode == 1
+    assert "sent 0 batches, 0 bytes; 5 wait" in said
+    with FastQueue(path) as queue:
+        assert len(queue) == 5
+
+
+def test_a_reader_that_goes_away_ends_the_console_and_not_the_batches(tmp_path: Path) -> None:
+    path = filled(tmp_path, 10_000)
+    command = [*RELAY, "--to", "console", "--queue-path", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.stdout.close()
+        child.wait(timeout=30)
+    assert child.returncode == 1
+    with FastQueue(path) as queue:
+        assert len(queue) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--to console --queue-path no/such", "there is no queue in no/such: name its folder with --queue-path"),
+        ("--to console --queue-path .", "there is no queue in .: name its folder with --queue-path"),
+        ("--to console --queue-type memory", "type must be disk"),
+        ("--to otlp-http", "--url must say where otlp-http sends to"),
+        ("--to otlp-http --url localhost:4318", "url must look like http://host:port/path"),
+        ("--to otlp-http --url http://h:99999", "url cannot be read: Port out of range"),
+        ("--to otlp-http --url http://h --signal smoke", "signal must be one of metrics, traces, logs, got 'smoke'"),
+        ("--to otlp-http --url http://h --header nonsense", "--header must look like"),
+        ("--to otlp-http --url http://h --send-timeout soon", "timeout must be a duration"),
+        ("--to otlp-http --url http://h --token-file none", "'none' does not exist"),
+        ("--to amqp --url amqp://h:x --routing-key q", "url must look like amqp://"),
+        ("--to console --timeout -1", "--timeout"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    filled(tmp_path, 1)
+    ran = CliRunner().invoke(main, ["relay", *arguments.split()])
+    assert ran.exit_code == 2, ran.output
+    assert message in ran.output
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1\n", "must be a mapping with exporter.queue, got [1] where exporter should be"),
+        ("exporter: {queue: [1, 2]}", "must be a mapping, got [1, 2]"),
+        ("exporter: {queue: ", "is not YAML"),
+        ("exporter: {queue: {backoff: 3}}", "exporter.queue.backoff must be a mapping, got 3"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "p.yaml").write_text(text)
+    arguments = ["relay", "--to", "console", "-c", str(tmp_path / "p.yaml"), "--queue-backoff-enabled", "false"]
+    ran = CliRunner().invoke(main, arguments)
+    assert ran.exit_code == 2, ran.output
+    assert message in ran.output
+
+
+@pytest.mark.parametrize("text", ["", "exporter:\n", "exporter:\n  queue:\n    backoff:\n"])
+def test_what_is_commented_out_is_the_default(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.yaml").write_text(text)
+    assert queue_config(tmp_path / "p.yaml", {}) == SendQueueConfig()
