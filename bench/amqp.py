@@ -146,6 +146,7 @@ def noop(bench: Bench, messages: int) -> None:
         {
             "plain pika, no threads, multiple acks": ("plain_pika", {**each, "prefetch": 320, "every": 64}),
             "plain pika, no threads, ack each": ("plain_pika", {**each, "prefetch": 320, "every": 1}),
+            "penstock, 1 thread": ours(messages, 1, 320, 0.0),
             "penstock, 8 threads": ours(messages, 8, 320, 0.0),
             "penstock, 32 threads": ours(messages, 32, 320, 0.0),
             "penstock, async": ours(messages, 32, 320, 0.0, "async"),

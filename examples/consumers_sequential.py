@@ -10,7 +10,7 @@ import threading
 
 import pika
 
-from penstock.amqp import ConsumerOptions, ConsumerRegistry, Declarations, Message, Retry
+from penstock.amqp import ConsumerOptions, ConsumerRegistry, DeadLetters, Declarations, Message, Retry
 
 CHANGES = 20
 url = sys.argv[1] if len(sys.argv) > 1 else "amqp://guest:guest@localhost/"
@@ -31,7 +31,8 @@ def apply_change(message: Message) -> None:
 
 def declare() -> Declarations:
     declarations = Declarations()
-    declarations.queue("account.events")
+    declarations.queue("account.dead")
+    declarations.queue("account.events", dead_letter=DeadLetters(exchange="", routing_key="account.dead"))
     declarations.consumer(
         ConsumerOptions(
             queue="account.events",

@@ -14,12 +14,17 @@ class Proxy:
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._target = port
         self._tls = tls  # to be what a broker with TLS is
+        self._swallows = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def swallow(self) -> None:
+        """Keep every connection, and let nothing through any more."""
+        self._swallows = True
 
     def cut(self) -> None:
         """Drop every connection, without a good-bye in either direction."""
@@ -48,7 +53,8 @@ class Proxy:
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                sink.sendall(data)
+                if not self._swallows:
+                    sink.sendall(data)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_RDWR)
 

@@ -8,6 +8,7 @@ from penstock.receive.amqp.attempts import (
     ATTEMPTS,
     DELIVERY_COUNT,
     EXCHANGE,
+    NOT_REPEATED,
     QUEUE,
     REASON,
     ROUTING_KEY,
@@ -16,10 +17,11 @@ from penstock.receive.amqp.attempts import (
     for_another_attempt,
     for_the_dead_letters,
     may_try_again,
+    origin_of,
     returned_too_often,
 )
 
-names = st.text(max_size=5).filter(lambda name: name not in ("CC", "BCC"))  # those two are not kept
+names = st.text(max_size=5).filter(lambda name: name not in NOT_REPEATED)
 headers = st.dictionaries(names, st.one_of(st.integers(), st.text(max_size=5), st.none()), max_size=5)
 
 
@@ -55,9 +57,14 @@ def test_a_dead_letter_says_why_and_can_be_sent_back_to_be_tried_afresh() -> Non
     assert attempt_of(dead) == 1
 
 
-@pytest.mark.parametrize("copies", ["CC", "BCC"])
-def test_copies_for_other_queues_are_not_made_again(copies: str) -> None:
-    assert copies not in for_another_attempt({copies: ["other"]}, 1, "", "")
+@pytest.mark.parametrize("header", ["CC", "BCC", DELIVERY_COUNT])
+def test_copies_for_other_queues_and_the_brokers_count_are_not_repeated(header: str) -> None:
+    assert header not in for_another_attempt({header: ["other"]}, 1, "", "")
+
+
+def test_where_a_message_first_came_from_is_believed_if_it_can_be_true() -> None:
+    assert origin_of({EXCHANGE: "events", ROUTING_KEY: "a.b"}, "", "queue") == ("events", "a.b")
+    assert origin_of({EXCHANGE: 5, ROUTING_KEY: None}, "", "queue") == ("", "queue")
 
 
 @pytest.mark.parametrize("nonsense", ["3", None, -4, True, 2.5, [1]])

@@ -230,11 +230,15 @@ def test_auto_ack_acknowledges_before_the_handler_has_finished(client: Client, q
     declarations.queue(queue)
     declarations.consumer(queue=queue, handler=lambda m: leave.wait(10), workers=1, prefetch=1, auto_ack=True)
     registry = consume(declarations)
-    client.publish(queue, b"1", b"2", b"3")
+    client.publish(queue, b"1", b"2", b"3", b"4", b"5")
 
-    wait_until(lambda: registry.stats().consumers[queue].total("delivered") == 3)
-    wait_until(lambda: registry.stats().consumers[queue].in_flight == 0)
+    wait_until(lambda: client.depth(queue) == 1)
+    stats = registry.stats().consumers[queue]
     leave.set()
+    assert (stats.total("delivered"), stats.in_flight) == (
+        4,
+        1,
+    )  # one with the worker, two behind it, one unacknowledged
 
 
 def test_a_slow_message_does_not_stop_the_others_when_the_window_is_full(
@@ -295,6 +299,50 @@ def test_metrics_tell_what_happened_by_queue_and_event_type(client: Client, queu
         "penstock_amqp_reconnects_total 0.0",
     ):
         assert line in text, line
+
+
+def test_every_count_moves(client: Client, queue: str, consume: Consume) -> None:
+    """Each message stands for one thing that can happen to a message."""
+    telemetry = Telemetry()
+
+    def handle(message: Message) -> None:
+        if message.body == b"retried" and message.attempt == 1:
+            raise Retry(0.0)
+        if message.body == b"refused":
+            raise Reject("and there is no dead-letter exchange")
+
+    declarations = Declarations()
+    declarations.queue(queue)
+    declarations.consumer(queue=queue, handler=handle, workers=2, prefetch=7)
+    client.channel.queue_declare(queue, durable=True)
+    client.publish(queue, b"redelivered")
+    method, _, _ = client.channel.basic_get(queue)
+    client.channel.basic_nack(method.delivery_tag, requeue=True)
+    registry = consume(declarations, telemetry=telemetry)
+    client.publish(queue, b"retried", b"refused")
+    wait_until(lambda: registry.stats().consumers[queue].total("acked") == 2)
+    wait_until(lambda: registry.stats().consumers[queue].total("nacked") == 1)
+    client.channel.queue_delete(queue)
+    wait_until(lambda: registry.stats().consumers[queue].restores == 1)
+
+    text = telemetry.render().decode()
+
+    by_type, by_queue = f'{{event_type="*",queue="{queue}"}}', f'{{queue="{queue}"}}'
+    for line in (
+        f"penstock_amqp_deliveries_total{by_type} 4.0",
+        f"penstock_amqp_redeliveries_total{by_type} 1.0",
+        f"penstock_amqp_acks_total{by_type} 2.0",
+        f"penstock_amqp_nacks_total{by_type} 1.0",
+        f"penstock_amqp_retries_total{by_type} 1.0",
+        f"penstock_amqp_dead_letters_total{by_type} 1.0",
+        f"penstock_amqp_handler_seconds_count{by_type} 4.0",
+        f"penstock_amqp_settle_seconds_count{by_type} 2.0",
+        f"penstock_amqp_restores_total{by_queue} 1.0",
+        f"penstock_amqp_workers{by_queue} 2.0",
+        f"penstock_amqp_prefetch{by_queue} 7.0",
+    ):
+        assert line in text, line
+    assert f"penstock_amqp_ack_frames_total{by_queue} 0.0" not in text
 
 
 def test_the_start_and_each_failure_are_logged_with_workers_and_worker(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.amqp import ConsumerOptions, DeadLetters, Declarations, Execution, Message, Retry
+from penstock.amqp import BackoffPolicy, ConsumerOptions, DeadLetters, Declarations, Execution, Message, Retry
 from penstock.errors import ConfigError
 
 
@@ -22,12 +22,15 @@ class Handler:
     ("settings", "mistake"),
     [
         ({"queue": ""}, "queue must be named"),
-        ({"workers": -1}, "workers must be >= 0, got -1"),
-        ({"prefetch_count": -5}, "prefetch_count must be >= 0, got -5"),
+        ({"workers": -1}, "workers must be a whole number >= 0, got -1"),
+        ({"prefetch_count": -5}, "prefetch_count must be a whole number >= 0, got -5"),
+        ({"workers": "4"}, "workers must be a whole number >= 0, got '4'"),
+        ({"retry": BackoffPolicy(limit=3600.0)}, "retry.limit must be <= 900.0 s, got 3600.0"),
         ({"prefetch": 0}, "prefetch must be"),
         ({"prefetch": "fast"}, "prefetch must be .*'fast'"),
         ({"prefetch": 5, "prefetch_count": 6}, "prefetch=5 and prefetch_count=6"),
-        ({"max_attempts": 0}, "max_attempts must be >= 1, got 0"),
+        ({"prefetch": "latency", "prefetch_count": 6}, "prefetch=latency and prefetch_count=6"),
+        ({"max_attempts": 0}, "max_attempts must be a whole number >= 1, got 0"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"batch_size": 1001}, "batch_size must be <= 1000"),
         ({"batch_timeout": 1.0}, "needs batch_size"),
@@ -35,6 +38,8 @@ class Handler:
         ({"execution": "thread", "handler": handle_async}, "execution and handler disagree"),
         ({"execution": "async"}, "execution and handler disagree"),
         ({"handler": 3}, "handler must be callable"),
+        ({"handler": Handler}, "handler must be an instance, got the class Handler"),
+        ({"handler": lambda channel, method, properties, body: None}, "handler must take one argument, the message"),
         ({"event_type": ""}, "event_type must not be"),
     ],
 )
@@ -57,10 +62,12 @@ def test_a_handler_is_a_function_a_coroutine_function_or_an_object() -> None:
 def test_declarations_name_every_mistake_at_once() -> None:
     declarations = Declarations()
     declarations.exchange("amq.mine")
+    declarations.exchange("typo", "topik")  # type: ignore[arg-type]
     declarations.queue("orders", dead_letter="nowhere")
     declarations.queue("orders")
     declarations.queue("log", "stream", durable=False)
     declarations.queue("odd", "lazy")  # type: ignore[arg-type]
+    declarations.queue("twice", dead_letter="amq.topic", args={"x-dead-letter-exchange": "amq.direct"})
     declarations.bind("orders", "missing")
     declarations.bind("missing", "amq.topic")
     declarations.consumer(queue="absent", handler=handle)
@@ -74,10 +81,12 @@ def test_declarations_name_every_mistake_at_once() -> None:
     said = str(error.value)
     for mistake in (
         "exchange 'amq.mine': the name is the broker's own",
+        "exchange 'typo': kind must be direct, fanout, topic, headers or a plugin's x-..., got 'topik'",
         "queue 'orders' is declared twice",
         "dead-letter exchange 'nowhere' is not declared",
         "a stream queue is durable",
         "kind must be classic, quorum or stream, got 'lazy'",
+        "dead_letter and x-dead-letter-exchange in args say the same",
         "exchange 'missing' is not declared",
         "queue 'missing' is not declared",
         "queue 'absent' is not declared",
@@ -87,7 +96,7 @@ def test_declarations_name_every_mistake_at_once() -> None:
         "must be importable by name",
     ):
         assert mistake in said
-    assert said.startswith("12 mistake(s)")
+    assert said.startswith("14 mistake(s)")
 
 
 def test_sound_declarations_pass_and_make_one_consumer_per_queue() -> None:

@@ -33,37 +33,41 @@ class Tally:
         return sum(times - 1 for times in self.times.values())
 
 
-def test_a_broker_killed_under_load_loses_nothing_and_its_topology_is_declared_anew(rabbitmq: RabbitMQ) -> None:
+def test_a_broker_killed_under_load_loses_nothing_and_its_topology_is_declared_anew(
+    shared_rabbitmq: RabbitMQ, queue: str
+) -> None:
+    """The shared broker: it comes back with its port and its data, and no other test is running."""
     tally = Tally()
+    fleeting = f"{queue}.fleeting"
     declarations = Declarations()
-    declarations.exchange("events")
-    declarations.queue("orders")
-    declarations.queue("fleeting", durable=False)  # gone with the broker: only we can bring it back
-    declarations.bind("fleeting", "events", "#")
-    declarations.consumer(queue="orders", handler=tally, workers=8)
-    declarations.consumer(queue="fleeting", handler=tally, workers=2)
-    client = Client(rabbitmq.url)
-    client.channel.queue_declare("orders", durable=True)
+    declarations.exchange(f"{queue}.events", durable=False)
+    declarations.queue(queue)
+    declarations.queue(fleeting, durable=False)  # gone with the broker: only we can bring it back
+    declarations.bind(fleeting, f"{queue}.events", "#")
+    declarations.consumer(queue=queue, handler=tally, workers=8)
+    declarations.consumer(queue=fleeting, handler=tally, workers=2)
+    client = Client(shared_rabbitmq.url)
+    client.channel.queue_declare(queue, durable=True)
     bodies = [str(number).encode() for number in range(3000)]
-    client.publish_unconfirmed("orders", bodies[:-1])
-    client.publish("orders", bodies[-1])  # confirmed, and with it everything before
-    registry = ConsumerRegistry(rabbitmq.url, declarations, reconnect=AT_ONCE)
+    client.publish_unconfirmed(queue, bodies[:-1])
+    client.publish(queue, bodies[-1])  # confirmed, and with it everything before
+    registry = ConsumerRegistry(shared_rabbitmq.url, declarations, reconnect=AT_ONCE)
     registry.start()
     wait_until(lambda: sum(tally.times.values()) > 300)
 
-    rabbitmq.kill()
+    shared_rabbitmq.kill()
     wait_until(lambda: not registry.health().healthy)
     assert "refused" in registry.health().reason or "lost" in registry.health().reason.lower()
-    rabbitmq.start()
+    shared_rabbitmq.start()
 
     wait_until(lambda: len(tally.times) == 3000, timeout=30)
     wait_until(lambda: registry.health().healthy)
-    client = Client(rabbitmq.url)
-    client.publish("any.key", b"fleeting", exchange="events")
+    client = Client(shared_rabbitmq.url)
+    client.publish("any.key", b"fleeting", exchange=f"{queue}.events")
     wait_until(lambda: tally.times[b"fleeting"] == 1)
     assert registry.stats().reconnects == 1
     assert registry.stop(5) == []
-    assert client.depth("orders") == 0
+    assert client.depth(queue) == 0
 
 
 def test_a_cut_connection_repeats_only_what_was_unacknowledged(

@@ -36,6 +36,48 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
         Broker(url)
 
 
+@pytest.mark.parametrize("url", ["amqp://me:12#34@host/", "amqp://me:12/34@host/", "amqp://me:12?34@host/"])
+def test_a_password_that_is_not_encoded_is_refused_and_not_quoted(url: str) -> None:
+    with pytest.raises(ConfigError, match="as %2F %3F %23 and %40") as error:
+        Broker(url)
+
+    assert "12" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["amqp://me:s3cret#@host", "amqp://[me:s3cret@host", "amqp://me:s3cret@host:port/"])
+def test_an_address_that_cannot_be_read_is_not_quoted(url: str) -> None:
+    with pytest.raises(ConfigError, match="url") as error:
+        Broker(url)
+
+    assert "s3cret" not in str(error.value)
+    assert error.value.__suppress_context__ or "s3cret" not in repr(error.value.__context__)
+
+
+def test_an_option_of_the_address_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"url amqp://host/: an option after \? makes no sense"):
+        Broker("amqp://me:s3cret@host/?heartbeat=soon")
+
+
+def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"tls.ca_file .*absent.pem"):
+        Tls(ca_file=str(tmp_path / "absent.pem")).context()
+    with pytest.raises(OSError, match=r"tls.cert_file .*absent.pem"):
+        Tls(cert_file=str(tmp_path / "absent.pem")).context()
+
+
+def test_an_empty_secret_is_not_replaced_by_the_default_one(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("\n")
+
+    with pytest.raises(ConfigError, match="password is empty"):
+        Broker("amqp://host/", password_file=str(tmp_path / "password")).parameters()
+
+
+def test_the_brokers_own_tools_show_who_is_connected() -> None:
+    named = Broker("amqp://host/").parameters("retries").client_properties or {}
+
+    assert named["connection_name"].startswith("penstock retries ")
+
+
 def test_certificates_need_an_address_with_tls() -> None:
     with pytest.raises(ConfigError, match="the url says amqp://"):
         Broker("amqp://host/", tls=Tls())
@@ -56,6 +98,13 @@ def test_credentials_are_read_from_files_at_each_connect(tmp_path: Path) -> None
     assert (broker.parameters().credentials.username, broker.parameters().credentials.password) == ("me", "first")
     (tmp_path / "password").write_text("rotated\n")
     assert broker.parameters().credentials.password == "rotated"
+
+
+def test_the_user_may_be_in_the_url_and_the_password_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("from file")
+    credentials = Broker("amqp://me@host/", password_file=str(tmp_path / "password")).parameters().credentials
+
+    assert (credentials.username, credentials.password) == ("me", "from file")
 
 
 def test_credentials_of_the_url_are_unquoted() -> None:
@@ -158,7 +207,7 @@ def test_no_log_line_holds_the_password(
         (f"amqp://guest:gu3st-fr0m-url@127.0.0.1:{shared_rabbitmq.port}/", None),
         (f"amqp://guest@127.0.0.1:{shared_rabbitmq.port}/", str(tmp_path / "password")),
     ):
-        with pytest.raises(BrokerError):
+        with pytest.raises(BrokerError, match="refuses the user or password"):
             ConsumerRegistry(url, consuming(queue), password_file=password_file).start(10)
 
     assert "127.0.0.1" in caplog.text

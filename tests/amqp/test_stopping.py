@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from penstock.amqp import BackoffPolicy, ConsumerRegistry, Message, Retry
 from penstock.receive.amqp.attempts import ATTEMPTS
 from penstock.testing import wait_until
 from tests.amqp.conftest import Client
+from tests.amqp.proxy import Proxy
 from tests.amqp.test_consuming import with_dead_letters
 from tests.servers import RabbitMQ
 
@@ -88,6 +90,31 @@ def test_a_handler_that_does_not_end_in_time_is_named_and_its_message_goes_back(
     assert name.startswith(f"penstock-amqp-{queue}-worker-")
     wait_until(lambda: client.take_all(queue) == [b"endless"])
     assert client.depth(f"{queue}.dead") == 0
+
+
+def test_a_broker_that_does_not_answer_delays_no_stop_beyond_its_deadline(
+    shared_rabbitmq: RabbitMQ, client: Client, queue: str
+) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        inside.set()
+        leave.wait(10)
+
+    declarations = with_dead_letters(queue)
+    declarations.consumer(queue=queue, handler=handle, workers=2)
+    with Proxy(shared_rabbitmq.port) as network:
+        registry = ConsumerRegistry(f"amqp://guest:guest@127.0.0.1:{network.port}/", declarations)
+        registry.start()
+        client.publish(queue, b"1")
+        assert inside.wait(10)
+        network.swallow()
+        leave.set()
+
+        begun = time.monotonic()
+        assert registry.stop(1.0) == []
+        assert time.monotonic() - begun < 5.0  # what a busy machine adds to the second
+    wait_until(lambda: client.take_all(queue) == [b"1"])
 
 
 def test_a_message_that_waits_for_its_retry_goes_back_with_its_attempts_counted(

@@ -3,11 +3,11 @@
       broker ──► I/O thread (pika): one connection, a channel per consumer
                    │  deliveries: dispatch by event type, batches       ▲
                    ▼                                                    │ outcomes: acks by contiguous prefix,
-                 jobs buffer (workers × 2) ──► workers ─────────────────┘ retries, dead letters
-                                               threads, coroutines or processes
+                 jobs buffer ──► workers ───────────────────────────────┘ retries, dead letters (over a
+                                 threads, coroutines or processes         connection of their own)
 
 Only the I/O thread touches pika, and it never waits for a handler. What the broker may send ahead is bounded by the
-prefetch; what the buffer does not take waits on the I/O thread.
+prefetch.
 """
 
 from importlib.util import find_spec

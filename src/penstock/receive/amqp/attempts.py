@@ -18,6 +18,9 @@ EXCHANGE = "x-penstock-exchange"
 ROUTING_KEY = "x-penstock-routing-key"
 MAX_REASON = 1000  # characters; headers share one frame with the other properties
 DELIVERY_COUNT = "x-delivery-count"
+# CC and BCC route copies: the other queues have theirs already. The broker counts the deliveries of what we publish
+# from none, but would leave the old count standing until it has a count of its own.
+NOT_REPEATED = ("CC", "BCC", DELIVERY_COUNT)
 
 
 def _count(headers: Mapping[str, Any], name: str) -> int:
@@ -29,6 +32,15 @@ def _count(headers: Mapping[str, Any], name: str) -> int:
 def attempt_of(headers: Mapping[str, Any] | None) -> int:
     """Which attempt the handler is about to make, from 1."""
     return _count(headers, ATTEMPTS) + 1 if headers else 1
+
+
+def origin_of(headers: Mapping[str, Any], exchange: str, routing_key: str) -> tuple[str, str]:
+    """The exchange and routing key that the message first came with."""
+    first = headers.get(EXCHANGE), headers.get(ROUTING_KEY)
+    return (
+        first[0] if isinstance(first[0], str) else exchange,
+        first[1] if isinstance(first[1], str) else routing_key,
+    )
 
 
 def returned_too_often(headers: Mapping[str, Any] | None, max_deliveries: int) -> bool:
@@ -48,8 +60,7 @@ def for_another_attempt(
 
     It goes there directly, so the first one to send it back notes how it had come.
     """
-    # CC and BCC route copies: the other queues have theirs already.
-    kept = {name: value for name, value in (headers or {}).items() if name not in ("CC", "BCC")}
+    kept = {name: value for name, value in (headers or {}).items() if name not in NOT_REPEATED}
     kept.setdefault(EXCHANGE, exchange)
     kept.setdefault(ROUTING_KEY, routing_key)
     kept[ATTEMPTS] = attempt

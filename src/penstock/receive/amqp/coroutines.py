@@ -6,8 +6,8 @@ from collections import deque
 from time import perf_counter
 
 from penstock.clock import Clock
-from penstock.receive.amqp.delivery import RETURNED, Delivery, Job, Outcome, Outcomes, each, judge, judge_answer
-from penstock.receive.amqp.workers import Reports, log_failure
+from penstock.receive.amqp.delivery import RETURNED, Delivery, Job, Outcome, Outcomes, each, judge, judge_answers
+from penstock.receive.amqp.workers import THREADS, Reports, log_failure
 
 
 class CoroutineWorkers:
@@ -25,7 +25,7 @@ class CoroutineWorkers:
         self._woken = False
         self._stopping = threading.Event()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=f"{name}-loop", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{THREADS}{name}-loop", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -61,7 +61,8 @@ class CoroutineWorkers:
 
     def _cancel_waits(self) -> None:
         self._stopped.set()
-        self._begin_jobs()
+        while self._jobs and not self._finish_all:  # not left to the workers: they may be busy until the deadline
+            self._reports.put((self._jobs.popleft(), 0.0, RETURNED))
 
     def _begin_jobs(self) -> None:
         self._woken = False
@@ -91,7 +92,7 @@ class CoroutineWorkers:
     async def _perform(self, job: Job) -> Outcomes:
         try:
             if isinstance(job, list):
-                return judge_answer(await job[0].route.call([delivery.message for delivery in job]), len(job))
+                return judge_answers(await job[0].route.call([delivery.message for delivery in job]), len(job))
             await job.route.call(job.message)
         except asyncio.CancelledError as error:
             # By our own deadline, and nobody will know how it would have ended; or by something that it awaited.

@@ -146,6 +146,11 @@ class Declarations:
         for exchange in self.exchanges:
             if not exchange.name or (exchange.name.startswith("amq.") and not exchange.passive):
                 yield f"exchange {exchange.name!r}: the name is the broker's own"
+            if exchange.kind not in ("direct", "fanout", "topic", "headers") and not exchange.kind.startswith("x-"):
+                yield (
+                    f"exchange {exchange.name!r}: kind must be direct, fanout, topic, headers or a plugin's x-..., "
+                    f"got {exchange.kind!r}"
+                )
         for queue in self.queues:
             yield from _queue_mistakes(queue)
             dead = queue.dead_letters
@@ -198,6 +203,8 @@ def _queue_mistakes(queue: Queue) -> Iterator[str]:
         yield f"queue {queue.name!r}: kind must be classic, quorum or stream, got {queue.kind!r}"
     elif queue.kind != "classic" and (not queue.durable or queue.exclusive or queue.auto_delete):
         yield f"queue {queue.name!r}: a {queue.kind} queue is durable, and neither exclusive nor auto_delete"
+    if queue.dead_letter is not None and "x-dead-letter-exchange" in queue.args:
+        yield f"queue {queue.name!r}: dead_letter and x-dead-letter-exchange in args say the same: set one"
     if queue.args.get("x-queue-type", queue.kind) != queue.kind:
         yield f"queue {queue.name!r}: x-queue-type in args says {queue.args['x-queue-type']!r}, kind {queue.kind!r}"
 

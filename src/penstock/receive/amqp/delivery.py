@@ -1,7 +1,7 @@
 """What travels between the I/O thread and the workers: deliveries one way, outcomes the other."""
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -64,22 +64,38 @@ Outcomes = Outcome | list[Outcome | None] | None
 
 
 def judge(error: BaseException) -> Outcome:
-    """What a handler's exception means."""
-    if isinstance(error, Retry):
-        return Outcome(Verdict.RETRY, str(error), error.delay, error.counted)
-    if isinstance(error, Reject):
-        return Outcome(Verdict.REJECT, str(error))
-    trace = "".join(traceback.format_exception(error))
-    return Outcome(Verdict.RETRY, f"{type(error).__name__}: {error}", trace=trace)
+    """What a handler's exception means. It is the handler's own, and may fail at whatever it is asked."""
+    try:
+        if isinstance(error, Retry):
+            return Outcome(Verdict.RETRY, str(error), error.delay, error.counted)
+        if isinstance(error, Reject):
+            return Outcome(Verdict.REJECT, str(error))
+        reason = f"{type(error).__name__}: {error}"
+    except Exception as trouble:  # noqa: BLE001 - a worker that ends here leaves its message in the air
+        reason = f"{type(error).__name__}, which cannot be shown: {type(trouble).__name__}"
+    return Outcome(Verdict.RETRY, reason, trace="".join(traceback.format_exception(error)))
 
 
-def judge_answer(answer: object, size: int) -> Outcomes:
+def judge_answer(answer: object) -> Outcomes:
+    """What a handler's return value means: that it is done. A coroutine is none, and would be acknowledged unrun."""
+    if isinstance(answer, Awaitable):
+        if isinstance(answer, Coroutine):
+            answer.close()
+        raise TypeError("the handler returned a coroutine that nobody awaits: declare it with `async def`")
+    return None
+
+
+def judge_answers(answers: object, size: int) -> Outcomes:
     """What a batch handler's return value means: nothing, or one entry per message."""
-    if answer is None:
+    if answers is None:
         return None
-    if not isinstance(answer, Sequence) or len(answer) != size:
-        return judge(TypeError(f"a batch handler returns None or one entry for each of its {size} messages"))
-    return [None if entry is None else judge(entry) for entry in answer]
+    judge_answer(answers)
+    if not isinstance(answers, Sequence) or len(answers) != size:
+        raise TypeError(f"a batch handler returns None or one entry for each of its {size} messages")
+    for entry in answers:
+        if entry is not None and not isinstance(entry, BaseException):
+            raise TypeError(f"a batch handler answers None, Retry or Reject for a message, got {entry!r}")
+    return [None if entry is None else judge(entry) for entry in answers]
 
 
 def each(job: list[Delivery], outcomes: Outcomes) -> list[Outcome | None]:

@@ -2,40 +2,27 @@
 
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pika import SelectConnection
+from pika import BasicProperties, SelectConnection
 from pika.adapters.select_connection import IOLoop
 from pika.channel import Channel
 from pika.connection import Connection
-from pika.exceptions import (
-    AMQPError,
-    ChannelClosedByBroker,
-    ConnectionClosedByBroker,
-    ProbableAccessDeniedError,
-    ProbableAuthenticationError,
-)
 from pika.frame import Method
 
 from penstock.errors import BrokerError
 from penstock.receive.amqp.backoff import Backoff, BackoffPolicy
-from penstock.receive.amqp.broker import Broker
+from penstock.receive.amqp.broker import Broker, abandon, reason_of
 from penstock.receive.amqp.declarations import Declarations
+from penstock.receive.amqp.decoding import ForgivingConnection
 from penstock.receive.amqp.delivery import Generation
-from penstock.receive.amqp.publisher import Publisher
+from penstock.receive.amqp.publisher import Done, Publisher
 from penstock.receive.amqp.subscription import Subscription
+from penstock.receive.amqp.topology import Step, Steps, Topology, advance
 
 log = logging.getLogger(__name__)
-# pika reports one lost connection in a dozen lines with tracebacks, at each try again; we say it once. Who wants to
-# hear pika sets a level for it, before or after.
-if logging.getLogger("pika").level == logging.NOTSET:
-    logging.getLogger("pika").setLevel(logging.CRITICAL)
-
-# A step of a set-up: is given what to call when the broker has answered.
-Step = Callable[[Callable[[Any], None]], object]
-Steps = Generator[Step, Any, Any]
 
 
 class Link:
@@ -43,13 +30,13 @@ class Link:
     `close` and the plain fields belongs to the I/O thread."""
 
     def __init__(self, broker: Broker, declarations: Declarations, reconnect: BackoffPolicy) -> None:
-        self.publisher = Publisher()
+        self._publisher = Publisher(broker)
         self.subscriptions: list[Subscription] = []
         self.connected = False  # the connection is up and its topology declared
         self.reconnects = 0
         self.failure = ""  # why it is not up
         self._broker = broker
-        self._declarations = declarations
+        self.topology = Topology(declarations)
         self._backoff = Backoff(reconnect)
         self._loop = IOLoop()
         self._connection: SelectConnection | None = None
@@ -102,6 +89,9 @@ class Link:
     def cancel(self, timer: object) -> None:
         self._loop.remove_timeout(timer)
 
+    def publish(self, exchange: str, key: str, body: bytes, properties: BasicProperties, done: Done) -> None:
+        self._publisher.publish(self._loop, exchange, key, body, properties, done)
+
     def _run(self) -> None:
         try:
             while not self._closing:
@@ -118,15 +108,12 @@ class Link:
     def _begin_anew(self) -> None:
         broken, self._loop = self._loop, IOLoop()
         broken.close()
-        # pika closes a socket only from its loop. Unless this one is closed, the broker waits for our acks.
-        socket = getattr(getattr(self._connection, "_transport", None), "_sock", None)
-        if socket is not None:
-            socket.close()
+        abandon(self._connection)
         self._connection = None
-        self.publisher.lose()
         for subscription in self.subscriptions:
             subscription.lose()
             self._loop.add_callback(subscription.drain)  # whom the broken loop was to wake
+        self._publisher.close(abruptly=True)
         self._failed("the I/O thread failed")
 
     def _connect(self) -> None:
@@ -137,35 +124,25 @@ class Link:
         except (OSError, ValueError) as error:  # a secret's file that is not there yet
             self._failed(f"{type(error).__name__}: {error}")
             return
-        self._connection = SelectConnection(
+        self._connection = ForgivingConnection(
             parameters,
-            on_open_callback=lambda _: self._advance(self._set_up()),
+            on_open_callback=lambda _: advance(self._set_up()),
             on_open_error_callback=lambda _, error: self._failed(reason_of(error)),
             on_close_callback=self._on_closed,
             custom_ioloop=self._loop,
         )
 
-    def _advance(self, steps: Steps) -> None:
-        """Take a set-up from answer to answer. One whose channel closes gets no answer, and is forgotten."""
-
-        def answered(answer: Any = None) -> None:
-            try:
-                step = steps.send(answer)
-                step(answered)
-            except StopIteration:
-                pass
-            except AMQPError as error:  # the channel or connection closed between two steps
-                log.debug("A set-up ended early. error=%r", error)
-
-        answered()
-
     def _set_up(self) -> Steps:
         """Everything that a new connection needs."""
         yield from self._declare_topology()
-        yield from self._open_publisher()
+        if self.topology.refused and not self._started:
+            self._give_up_start("; ".join(f"{name}: {reason}" for name, reason in self.topology.refused.items()))
+            return
         for subscription in self.subscriptions:
+            if subscription.stopping:
+                continue
             if self._started:  # each by itself: one that is refused now must not hold up the others
-                self._advance(self._subscribe(subscription))
+                advance(self._subscribe(subscription))
             else:
                 yield from self._subscribe(subscription)
         if self._started:
@@ -177,27 +154,8 @@ class Link:
         self._settled.set()
 
     def _declare_topology(self) -> Steps:
-        channel: Channel = yield self._open_channel(self._on_set_up_refused)
-        for exchange in self._declarations.exchanges:
-            yield partial(
-                _call, channel.exchange_declare, exchange.name, exchange.kind, exchange.passive, exchange.durable,
-                exchange.auto_delete, exchange.internal, dict(exchange.args),
-            )  # fmt: skip
-        for queue in self._declarations.queues:
-            yield partial(
-                _call, channel.queue_declare, queue.name, queue.passive, queue.durable, queue.exclusive,
-                queue.auto_delete, queue.arguments,
-            )  # fmt: skip
-        for binding in self._declarations.bindings:
-            yield partial(
-                _call, channel.queue_bind, binding.queue, binding.exchange, binding.routing_key, dict(binding.args)
-            )
-        channel.close()
-
-    def _open_publisher(self) -> Steps:
-        channel: Channel = yield self._open_channel(self._on_publisher_closed)
-        yield lambda done: channel.confirm_delivery(self.publisher.on_confirm, callback=done)
-        self.publisher.attach(channel)
+        assert self._connection is not None
+        return self.topology.declare(self._connection)
 
     def _subscribe(self, subscription: Subscription) -> Steps:
         channel: Channel = yield self._open_channel(partial(self._on_channel_closed, subscription))
@@ -215,8 +173,7 @@ class Link:
             arguments=subscription.arguments(),
             callback=done,
         )
-        subscription.consuming = True
-        subscription.backoff.succeeded()
+        subscription.begun()
 
     def _open_channel(self, on_closed: Callable[[Channel, Exception], None]) -> Step:
         def step(answered: Callable[[Any], None]) -> None:
@@ -243,7 +200,6 @@ class Link:
         self._loop.call_later(delay, self._connect)
 
     def _on_closed(self, connection: Connection, error: BaseException) -> None:
-        self.publisher.lose()
         for subscription in self.subscriptions:
             subscription.lose()
         self._connection = None
@@ -255,25 +211,10 @@ class Link:
     def _connection_is_open(self) -> bool:
         return self._connection is not None and self._connection.is_open
 
-    def _on_set_up_refused(self, channel: Channel, error: Exception) -> None:
-        """The broker refused a declaration. There is no use in half a topology: begin again from the connection."""
-        if not isinstance(error, ChannelClosedByBroker) or not self._connection_is_open():
-            return
-        self.failure = reason_of(error)
-        self.connected = False
-        log.error("The broker refuses the topology. broker=%s reason=%s", self._broker, self.failure)
+    def _give_up_start(self, reason: str) -> None:
+        self.failure = reason
         assert self._connection is not None
         self._connection.close()
-
-    def _on_publisher_closed(self, channel: Channel, error: Exception) -> None:
-        self.publisher.lose()
-        if self._connection_is_open() and not self._closing:
-            log.error("Cannot publish retries and dead letters. reason=%s", reason_of(error))
-            self._loop.call_later(1.0, self._reopen_publisher)
-
-    def _reopen_publisher(self) -> None:
-        if self._connection_is_open() and not self._closing:
-            self._advance(self._open_publisher())
 
     def _on_channel_closed(self, subscription: Subscription, channel: Channel, error: Exception) -> None:
         if subscription.acks.channel is not channel or not self._connection_is_open():
@@ -283,9 +224,7 @@ class Link:
             return
         reason = reason_of(error)
         if not self._started:
-            self.failure = f"consumer {subscription.name!r}: {reason}"
-            assert self._connection is not None
-            self._connection.close()
+            self._give_up_start(f"consumer {subscription.name!r}: {reason}")
             return
         self._restore_later(subscription, reason)
 
@@ -305,8 +244,9 @@ class Link:
 
     def _restore(self, subscription: Subscription, lost: Generation) -> None:
         # What was lost again meanwhile, with its channel or the connection, is restored by whoever saw that.
-        if subscription.acks.generation is lost and self._connection_is_open() and not subscription.stopping:
-            self._advance(self._restoration(subscription))
+        unchanged = subscription.acks.generation is lost and not subscription.consuming
+        if unchanged and self._connection_is_open() and not subscription.stopping:
+            advance(self._restoration(subscription))
 
     def _restoration(self, subscription: Subscription) -> Steps:
         yield from self._declare_topology()
@@ -327,35 +267,9 @@ class Link:
         self.failure = self.failure or "stopped"
         for subscription in self.subscriptions:
             subscription.acks.flush(everything=True)
+        self._publisher.close()
         if self._connection_is_open():
             assert self._connection is not None
             self._connection.close()
         else:
             self._loop.stop()
-
-
-def _call(method: Callable[..., object], *args: Any) -> None:
-    """Call a pika method whose last argument is the callback that the set-up appends; see `_advance`."""
-    *given, callback = args
-    method(*given, callback=callback)
-
-
-def reason_of(error: BaseException) -> str:
-    """The root of a failure in words, without what a URL may contain."""
-    seen: set[int] = set()
-    while id(error) not in seen:
-        seen.add(id(error))
-        # pika wraps the cause as `exception`, as the last of `exceptions` or as its only argument.
-        inner = getattr(error, "exception", None) or getattr(error, "exceptions", None) or error.args
-        if isinstance(inner, list | tuple):
-            inner = inner[-1] if inner else None
-        if not isinstance(inner, BaseException):
-            break
-        error = inner
-    if isinstance(error, ProbableAuthenticationError):
-        return "the broker refuses the user or password"
-    if isinstance(error, ProbableAccessDeniedError):
-        return "the broker refuses access to the virtual host"
-    if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker):
-        return f"{error.reply_code} {error.reply_text}"
-    return f"{type(error).__name__}: {error}"

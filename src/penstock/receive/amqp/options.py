@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from penstock.errors import ConfigError
 from penstock.receive.amqp.backoff import BackoffPolicy
-from penstock.receive.amqp.message import Message, Reject, Retry
+from penstock.receive.amqp.message import MAX_RETRY_DELAY, Message, Reject, Retry
 
 WORKERS_PER_CPU = 4  # for handlers that wait: while one worker waits for a database, three others use the CPU
 MAX_WORKERS = 200
@@ -90,16 +90,20 @@ class ConsumerOptions:
             found.append("queue must be named")
         if not callable(self.handler) and not callable(getattr(self.handler, "handle", None)):
             found.append(f"handler must be callable or have a method handle, got {self.handler!r}")
+        elif inspect.isclass(self.handler):
+            found.append(f"handler must be an instance, got the class {self.handler.__name__}")
+        elif not takes_one_argument(self.call):
+            found.append(f"handler must take one argument, the message; got {inspect.signature(self.call)}")
         if self.event_type == "":
             found.append('event_type must not be "" (None takes every type)')
         at_least = {"workers": 0, "prefetch_count": 0, "max_attempts": 1, "max_deliveries": 1}
         found += [
-            f"{name} must be >= {bound}, got {getattr(self, name)}"
+            f"{name} must be a whole number >= {bound}, got {value!r}"
             for name, bound in at_least.items()
-            if getattr(self, name) < bound
+            if not isinstance(value := getattr(self, name), int) or value < bound
         ]
-        if self.prefetch is not None and self.prefetch != "latency":
-            if not isinstance(self.prefetch, int) or self.prefetch < 1:
+        if self.prefetch is not None:
+            if self.prefetch != "latency" and (not isinstance(self.prefetch, int) or self.prefetch < 1):
                 found.append(f'prefetch must be "latency" or >= 1, got {self.prefetch!r}')
             elif self.prefetch_count:
                 found.append(f"prefetch={self.prefetch} and prefetch_count={self.prefetch_count} say the same: set one")
@@ -109,6 +113,8 @@ class ConsumerOptions:
             found.append(f"batch_size must be <= {MAX_PREFETCH}, the largest prefetch, got {self.batch_size}")
         if self.batch_timeout is not None and (self.batch_timeout <= 0 or self.batch_size is None):
             found.append(f"batch_timeout must be > 0 and needs batch_size, got {self.batch_timeout}")
+        if self.retry.limit > MAX_RETRY_DELAY:
+            found.append(f"retry.limit must be <= {MAX_RETRY_DELAY} s, got {self.retry.limit}")
         if self.execution is not None and self.execution not in list(Execution):
             found.append(f"execution must be one of {', '.join(Execution)}, got {self.execution!r}")
         elif callable(self.call) and is_async(self.call) != (self.runs_as is Execution.ASYNC):
@@ -136,6 +142,16 @@ class ConsumerOptions:
         return DeadLetters(exchange=self.dead_letter) if isinstance(self.dead_letter, str) else self.dead_letter
 
 
+def takes_one_argument(call: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(call).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # native code that does not say
+        return True
+    return True
+
+
 def is_async(call: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004 - asks what kind it is, not whether
 
@@ -150,7 +166,7 @@ class PoolSize:
 
     @property
     def buffer(self) -> int:
-        """How many jobs may be with the workers: one each and the buffer behind them."""
+        """How many jobs may be with the workers at least: one each and the buffer behind them."""
         return self.workers * (1 + JOBS_PER_WORKER)
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from penstock.clock import Clock
 from penstock.errors import ConfigError
-from penstock.receive.amqp.delivery import RETURNED, Job, Outcome, Outcomes, Verdict, judge, judge_answer
+from penstock.receive.amqp.delivery import RETURNED, Job, Outcome, Outcomes, Verdict, judge, judge_answer, judge_answers
 from penstock.receive.amqp.message import Message
-from penstock.receive.amqp.workers import Reports, ThreadWorkers
+from penstock.receive.amqp.workers import THREADS, Reports, ThreadWorkers
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class ProcessWorkers(ThreadWorkers):
             if child is None or not child.alive:
                 if self._killed:
                     raise EOFError("the pool is closed")
-                child = self._children[number] = _Child(f"{self._name}-process-{number}", self._calls)
+                child = self._children[number] = _Child(f"{THREADS}{self._name}-process-{number}", self._calls)
             return child
 
     def _perform(self, job: Job, number: int) -> Outcomes:
@@ -161,7 +161,7 @@ def _serve(pipe: "Connection[Any, Any]", calls: Sequence[Callable[[Any], Any]]) 
             return
         try:
             answer = calls[index](messages)
-            outcomes = judge_answer(answer, len(messages)) if isinstance(messages, list) else None
+            outcomes = judge_answers(answer, len(messages)) if isinstance(messages, list) else judge_answer(answer)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; SystemExit does end the process
             outcomes = judge(error)
         pipe.send(outcomes)

@@ -1,14 +1,23 @@
-"""Messages that go back to the broker: retries and dead letters, each confirmed before the original is acknowledged."""
+"""Messages that go back to the broker: retries and dead letters, each confirmed before the original is acknowledged.
+
+They have a connection of their own. An alarm of the broker (memory, disk) makes it read nothing more from a connection
+that publishes: acks on the same one would stay unread, and no consumer could empty the queues that caused the alarm.
+"""
 
 import logging
+import struct
 from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from pika import BasicProperties
+from pika import BasicProperties, SelectConnection
+from pika.adapters.select_connection import IOLoop
 from pika.channel import Channel
+from pika.exceptions import AMQPError
 from pika.frame import Method
 from pika.spec import Basic
+
+from penstock.receive.amqp.broker import Broker, abandon, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -16,9 +25,10 @@ Done = Callable[[bool], None]  # told whether the broker has the message
 
 
 class _Pending:
-    __slots__ = ("body", "done", "key", "properties", "returned")
+    __slots__ = ("body", "done", "exchange", "key", "properties", "returned")
 
-    def __init__(self, key: str, body: bytes, properties: BasicProperties, done: Done) -> None:
+    def __init__(self, exchange: str, key: str, body: bytes, properties: BasicProperties, done: Done) -> None:
+        self.exchange = exchange
         self.key = key
         self.body = body
         self.properties = properties
@@ -27,38 +37,96 @@ class _Pending:
 
 
 class Publisher:
-    """Publishes with confirms over one channel. I/O thread only.
+    """Publishes with confirms, over a connection that is opened when it is first needed. I/O thread only.
 
     Loss: `done(True)` comes only when a queue has the message: one that no queue takes counts as failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._connection: SelectConnection | None = None
         self._channel: Channel | None = None
-        self._pending: dict[int, _Pending] = {}
+        self._unsent: list[_Pending] = []  # what waits for the connection
+        self._pending: dict[int, _Pending] = {}  # what waits for its confirm, by number
         self._sequence = 0
 
-    def attach(self, channel: Channel) -> None:
-        """Use `channel`, which is new: its confirms count from 1."""
-        self._channel = channel
-        self._sequence = 0
-        channel.add_on_return_callback(self._on_return)
+    def publish(
+        self, loop: IOLoop, exchange: str, key: str, body: bytes, properties: BasicProperties, done: Done
+    ) -> None:
+        message = _Pending(exchange, key, body, properties, done)
+        if self._channel is not None:
+            self._send(message)
+            return
+        self._unsent.append(message)
+        if self._connection is None:
+            self._connect(loop)
 
-    def lose(self) -> None:
-        """The channel is gone. Nobody knows what became of the pending messages, so they count as failed."""
-        self._channel = None
-        pending, self._pending = self._pending, {}
-        for message in pending.values():
+    def close(self, abruptly: bool = False) -> None:
+        """Let the connection go. Nobody knows what became of the pending messages, so they count as failed.
+
+        `abruptly`: its loop is broken, and can close nothing.
+        """
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None and abruptly:
+            abandon(connection)
+        elif connection is not None and connection.is_open:
+            connection.close()
+        failed = [*self._pending.values(), *self._unsent]
+        self._pending, self._unsent = {}, []
+        for message in failed:
             message.done(False)
 
-    def publish(self, exchange: str, key: str, body: bytes, properties: BasicProperties, done: Done) -> None:
-        if self._channel is None or not self._channel.is_open or not self._channel.connection.is_open:
-            done(False)
+    def _connect(self, loop: IOLoop) -> None:
+        try:
+            parameters = self._broker.parameters("retries")
+        except (OSError, ValueError) as error:
+            self._failed(error, None)
+            return
+        self._connection = SelectConnection(
+            parameters,
+            on_open_callback=lambda connection: connection.channel(on_open_callback=self._opened),
+            on_open_error_callback=lambda connection, error: self._failed(error, connection),
+            on_close_callback=lambda connection, error: self._failed(error, connection),
+            custom_ioloop=loop,
+        )
+
+    def _opened(self, channel: Channel) -> None:
+        if channel.connection is not self._connection:  # let go before it was open
+            channel.connection.close()
+            return
+        channel.add_on_close_callback(lambda channel, error: self._failed(error, channel.connection))
+        channel.add_on_return_callback(self._on_return)
+        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._ready(channel))
+
+    def _ready(self, channel: Channel) -> None:
+        self._channel, self._sequence = channel, 0  # a new channel counts its confirms from 1
+        unsent, self._unsent = self._unsent, []
+        for message in unsent:
+            self._send(message)
+
+    def _failed(self, error: BaseException, connection: SelectConnection | None) -> None:
+        if connection is not self._connection:  # one that we have let go
+            return
+        if self._pending or self._unsent:
+            log.error("Cannot publish retries and dead letters. broker=%s reason=%s", self._broker, reason_of(error))
+        self.close()
+
+    def _send(self, message: _Pending) -> None:
+        channel = self._channel
+        if channel is None or not channel.is_open or not channel.connection.is_open:
+            message.done(False)
+            return
+        try:
+            channel.basic_publish(message.exchange, message.key, message.body, message.properties, mandatory=True)
+        except (AMQPError, ValueError, TypeError, struct.error) as error:
+            # pika cannot encode it (a handler may have put anything into the headers), and has sent nothing of it.
+            log.error("A message cannot be published. routing_key=%s error=%r", message.key, error)
+            message.done(False)
             return
         self._sequence += 1
-        self._pending[self._sequence] = _Pending(key, body, properties, done)
-        self._channel.basic_publish(exchange, key, body, properties, mandatory=True)
+        self._pending[self._sequence] = message
 
-    def on_confirm(self, frame: Method[Any]) -> None:
+    def _on_confirm(self, frame: Method[Any]) -> None:
         """The broker has (or has not) taken everything up to a number."""
         answer = frame.method
         taken = isinstance(answer, Basic.Ack)

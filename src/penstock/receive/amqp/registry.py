@@ -3,7 +3,7 @@
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Self
@@ -18,8 +18,8 @@ from penstock.receive.amqp.options import Execution
 from penstock.receive.amqp.processes import ProcessWorkers
 from penstock.receive.amqp.stats import Health, RegistryStats, health_of, samples_of, stats_of
 from penstock.receive.amqp.subscription import Subscription
-from penstock.receive.amqp.workers import ThreadWorkers, Workers
-from penstock.telemetry import Telemetry
+from penstock.receive.amqp.workers import THREADS, ThreadWorkers, Workers
+from penstock.telemetry import Buckets, Sample, Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,9 @@ class ConsumerRegistry:
     """Consumes what the declarations say, from `start` to `stop`.
 
     Order: see ConsumerOptions.
-    Loss: none. A message is acknowledged after its handler; whatever ends before (a handler, a worker process, the
-        connection, the broker, this process) leaves it to the broker, which delivers it again.
+    Loss: none, but for messages that are given up where there are no dead letters to go to. A message is acknowledged
+        after its handler; whatever ends before (a handler, a worker process, the connection, the broker, this process)
+        leaves it to the broker, which delivers it again.
     Threads: every method may be called from any thread. Handlers run on the workers' threads.
     Blocks: `start` until every consumer consumes, `stop` until everything in hand has ended or the timeout is over.
     """
@@ -90,6 +91,8 @@ class ConsumerRegistry:
         What no worker has begun goes back to the queue at once; what is not finished in time goes back when the
         connection closes. Nothing is lost, and nothing is dead-lettered because of it.
         """
+        if threading.current_thread().name.startswith(THREADS):
+            raise RuntimeError("stop() waits for handlers, so none may call it: let the main thread do so")
         with self._lock:
             if self._state != "running":
                 return []
@@ -131,6 +134,10 @@ class ConsumerRegistry:
         """The counts of this moment."""
         return stats_of(self._link)
 
+    def samples(self) -> Iterable[Sample | Buckets]:
+        """For `Telemetry.watch`, where no telemetry was handed over."""
+        return samples_of(self._link)
+
     def health(self) -> Health:
         """Whether every consumer consumes, and why not."""
         return health_of(self._link)
@@ -168,7 +175,7 @@ class ConsumerRegistry:
 
     def _workers(self, subscription: Subscription) -> Workers:
         kind = subscription.consumer.pool.runs_as
-        name = f"penstock-amqp-{subscription.name}"
+        name = subscription.name
         size, reports, in_place = subscription.size.workers, subscription.reports, subscription.in_place
         finish_all = subscription.early_ack
         if kind is Execution.PROCESS:

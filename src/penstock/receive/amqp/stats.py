@@ -89,7 +89,9 @@ def health_of(link: Link) -> Health:
     if not link.connected:
         return Health(False, link.failure or "not started")
     missing = [one.name for one in link.subscriptions if not one.consuming]
-    return Health(False, f"not consuming: {', '.join(missing)}") if missing else Health(True)
+    reasons = [f"not consuming: {', '.join(missing)}"] if missing else []
+    reasons += [f"{name}: {reason}" for name, reason in link.topology.refused.items()]
+    return Health(not reasons, "; ".join(reasons))
 
 
 _BY_TYPE = {

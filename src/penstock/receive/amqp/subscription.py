@@ -12,20 +12,20 @@ from pika.spec import Basic
 from penstock.clock import Clock
 from penstock.receive.amqp.acknowledger import Acknowledger
 from penstock.receive.amqp.attempts import (
-    EXCHANGE,
-    ROUTING_KEY,
     attempt_of,
     for_another_attempt,
     for_the_dead_letters,
+    origin_of,
     returned_too_often,
 )
 from penstock.receive.amqp.backoff import Backoff, BackoffPolicy
 from penstock.receive.amqp.batches import Batcher, Timers
 from penstock.receive.amqp.declarations import Consumer
-from penstock.receive.amqp.delivery import Delivery, Job, Outcome, Outcomes, Verdict, each
-from penstock.receive.amqp.message import Message
+from penstock.receive.amqp.decoding import UnreadableHeaders
+from penstock.receive.amqp.delivery import RETURNED, Delivery, Job, Outcome, Outcomes, Verdict, each
+from penstock.receive.amqp.message import MAX_RETRY_DELAY, Message
 from penstock.receive.amqp.options import pool_size
-from penstock.receive.amqp.publisher import Publisher, with_headers
+from penstock.receive.amqp.publisher import Done, with_headers
 from penstock.receive.amqp.routes import RouteTable
 from penstock.receive.amqp.streams import StreamPosition
 from penstock.receive.amqp.workers import Reports, Workers
@@ -39,10 +39,12 @@ DEAD_LETTER_AGAIN = BackoffPolicy(first=1.0, limit=30.0, jitter=0.0)
 class Link(Timers, Protocol):
     """What a subscription needs of the connection."""
 
-    publisher: Publisher
-
     def call(self, callback: Callable[[], None]) -> None:
         """Call back soon on the I/O thread; from any thread."""
+        ...
+
+    def publish(self, exchange: str, key: str, body: bytes, properties: BasicProperties, done: Done) -> None:
+        """Send a message; `done` is told whether a queue has it."""
         ...
 
 
@@ -67,6 +69,9 @@ class Subscription:
         self.handed = 0  # jobs with the workers
         self._link = link
         self._clock = clock
+        # What is acknowledged before its turn must be little. Of the rest the broker sends no more than the prefetch,
+        # and the more the workers can take without asking us, the less often the threads must change places.
+        self._room = self.size.buffer if self.early_ack else self.size.prefetch
         self._waiting: deque[Job] = deque()  # jobs that the workers' buffer has no room for; bounded by the prefetch
         self._batcher = Batcher(link, self._enqueue)
         self._held: dict[Delivery, tuple[object, Callable[[], None]]] = {}  # what waits for its next attempt
@@ -84,6 +89,13 @@ class Subscription:
         self._held.clear()
         self._publishing = 0
         self._tell_if_quiet()
+
+    def begun(self) -> None:
+        """The broker sends from now on."""
+        self.consuming = True
+        self.backoff.succeeded()
+        if self._quiet is not None:  # we were told to stop while it made up its mind
+            self._cancel()
 
     def arguments(self) -> dict[str, Any]:
         """The arguments to consume with; a stream goes on where it was."""
@@ -106,10 +118,10 @@ class Subscription:
         acks.tracker.delivered(tag)
         headers, table = properties.headers, self.table
         event_type: Any = (headers or {}).get(table.header) if table.header else properties.type
+        if not isinstance(event_type, str):  # a header may hold anything
+            event_type = ""
         route = table.by_type.get(event_type, table.default)
-        message = Message(
-            body, event_type or "", 1, method.redelivered, method.exchange, method.routing_key, properties
-        )
+        message = Message(body, event_type, 1, method.redelivered, method.exchange, method.routing_key, properties)
         delivery = Delivery(tag, acks.generation, message, route, self._clock.monotonic())
         if self._quiet is not None:
             self.acks.give_back(delivery)
@@ -120,10 +132,12 @@ class Subscription:
             counts.redelivered += 1
         if headers:
             message.attempt = attempt_of(headers)
-            message.exchange = headers.get(EXCHANGE, message.exchange)
-            message.routing_key = headers.get(ROUTING_KEY, message.routing_key)
+            message.exchange, message.routing_key = origin_of(headers, message.exchange, message.routing_key)
             if self.position:
                 self.position.delivered(tag, headers)
+            if isinstance(headers, UnreadableHeaders):
+                self._give_up(delivery, headers.reason)
+                return
             if returned_too_often(headers, route.options.max_deliveries):
                 self._give_up(delivery, f"came back unacknowledged {route.options.max_deliveries} times")
                 return
@@ -135,7 +149,7 @@ class Subscription:
             self._enqueue(delivery)
 
     def _enqueue(self, job: Job) -> None:
-        if self.handed < self.size.buffer:
+        if self.handed < self._room:
             self._hand_over(job)
         else:
             self._waiting.append(job)
@@ -167,7 +181,7 @@ class Subscription:
                 settle(job.tag, True)
             else:
                 self._settle_job(job, seconds, outcome, now)
-        while self._waiting and self.handed < self.size.buffer:
+        while self._waiting and self.handed < self._room:
             self._hand_over(self._waiting.popleft())
         self.acks.flush()
         self._tell_if_quiet()
@@ -184,7 +198,7 @@ class Subscription:
         counts = route.counts
         counts.retried += delivery.retries
         if delivery.generation is not self.acks.generation and not self.early_ack:
-            counts.stale += 1
+            counts.stale += outcome is not RETURNED  # what nobody began has not been handled in vain
         elif outcome is None:
             counts.acked += 1
             route.settle_seconds.observe(now - delivery.received)
@@ -195,12 +209,14 @@ class Subscription:
             self._give_up(delivery, outcome.reason)
         else:
             counts.retried += 1
-            action = self._try_again if outcome.counted else self._give_back
-            self._hold(delivery, wait, lambda: action(delivery))
+            # The broker closes the channel of what is unacknowledged for too long, however patient we are.
+            here = not outcome.counted and now + wait - delivery.received <= MAX_RETRY_DELAY
+            failed = delivery.message.attempt - (not outcome.counted)
+            self._hold(delivery, wait, lambda: self._repeat(delivery) if here else self._try_again(delivery, failed))
 
     def _hold(self, delivery: Delivery, wait: float, action: Callable[[], None]) -> None:
         """Do `action` after `wait` seconds; the delivery stays unacknowledged until then. When stopping, do it now."""
-        if self._quiet is not None or not wait:
+        if self._quiet is not None:
             action()
             return
 
@@ -214,13 +230,26 @@ class Subscription:
         delivery.route.counts.nacked += 1
         self.acks.give_back(delivery)
 
-    def _try_again(self, delivery: Delivery) -> None:
+    def _repeat(self, delivery: Delivery) -> None:
+        """Let a worker have it once more. The broker is not told, since a quorum queue would count it as a delivery."""
+        if self._quiet is not None:
+            self._give_back(delivery)
+        elif delivery.route.batch_size:
+            self._batcher.add(delivery)
+        else:
+            self._enqueue(delivery)
+
+    def _try_again(self, delivery: Delivery, failed: int) -> None:
         """Send the message to the end of its queue with its attempts counted, then acknowledge the old one."""
         message = delivery.message
-        headers = for_another_attempt(message.headers, message.attempt, message.exchange, message.routing_key)
+        headers = for_another_attempt(message.headers, failed, message.exchange, message.routing_key)
 
         def done(taken: bool) -> None:
-            (self.acks.ack if taken else self._give_back)(delivery)
+            if taken:
+                self.acks.ack(delivery)
+            else:
+                message.attempt = failed + 1
+                self._repeat(delivery)
 
         self._publish(delivery, "", self.consumer.queue.name, headers, done)
 
@@ -235,6 +264,7 @@ class Subscription:
         if route.dead_letters is None:
             # The broker may know where to (a policy can say so); only the reason gets no further than our log.
             route.counts.dead_lettered += 1
+            route.counts.nacked += 1
             self.acks.refuse(delivery)
             self.acks.flush_soon()
             return
@@ -255,9 +285,7 @@ class Subscription:
         key = route.dead_letters.routing_key
         self._publish(delivery, route.dead_letters.exchange, message.routing_key if key is None else key, headers, done)
 
-    def _publish(
-        self, delivery: Delivery, exchange: str, key: str, headers: dict[str, Any], done: Callable[[bool], None]
-    ) -> None:
+    def _publish(self, delivery: Delivery, exchange: str, key: str, headers: dict[str, Any], done: Done) -> None:
         generation = self.acks.generation
         self._publishing += 1
 
@@ -269,7 +297,7 @@ class Subscription:
                 self._tell_if_quiet()
 
         properties = with_headers(delivery.message.properties, headers)
-        self._link.publisher.publish(exchange, key, delivery.message.body, properties, confirmed)
+        self._link.publish(exchange, key, delivery.message.body, properties, confirmed)
 
     # The end
 
@@ -278,12 +306,7 @@ class Subscription:
         self._quiet = quiet
         assert self.workers is not None
         self.workers.stop()
-        channel = self.acks.writable()
-        if channel is not None and self.consuming and self.position is None:
-            # Until the broker confirms, pika sends back what still comes. (It must not do so to a stream.)
-            channel.basic_cancel(self.name, callback=lambda _: self._cancelled())
-        else:
-            self.consuming = False
+        self._cancel()
         unbegun = [delivery for job in self._waiting for delivery in (job if isinstance(job, list) else [job])]
         self._waiting.clear()
         for delivery in unbegun + self._batcher.clear():
@@ -293,6 +316,14 @@ class Subscription:
             self._link.cancel(timer)
             action()
         self._tell_if_quiet()
+
+    def _cancel(self) -> None:
+        channel = self.acks.writable()
+        if channel is not None and self.consuming and self.position is None:
+            # Until the broker confirms, pika sends back what still comes. (It must not do so to a stream.)
+            channel.basic_cancel(self.name, callback=lambda _: self._cancelled())
+        else:
+            self.consuming = False
 
     def _cancelled(self) -> None:
         self.consuming = False

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Protocol
 
@@ -22,10 +22,12 @@ from penstock.receive.amqp.delivery import (
     each,
     judge,
     judge_answer,
+    judge_answers,
 )
 
 log = logging.getLogger(__name__)
 
+THREADS = "penstock-amqp-"  # what the names of our threads and processes begin with
 Report = tuple[Job, float, Outcomes]  # the job, how many seconds its handler took, how it ended
 
 
@@ -83,7 +85,7 @@ class ThreadWorkers:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=self._work, args=(number,), name=f"{name}-worker-{number}", daemon=True)
+            threading.Thread(target=self._work, args=(number,), name=f"{THREADS}{name}-worker-{number}", daemon=True)
             for number in range(1, size + 1)
         ]
         self.submit: Callable[[Job], None] = self._jobs.put  # called per message: straight to the C function
@@ -93,10 +95,18 @@ class ThreadWorkers:
             thread.start()
 
     def stop(self) -> None:
-        if not self._stopping.is_set():
-            self._stopping.set()
-            for _ in self._threads:
-                self._jobs.put(None)  # behind the last job: whoever has nothing to do ends now
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        while not self._finish_all:  # not left to the workers: they may be busy until the deadline
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                break
+            assert job is not None
+            self._reports.put((job, 0.0, RETURNED))
+        for _ in self._threads:
+            self._jobs.put(None)  # behind the last job: whoever has nothing to do ends now
 
     def close(self, deadline: float) -> list[str]:
         self.stop()
@@ -124,11 +134,11 @@ class ThreadWorkers:
     def _perform(self, job: Job, number: int) -> Outcomes:
         try:
             if isinstance(job, list):
-                return judge_answer(job[0].route.call([delivery.message for delivery in job]), len(job))
-            job.route.call(job.message)
+                return judge_answers(job[0].route.call([delivery.message for delivery in job]), len(job))
+            answer = job.route.call(job.message)
+            return None if answer is None else judge_answer(answer)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything; the worker outlives it
             return judge(error)
-        return None
 
     def _until_settled(self, job: Job, outcome: Outcomes, number: int) -> Outcomes:
         """Try again here for as long as there are attempts, each message of a failed batch on its own."""

@@ -1,0 +1,82 @@
+"""Handlers that hand messages to the intake: JSON events and OTLP bodies, acknowledged only when they are safe."""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from penstock.receive.amqp.into_queue import AGAIN
+from penstock.receive.amqp.message import Message, Reject, Retry
+from penstock.receive.amqp.options import Answer as BatchAnswer
+from penstock.receive.bodies import Encoding
+from penstock.receive.intake import Intake, Request
+from penstock.receive.sink import Answer, Format, Status
+
+log = logging.getLogger(__name__)
+
+MOST = 64 << 20  # bytes of a message once decompressed
+PROTOBUF, JSON = ("application/x-protobuf", "application/protobuf"), ("application/json", "")
+
+
+def into_intake(intake: Intake, kind: Format | None = None, *, most: int = MOST) -> Callable[[Message], None]:
+    """A handler that hands each message over and waits until it is safe.
+
+    `kind` is what the bodies are; without it the content type says so: protobuf is OTLP, JSON (or none) is events. What
+    can never be read is dead-lettered, what has no room is tried again for as long as it takes.
+    """
+    batch = batches_into_intake(intake, kind, most=most)
+
+    def handle(message: Message) -> None:
+        answers = batch([message])
+        if answers and answers[0] is not None:
+            raise answers[0]
+
+    return handle
+
+
+def batches_into_intake(
+    intake: Intake, kind: Format | None = None, *, most: int = MOST
+) -> Callable[[Sequence[Message]], BatchAnswer]:
+    """The same for batches: all of them are under way at once, and each is answered for itself."""
+
+    def handle(messages: Sequence[Message]) -> BatchAnswer:
+        return [_outcome(future) for future in [_submitted(intake, message, kind, most) for message in messages]]
+
+    return handle
+
+
+def _submitted(intake: Intake, message: Message, kind: Format | None, most: int) -> "Future[Answer]":
+    """The answer to come."""
+    future: Future[Answer] = Future()
+    content_type = (message.properties.content_type or "").partition(";")[0].strip().lower()
+    if kind is None:
+        if content_type not in PROTOBUF + JSON:
+            future.set_result(Answer(Status.BAD, f"content type {content_type!r} is neither protobuf nor JSON"))
+            return future
+        kind = Format.OTLP if content_type in PROTOBUF else Format.EVENTS
+    try:
+        encoding = Encoding((message.properties.content_encoding or "identity").lower())
+    except ValueError as error:
+        future.set_result(Answer(Status.BAD, str(error)))
+        return future
+    if not intake.submit(Request(kind, message.body, encoding, most, future, _deliver)):
+        future.set_result(Answer(Status.BUSY, "too many requests wait for their answer"))
+    return future
+
+
+def _deliver(answers: list[tuple[Any, Answer]]) -> None:
+    for future, answer in answers:
+        future.set_result(answer)
+
+
+def _outcome(future: "Future[Answer]") -> Retry | Reject | None:
+    answer = future.result()
+    match answer.status:
+        case Status.TAKEN:
+            if answer.rejected:
+                log.warning("A message was taken in part. rejected=%d reason=%s", answer.rejected, answer.message)
+            return None
+        case Status.BAD | Status.TOO_LARGE:
+            return Reject(answer.message)
+        case _:
+            return Retry(AGAIN, answer.message, counted=False)

@@ -1,0 +1,95 @@
+"""Events and OTLP bodies from RabbitMQ: acknowledged only when their points are safe."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from pika import BasicProperties
+
+from penstock.amqp import ConsumerRegistry, Message, Reject, Retry
+from penstock.receive.amqp import into_intake as module
+from penstock.receive.amqp.into_intake import batches_into_intake, into_intake
+from penstock.receive.intake import Intake
+from penstock.testing import wait_until
+from tests.amqp.conftest import Client
+from tests.amqp.test_consuming import with_dead_letters
+from tests.receive.support import KeepingSink, gauge, request
+
+EVENT = json.dumps({"metric": "orders", "value": 2}).encode()
+OTLP = request(gauge("cpu", 0.5)).SerializeToString()
+
+
+@pytest.fixture
+def sink() -> KeepingSink:
+    return KeepingSink()
+
+
+@pytest.fixture
+def intake(sink: KeepingSink) -> Iterator[Intake]:
+    intake = Intake(sink).start()
+    yield intake
+    sink.release()
+    assert intake.close(10.0)
+
+
+def test_the_content_type_says_what_a_body_is(intake: Intake, sink: KeepingSink) -> None:
+    handle = into_intake(intake)
+
+    handle(Message(EVENT))
+    handle(Message(EVENT, properties=BasicProperties(content_type="application/json; charset=utf-8")))
+    handle(Message(OTLP, properties=BasicProperties(content_type="application/x-protobuf")))
+
+    assert sink.values("orders") == [2.0, 2.0]
+    assert sink.values("cpu") == [0.5]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(b"nonsense"),
+        Message(b"nonsense", properties=BasicProperties(content_type="application/x-protobuf")),
+        Message(EVENT, properties=BasicProperties(content_type="text/html")),
+        Message(EVENT, properties=BasicProperties(content_encoding="rot13")),
+    ],
+)
+def test_what_can_never_be_read_is_rejected_alone(intake: Intake, sink: KeepingSink, message: Message) -> None:
+    with pytest.raises(Reject):
+        into_intake(intake)(message)
+    answers = batches_into_intake(intake)([Message(EVENT), message, Message(EVENT)])
+    assert answers is not None
+    assert [type(answer).__name__ for answer in answers] == ["NoneType", "Reject", "NoneType"]
+    assert sink.values("orders") == [2.0, 2.0]
+
+
+def test_no_room_is_not_the_messages_fault(intake: Intake, sink: KeepingSink) -> None:
+    sink.refuses = True
+
+    with pytest.raises(Retry) as retry:
+        into_intake(intake)(Message(EVENT))
+    assert not retry.value.counted
+
+
+@pytest.mark.server
+def test_nothing_is_acknowledged_before_its_points_are_safe(
+    client: Client,
+    queue: str,
+    consume: Callable[..., ConsumerRegistry],
+    intake: Intake,
+    sink: KeepingSink,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "AGAIN", 0.01)
+    sink.hold()
+    declarations = with_dead_letters(queue)
+    handler = batches_into_intake(intake)
+    declarations.consumer(queue=queue, handler=handler, workers=2, max_attempts=1, batch_size=5, batch_timeout=0.05)
+    registry = consume(declarations)
+    client.publish(queue, *[EVENT] * 20, b"nonsense")
+    wait_until(lambda: sink.held)
+
+    assert registry.stats().consumers[queue].total("acked") == 0
+
+    sink.release()
+    wait_until(lambda: registry.stats().consumers[queue].total("acked") == 20)
+    assert sum(sink.values("orders")) == 40
+    wait_until(lambda: client.take_all(f"{queue}.dead") == [b"nonsense"])
