@@ -1,111 +1,191 @@
-"""L1: merges before it hands over, loses nothing at the end, keeps what the queue refuses."""
+"""L1: merges before it hands over, loses nothing at the end, keeps what the queue refuses, stays within its bounds."""
 
-import pyarrow as pa
+import gc
+import threading
+from functools import partial
+from typing import Any
+
 import pyarrow.compute as pc
 import pytest
 
-from penstock.aggregate.l1 import L1, _Merger
+from penstock.aggregate.l1 import L1, OTHERS, L1Config
 from penstock.batch import BatchQueue, BatchQueueConfig, ThreadPolicy
-from penstock.errors import QueueFull
-from penstock.model.definition import Definitions
+from penstock.errors import ConfigError, QueueClosed, QueueFull
+from penstock.model import point
 from penstock.model.definition_file import parse_definitions
-from penstock.model.point import Chunk, chunk_type
-from penstock.model.segment import decode
+from penstock.model.point import chunk_type
 from penstock.telemetry import Telemetry
-from penstock.testing import FakeClock
+from penstock.testing import wait_until
+from tests.aggregate.support import Cpu, Downstream, Rps, points
 
-Cpu, Rps = chunk_type("cpu"), chunk_type("rps")
-
-
-class Downstream:
-    """Takes blocks, or refuses them while `full`."""
-
-    def __init__(self) -> None:
-        self.blocks: list[bytes] = []
-        self.full = False
-
-    def push(self, block: bytes) -> int:
-        if self.full:
-            raise QueueFull("no room")
-        self.blocks.append(block)
-        return len(self.blocks)
-
-    def rows(self) -> pa.Table:
-        return pa.concat_tables([decode(block) for block in self.blocks])
+ONE_THREAD = ThreadPolicy.fixed(1)
+NEVER = L1Config(flush_interval=3600.0)
 
 
-def points(kind: type[Chunk], count: int, value: float = 1.0) -> Chunk:
-    return kind.of([f'{{"host":"e{n % 3}"}}' for n in range(count)], [n * 1000 for n in range(count)], [value] * count)
-
-
-def merger(downstream: Downstream, clock: FakeClock, rows: int = 1000) -> _Merger:
-    return _Merger("cpu", Definitions().of("cpu"), downstream.push, 0.5, rows, clock)
-
-
-def test_points_of_one_series_and_minute_leave_as_one_row_after_half_a_second() -> None:
-    downstream, clock = Downstream(), FakeClock()
-    handler = merger(downstream, clock)
-
-    handler.consume([points(Cpu, 30), points(Cpu, 30)])
-    handler.consume([points(Cpu, 30)])
-    handler.on_idle()
-    assert downstream.blocks == []
-
-    clock.advance(0.5)
-    handler.on_idle()
-    assert len(downstream.blocks) == 1
-    assert sorted(zip(*(downstream.rows()[c].to_pylist() for c in ("entity", "count")))) == [
-        ('{"host":"e0"}', 30), ('{"host":"e1"}', 30), ('{"host":"e2"}', 30),
-    ]  # fmt: skip
-
-
-def test_many_rows_leave_at_once() -> None:
+def test_points_of_all_metrics_leave_merged_in_one_block_every_half_a_second() -> None:
     downstream = Downstream()
-    handler = merger(downstream, FakeClock(), rows=3)
-    handler.consume([points(Cpu, 3)])
-    assert downstream.rows().num_rows == 3
+    l1 = L1.with_own_queue("l1-time", downstream.push, L1Config(flush_interval=0.05), threads=ONE_THREAD)
+    for _ in range(3):
+        assert l1.produce(points(Cpu, 30))
+        assert l1.produce(points(Rps, 30))
+    wait_until(lambda: downstream.pushes and sum(downstream.counts().values()) == 180)
+    l1.close()
+
+    assert all(len(blocks) == 1 for blocks in downstream.pushes)
+    assert downstream.counts() == {"cpu": 90, "rps": 90}
+    assert downstream.rows().num_rows == 6 * len(downstream.pushes)
+
+
+def test_many_rows_leave_at_once_in_blocks_of_bounded_size() -> None:
+    downstream = Downstream()
+    config = L1Config(flush_interval=3600.0, flush_rows=10)
+    l1 = L1.with_own_queue("l1-rows", downstream.push, config, threads=ONE_THREAD)
+    l1.produce(Cpu.of([f"e{n}" for n in range(25)], range(25), [1.0] * 25))
+    wait_until(lambda: len(downstream.pushes) == 3)
+    assert downstream.rows().num_rows == 25
+    l1.close()
+
+
+def test_many_points_of_few_series_are_merged_and_gather_on() -> None:
+    downstream = Downstream()
+    config = L1Config(flush_interval=3600.0, flush_rows=100)
+    l1 = L1.with_own_queue("l1-few", downstream.push, config, threads=ONE_THREAD)
+    for _ in range(50):
+        l1.produce(points(Cpu, 90))
+    wait_until(lambda: _value(l1, "penstock_points_received_total") == 4500)
+    l1.close()
+    # One, or two if the pusher had a round in hand when `close` came; without gathering on there would be 45.
+    assert len(downstream.pushes) <= 2
+    assert pc.sum(downstream.rows()["count"]).as_py() == 4500
 
 
 def test_what_the_queue_refuses_stays_and_is_handed_over_merged_once_there_is_room(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    downstream, clock = Downstream(), FakeClock()
-    downstream.full = True
-    handler = merger(downstream, clock)
+    caplog.set_level("INFO")
+    downstream = Downstream()
+    downstream.full()
+    l1 = L1.with_own_queue("l1-full", downstream.push, L1Config(flush_interval=0.01), threads=ONE_THREAD)
+    for round_number in range(1, 4):
+        l1.produce(points(Cpu, 30))
+        wait_until(partial(_refused_more_than, downstream, round_number))
+    downstream.refusal = None
+    wait_until(lambda: downstream.pushes)
+    l1.close()
 
-    for _ in range(3):
-        handler.consume([points(Cpu, 30)])
-        clock.advance(0.5)
-        handler.on_idle()
-    assert [record.message for record in caplog.records] == [
-        "L1 keeps what the queue refuses. metric=cpu reason=no room"
+    assert downstream.counts() == {"cpu": 90}
+    assert downstream.rows().num_rows == 3
+    said = [record.message for record in caplog.records if record.name.startswith("penstock.aggregate")]
+    assert said == [
+        "L1 keeps what the queue refuses. queue=l1-full reason=no room",
+        "L1 hands over again. queue=l1-full",
     ]
 
-    downstream.full = False
-    clock.advance(0.5)
-    handler.on_idle()
-    assert pc.sum(downstream.rows()["count"]).as_py() == 90
-    assert downstream.rows().num_rows == 3
+
+def test_what_the_queue_refuses_is_bounded_and_then_nothing_more_is_let_in() -> None:
+    downstream = Downstream()
+    downstream.full()
+    chunk = Cpu.of([f"e{n}" for n in range(100)], range(100), [1.0] * 100)
+    config = L1Config(flush_interval=0.01, max_bytes=10 * chunk.nbytes)
+    l1 = L1.with_own_queue("l1-bound", downstream.push, config, threads=ONE_THREAD)
+    accepted = 0
+    for number in range(200):  # new series each time, so that merging makes nothing smaller
+        other = Cpu.of([f"{number}-{n}" for n in range(100)], range(100), [1.0] * 100)
+        accepted += l1.produce(other)
+    assert 0 < accepted <= 10
+    assert not l1.produce(chunk, timeout=0.01)
+
+    downstream.refusal = None
+    assert l1.produce(chunk, timeout=10.0), "room comes back"
+    l1.close()
+    assert downstream.counts() == {"cpu": 100 * (accepted + 1)}
+    assert _value(l1, "penstock_l1_held_bytes") == 0
+    assert _value(l1, "penstock_l1_turned_away_total") == 201 - accepted
+
+
+def test_a_request_larger_than_the_limit_is_let_in_alone() -> None:
+    downstream = Downstream()
+    l1 = L1.with_own_queue("l1-large", downstream.push, L1Config(max_bytes=10), threads=ONE_THREAD)
+    assert l1.produce(points(Cpu, 1000))
+    assert l1.produce(points(Cpu, 1000), timeout=10.0)
+    l1.close()
+    assert downstream.counts() == {"cpu": 2000}
 
 
 def test_closing_hands_over_everything_that_was_accepted_of_every_metric() -> None:
     downstream = Downstream()
-    queue = BatchQueue("l1-close", BatchQueueConfig(threads=ThreadPolicy.fixed(2)))
-    l1 = L1(queue, downstream.push, flush_interval=3600.0)
+    l1 = L1.with_own_queue("l1-close", downstream.push, NEVER, threads=ThreadPolicy.fixed(2))
     for _ in range(100):
         assert l1.produce(points(Cpu, 7))
         assert l1.produce(points(Rps, 11))
     l1.close()
 
-    counts = downstream.rows().group_by("metric").aggregate([("count", "sum")]).to_pydict()
-    assert dict(zip(counts["metric"], counts["count_sum"])) == {"cpu": 700, "rps": 1100}
+    assert downstream.counts() == {"cpu": 700, "rps": 1100}
     assert not l1.produce(points(Cpu, 1))
 
 
-def test_a_scrape_shows_points_in_and_rows_out_by_metric() -> None:
+def test_producers_that_race_with_close_lose_nothing_that_was_accepted() -> None:
     downstream = Downstream()
-    queue = BatchQueue("l1-scrape", BatchQueueConfig(threads=ThreadPolicy.fixed(1)))
-    l1 = L1(queue, downstream.push)
+    l1 = L1.with_own_queue("l1-race", downstream.push, NEVER, threads=ThreadPolicy.fixed(2))
+    accepted, started = [0] * 4, threading.Barrier(5)
+
+    def produce(index: int) -> None:
+        started.wait()
+        while l1.produce(points(Cpu, 1), timeout=10.0):
+            accepted[index] += 1
+
+    producers = [threading.Thread(target=produce, args=(index,)) for index in range(4)]
+    for producer in producers:
+        producer.start()
+    started.wait()
+    wait_until(lambda: sum(accepted) > 50)
+    l1.close()
+    for producer in producers:
+        producer.join(10)
+    assert downstream.counts() == {"cpu": sum(accepted)}
+
+
+def test_a_close_that_is_refused_says_so_and_may_be_tried_again() -> None:
+    downstream = Downstream()
+    downstream.full()
+    l1 = L1.with_own_queue("l1-again", downstream.push, NEVER, threads=ONE_THREAD)
+    l1.produce(points(Cpu, 30))
+    with pytest.raises(QueueFull, match="no room"):
+        l1.close()
+
+    downstream.refusal = None
+    l1.close()
+    assert downstream.counts() == {"cpu": 30}
+
+
+def test_a_close_without_time_for_the_handlers_hands_over_what_is_merged_and_says_that_it_is_not_all() -> None:
+    downstream = Downstream()
+    queue = BatchQueue("l1-late", BatchQueueConfig(threads=ThreadPolicy.fixed(2)))
+    reached, let_go = threading.Event(), threading.Event()
+
+    class Stuck:
+        pass
+
+    def consume(batch: list[Stuck]) -> None:
+        reached.set()
+        assert let_go.wait(20)
+
+    queue.add_handler(Stuck, consume)  # somebody else's handler in the one partition keeps ours waiting
+    l1 = L1(queue, downstream.push, NEVER)
+    l1.produce(points(Cpu, 30))
+    wait_until(lambda: _value(l1, "penstock_points_received_total") == 30)
+    queue.produce(Stuck())
+    assert reached.wait(10)
+    l1.produce(points(Cpu, 5))
+    with pytest.raises(QueueClosed, match=r"not everything was merged within 0\.05 s"):
+        l1.close(timeout=0.05)
+    let_go.set()
+    assert downstream.counts() == {"cpu": 30}
+
+
+def test_a_scrape_shows_points_in_and_rows_out() -> None:
+    downstream = Downstream()
+    l1 = L1.with_own_queue("l1-scrape", downstream.push, NEVER, threads=ONE_THREAD)
     telemetry = Telemetry()
     telemetry.watch(l1.samples)
     l1.produce(points(Cpu, 30))
@@ -113,12 +193,12 @@ def test_a_scrape_shows_points_in_and_rows_out_by_metric() -> None:
 
     scrape = telemetry.render().decode()
     assert 'penstock_points_received_total{metric="cpu"} 30.0' in scrape
-    assert 'penstock_l1_partials_total{metric="cpu"} 3.0' in scrape
+    assert "penstock_l1_partials_total 3.0" in scrape
+    assert "penstock_l1_blocks_total 1.0" in scrape
 
 
 def test_definitions_make_several_metrics_of_one_source_and_drop_what_is_not_defined() -> None:
     downstream = Downstream()
-    queue = BatchQueue("l1-definitions", BatchQueueConfig(threads=ThreadPolicy.fixed(1)))
     definitions = parse_definitions(
         {
             "metrics": [
@@ -128,7 +208,7 @@ def test_definitions_make_several_metrics_of_one_source_and_drop_what_is_not_def
             "undefined": "drop",
         }
     )
-    l1 = L1(queue, downstream.push, definitions=definitions)
+    l1 = L1.with_own_queue("l1-definitions", downstream.push, definitions=definitions, threads=ONE_THREAD)
     l1.produce(points(Cpu, 30))
     l1.produce(points(Rps, 30))
     l1.close()
@@ -138,10 +218,60 @@ def test_definitions_make_several_metrics_of_one_source_and_drop_what_is_not_def
 
 
 def test_points_that_are_no_numbers_are_left_out_and_counted() -> None:
-    downstream, clock = Downstream(), FakeClock()
-    handler = merger(downstream, clock)
-    handler.consume([Cpu.of(["{}"] * 4, [0, 1, 2, 3], [1.0, float("nan"), float("inf"), 2.0])])
-    handler.flush()
+    downstream = Downstream()
+    l1 = L1.with_own_queue("l1-nan", downstream.push, NEVER, threads=ONE_THREAD)
+    l1.produce(Cpu.of(["{}"] * 4, [0, 1, 2, 3], [1.0, float("nan"), float("inf"), 2.0]))
+    l1.produce(Rps.of(["{}"], [0], [float("nan")]))
+    l1.close()
 
     assert downstream.rows()["sum"].to_pylist() == [3.0]
-    assert handler.not_numbers == 2
+    assert _value(l1, "penstock_points_not_numbers_total") == 3
+
+
+def test_defined_metrics_grow_the_partitions_and_meters_hardly_do() -> None:
+    sources = [f"defined{n}" for n in range(30)]
+    definitions = parse_definitions({"metrics": [{"name": f"{name}_max", "source": name} for name in sources]})
+    defined = L1.with_own_queue("l1-defined", Downstream().push, definitions=definitions, threads=ThreadPolicy.fixed(2))
+    meters = L1.with_own_queue("l1-meters", Downstream().push, threads=ThreadPolicy.fixed(2))
+    for name in sources:
+        defined.produce(points(chunk_type(name), 1))
+        meters.produce(points(chunk_type(name), 1))
+    assert len(defined.queue.stats().partitions) == 30
+    assert len(meters.queue.stats().partitions) == 2
+    defined.close()
+    meters.close()
+
+
+def test_thousands_of_metrics_cost_a_bounded_number_of_handlers_and_no_threads() -> None:
+    downstream = Downstream()
+    config = L1Config(max_metrics=20, flush_interval=3600.0)
+    l1 = L1.with_own_queue("l1-many", downstream.push, config, threads=ThreadPolicy.fixed(2))
+    threads = threading.active_count()
+    for number in range(4_000):
+        assert l1.produce(points(chunk_type(f"metric{number}"), 1), timeout=10.0)
+    assert threading.active_count() <= threads
+    assert len(l1.queue.stats().types) == 21
+    samples = [sample for sample in l1.samples() if sample.name == "penstock_points_received_total"]
+    l1.close()
+
+    assert {sample.labels[0] for sample in samples} == {*(f"metric{n}" for n in range(20)), OTHERS}
+    counts = downstream.counts()
+    assert len(counts) == 4_000
+    assert set(counts.values()) == {1}
+    gc.collect()
+    assert len(point._types) < 1_000, "the classes of metrics that nobody holds are let go"
+
+
+def test_settings_without_sense_are_refused_by_name() -> None:
+    for field in ("flush_rows", "max_metrics", "max_bytes", "flush_interval"):
+        settings: dict[str, Any] = {field: 0}
+        with pytest.raises(ConfigError, match=rf"l1\.{field} must be .*, got 0"):
+            L1Config(**settings)
+
+
+def _refused_more_than(downstream: Downstream, times: int) -> bool:
+    return downstream.refused > times
+
+
+def _value(l1: L1, name: str) -> float:
+    return sum(sample.value for sample in l1.samples() if sample.name == name)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError
@@ -10,8 +11,8 @@ from penstock.model.definition import Definition, Definitions
 from penstock.model.definition_file import load_definitions, parse_definitions
 from penstock.model.finals import with_finals
 from penstock.model.level import Level
-from penstock.model.partial import merged
-from penstock.model.point import chunk_type, entity_of
+from penstock.model.partial import IDENTITY, STATES, merged
+from penstock.model.point import DISTRIBUTIONS, POINTS, Kind, chunk_type, entity_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "definitions" / "services.yaml"
 REQUESTS = [  # service, endpoint, status, milliseconds
@@ -57,6 +58,49 @@ SHOP, BLOG = '{"service":"shop"}', '{"service":"blog"}'
 )
 def test_each_function_gives_what_a_person_would_work_out(keys: dict[str, Any], expected: dict[str, float]) -> None:
     assert values(define(entity=["service"], **keys)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"function": "avg"},
+        {"function": "sum"},
+        {"function": "cpm"},
+        {"function": "count", "filter": {"value": {"above": 20}}},
+        {"function": "percent", "match": {"value": {"above": 50}}},
+        {"function": "rate", "numerator": {"status": "500"}, "denominator": {"status": {"not": "404"}}},
+        {"function": "apdex", "threshold": 500},
+        {"function": "percentile"},
+        {"function": "histogram", "bounds": [50, 500]},
+    ],
+)
+def test_a_distribution_counts_as_the_values_that_it_stands_for(keys: dict[str, Any]) -> None:
+    counts = [3, 1, 4, 1, 5]
+    entities = [entity_of({"service": s, "endpoint": e, "status": c}) for s, e, c, _ in REQUESTS]
+    figures = [ms for *_, ms in REQUESTS]
+    times = pa.array([0] * len(REQUESTS), pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    totals = [count * ms for count, ms in zip(counts, figures)]
+    distribution = pa.table([entities, times, figures, counts, totals, figures, figures], schema=DISTRIBUTIONS)
+    spread = [index for index, count in enumerate(counts) for _ in range(count)]
+    single = distribution.select(POINTS.names).take(spread)
+
+    for scope in ({"entity": ["service"]}, {}):
+        definition = define(**keys, **scope)
+        assert_same_partials(merged(definition.partials(distribution)), merged(definition.partials(single)))
+
+
+def assert_same_partials(found: pa.Table, expected: pa.Table) -> None:
+    order = [(name, "ascending") for name in IDENTITY]
+    found, expected = found.sort_by(order), expected.sort_by(order)
+    assert found.select(list(IDENTITY)).equals(expected.select(list(IDENTITY)))
+    for state in STATES:
+        assert found[state.name].to_pylist() == pytest.approx(expected[state.name].to_pylist())
+
+
+def test_what_nobody_defined_is_made_of_what_its_points_are() -> None:
+    made = {kind: str(Definitions().of("m", kind)[0].function) for kind in Kind}
+
+    assert made == {Kind.GAUGE: "avg", Kind.COUNTER: "sum", Kind.DISTRIBUTION: "percentile(6)"}
 
 
 def test_a_top_n_keeps_the_labels_that_are_not_of_the_entity_as_its_record() -> None:

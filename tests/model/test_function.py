@@ -154,7 +154,8 @@ def test_a_rate_divides_what_matches_one_condition_by_what_matches_another() -> 
     times = pa.array([0, 1, 2, 3], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     numerator, denominator = pa.array([1.0, 0.0, 1.0, 0.0]), pa.array([1, 1, 1, 0], pa.int64())
     entities = pa.array(["a", "a", "a", "b"])
-    partials = of_columns("m", Function("rate"), entities, times, numerator, weights=denominator)
+    states = {"count": denominator, "sum": numerator, "min": numerator, "max": numerator}
+    partials = of_columns("m", Function("rate"), entities, times, numerator, states=states)
 
     values = {row["entity"]: row["value"] for row in with_finals(partials, Level.HOUR).to_pylist()}
 

@@ -1,159 +1,298 @@
 """L1: merges the points of one series before they travel.
 
-chunk ──produce──► batch queue ──consume──► pending partials ──every 500 ms──► one block for the durable queue
+    request ──submit──► batch queue ──a handler per metric──► partials ──one block──► durable queue ──► answer
+               └ room for all of it, or False                  └ a round: merged and pushed at once
+
+Invariants
+1. A request is let in whole or not at all; of one that is not, `done` is never called.
+2. `done` of a request that was let in is called exactly once.
+3. At `disk` and `fsync`, done(None) says that `push` has returned for every point of the request, and done(error) that
+   it was refused with all the others of its round. Only a chunk that cannot be merged, or a queue that somebody else
+   closes, fails a request of which other chunks may have been taken.
+4. One push at a time; whoever comes while it runs shares the next.
+5. What is held is bounded in bytes: in the queue, as partials, and what the durable queue refuses.
+6. What nobody waits for (`produce`, or durability `memory`) is kept until the durable queue takes it.
+How they are kept: `pending`.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from penstock.batch import BatchQueue
+from penstock.aggregate.merger import Merger
+from penstock.aggregate.pending import Done, Held, Pending, Request, Round
+from penstock.batch import BatchQueue, BatchQueueConfig, DrainBalancer, PartitionPolicy, ThreadPolicy
+from penstock.batch.config import BufferStrategy
 from penstock.clock import Clock, SystemClock
-from penstock.errors import QueueError
-from penstock.model.definition import Definition, Definitions
-from penstock.model.partial import merged
+from penstock.errors import ConfigError, QueueClosed, QueueError
+from penstock.model.definition import Definitions
+from penstock.model.partial import PARTIALS, merged, of_chunks
 from penstock.model.point import Chunk
 from penstock.model.segment import encode
+from penstock.spool import Durability
 from penstock.telemetry import Sample
+from penstock.units import parse_bytes, parse_duration
 
 log = logging.getLogger(__name__)
 
-FLUSH_INTERVAL = 0.5  # short enough that a minute table is fresh, long enough that a series merges many points
-FLUSH_ROWS = 50_000  # about 4 MB of partials: bounds memory when there are more series than points to merge
+BUFFER_CHUNKS = 20_000  # the seed's buffer for L1; ours is bounded by bytes first
+BALANCE_INTERVAL = 10.0
+PUSHER_GRACE = 0.5  # handlers that used up the time of `close` must not cost what is merged: a push takes milliseconds
+# A metric that has definitions is made of events, and its handler does a group-by for each definition. One that has
+# none is a meter that is read now and then: twenty of those are as much work.
+DEFINED_WEIGHT = 1.0
+METER_WEIGHT = 0.05
+OTHERS = "(others)"
+
+Push = Callable[[list[bytes]], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class L1Config:
+    """Settings of one L1.
+
+    durability      when a sender is answered: `memory` as soon as the points are held, otherwise once they are pushed
+    max_bytes       the most that is held, in all its stages
+    flush_interval  how long points that nobody waits for may gather, in seconds
+    flush_rows      the most rows of one block, about 4 MB; so many are pushed at once
+    max_metrics     metrics with a handler of their own; the others share one
+    """
+
+    durability: Durability = Durability.MEMORY
+    max_bytes: int | str = "64Mi"
+    flush_interval: float | str = 0.5
+    flush_rows: int = 50_000
+    max_metrics: int = 1_000
+
+    def __post_init__(self) -> None:
+        for field in ("flush_rows", "max_metrics"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"l1.{field} must be >= 1, got {getattr(self, field)}")
+        if parse_bytes(self.max_bytes, "l1.max_bytes") < 1:
+            raise ConfigError(f"l1.max_bytes must be >= 1, got {self.max_bytes}")
+        if not parse_duration(self.flush_interval, "l1.flush_interval") > 0:
+            raise ConfigError(f"l1.flush_interval must be > 0, got {self.flush_interval}")
 
 
 class L1:
     """One shared batch queue, a handler per metric; what leaves it are blocks of merged partials.
 
-    Loss: nothing that `produce` accepted, as long as `close` runs; until then it is in memory only. A block that `push`
-    refuses stays pending and is merged with what comes next.
-    Threads: `produce` may be called from any thread.
+    Loss: nothing that was let in, as long as `close` runs. At `memory` a crash loses what is held; at `disk` and
+        `fsync` nobody was told that it is safe.
+    Order: none; partials need none.
+    Threads: every method may be called from any thread; `done` may be called from any. One thread of its own pushes.
+    Blocks: `produce` with a timeout, while it is full; `close`.
     """
 
     def __init__(
         self,
         queue: BatchQueue,
-        push: Callable[[bytes], object],
+        push: Push,
+        config: L1Config | None = None,
         *,
         definitions: Definitions | None = None,
-        flush_interval: float = FLUSH_INTERVAL,
-        flush_rows: int = FLUSH_ROWS,
         clock: Clock | None = None,
     ) -> None:
-        self._queue = queue
+        self.config = config = config or L1Config()
+        self.queue = queue
         self._push = push
         self._definitions = definitions or Definitions()
-        self._flush_interval = flush_interval
-        self._flush_rows = flush_rows
         self._clock: Clock = clock or SystemClock()
+        self._answers_late = config.durability is not Durability.MEMORY
+        self._pending = Pending(
+            max_bytes=parse_bytes(config.max_bytes, "l1.max_bytes"),
+            max_chunks=queue.config.buffer_size,  # all of them may be of one partition
+            flush_interval=parse_duration(config.flush_interval, "l1.flush_interval"),
+            flush_rows=config.flush_rows,
+            clock=self._clock,
+        )
+        self._blocks = 0
+        self._partials = 0
         # _lock guards the registration of new metrics.
         self._lock = threading.Lock()
-        self._mergers: dict[type[Chunk], _Merger] = {}
+        self._mergers: list[Merger] = []
+        self._kinds: dict[str, type[Held]] = {}
+        self._others: type[Held] | None = None
+        self._pusher = threading.Thread(target=self._push_rounds, name=f"penstock-{queue.name}-push", daemon=True)
+        self._pusher.start()
 
-    def produce(self, chunk: Chunk) -> bool:
-        """Hand over points of one metric; False if the queue is full or closed."""
-        if type(chunk) not in self._mergers:
-            self._register(type(chunk))
-        return self._queue.produce(chunk)
+    @classmethod
+    def with_own_queue(
+        cls,
+        name: str,
+        push: Push,
+        config: L1Config | None = None,
+        *,
+        threads: ThreadPolicy | None = None,
+        definitions: Definitions | None = None,
+        clock: Clock | None = None,
+    ) -> Self:
+        """An L1 on a queue as the seed has it: a thread per core, partitions that grow with the metrics."""
+        settings = BatchQueueConfig(
+            threads=threads or ThreadPolicy.cpu_cores(1.0),
+            partitions=PartitionPolicy.adaptive(),
+            buffer_size=BUFFER_CHUNKS,
+            strategy=BufferStrategy.IF_POSSIBLE,
+            balancer=DrainBalancer.cost_weighted(),  # not by items: a chunk has one point or a hundred thousand
+            balance_interval=BALANCE_INTERVAL,
+        )
+        return cls(BatchQueue(name, settings, clock=clock), push, config, definitions=definitions, clock=clock)
 
-    def _register(self, kind: type[Chunk]) -> None:
+    # In
+
+    def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
+        """Let one request's chunks in, all or none; False if there is no room, or it is closed.
+
+        `done(error)` is called once, in any thread, as soon as they are as safe as the durability says: with None, or
+        with the error for which they are not. At `memory` that is before this returns.
+        """
+        with self._pending.doorway([chunk.nbytes for chunk in chunks]) as sizes:
+            if sizes is None:
+                return False
+            if self._answers_late and chunks:
+                self._put(chunks, sizes, self._pending.enter(done, len(chunks)))
+                return True
+            error = self._put(chunks, sizes, None)
+        done(error)
+        return True
+
+    def produce(self, chunk: Chunk, timeout: float = 0.0) -> bool:
+        """Hand over points of one metric and wait for no answer; False if there is no room within `timeout` seconds."""
+        with self._pending.doorway([chunk.nbytes], timeout) as sizes:
+            return sizes is not None and self._put([chunk], sizes, None) is None
+
+    def _put(self, chunks: Sequence[Chunk], sizes: Sequence[int], request: Request | None) -> QueueError | None:
+        """Put chunks in for which there is room; what went wrong, if somebody else has closed or filled the queue."""
+        refusal = None
+        for chunk, size in zip(chunks, sizes, strict=True):
+            held = (self._kinds.get(chunk.metric) or self._kind_of(chunk.metric))(chunk, size, request)
+            if not self.queue.produce(held, 0.0):
+                refusal = QueueClosed(f"queue {self.queue.name!r} was closed, or filled, by somebody else")
+                self._pending.failed(held, refusal)
+        return refusal
+
+    def _kind_of(self, metric: str) -> type[Held]:
+        """What the chunks of `metric` travel as; the first chunk of a metric registers its handler."""
         with self._lock:
-            if kind not in self._mergers:
-                made = self._definitions.of(kind.metric)
-                merger = _Merger(kind.metric, made, self._push, self._flush_interval, self._flush_rows, self._clock)
-                self._queue.add_handler(kind, merger)
-                self._mergers[kind] = merger
+            if metric in self._kinds:
+                return self._kinds[metric]
+            if len(self._kinds) >= self.config.max_metrics:
+                if self._others is None:
+                    log.warning("Metrics without a handler of their own share one. most=%d", self.config.max_metrics)
+                    self._others = self._registered(OTHERS, DEFINED_WEIGHT)
+                return self._others
+            weight = DEFINED_WEIGHT * self._definitions.count_of(metric) or METER_WEIGHT
+            kind = self._kinds[metric] = self._registered(metric, weight)
+            return kind
+
+    def _registered(self, name: str, weight: float) -> type[Held]:
+        merger = Merger(name, self._definitions, self._pending)
+        kind = type(f"Held[{name}]", (Held,), {"__slots__": ()})
+        with suppress(QueueClosed):  # then `produce` says so
+            self.queue.add_handler(kind, merger.consume, weight)
+        self._mergers.append(merger)
+        return kind
+
+    # Out
+
+    def _push_rounds(self) -> None:
+        while (round_ := self._pending.next_round()) is not None:
+            self._hand_over(round_)
+
+    def _hand_over(self, round_: Round) -> BaseException | None:
+        """Push a round, and say so to whoever waits for it; what went wrong, if anything."""
+        try:
+            table = self._table_of(round_)
+            if round_.is_kept:
+                return None if self._pending.put_back(round_, table) else self._push_kept(round_, self._sliced(table))
+            if round_.waiting:
+                self._push_all(self._sliced(table))
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it and the thread go on
+            self._give_up(round_, error)
+            return error
+        self._pending.pushed(round_)
+        return None
+
+    def _table_of(self, round_: Round) -> pa.Table:
+        pieces = [*round_.partials, of_chunks(round_.chunks)] if round_.chunks else round_.partials
+        return merged(pa.concat_tables(pieces)) if pieces else PARTIALS.empty_table()
+
+    def _give_up(self, round_: Round, error: BaseException) -> None:
+        if round_.is_kept:
+            self._keep(round_, round_.partials, error, round_.chunks)
+        else:
+            self._pending.refused(round_, error)
+
+    def _keep(
+        self, round_: Round, partials: Sequence[pa.Table], error: BaseException, chunks: Sequence[Chunk] = ()
+    ) -> None:
+        if self._pending.keep(round_, partials, chunks):
+            log.warning("L1 keeps what the queue refuses. queue=%s reason=%s", self.queue.name, error)
+
+    def _sliced(self, table: pa.Table) -> list[pa.Table]:
+        most = self.config.flush_rows
+        return [table.slice(start, most) for start in range(0, table.num_rows, most)]
+
+    def _push_all(self, blocks: Sequence[pa.Table]) -> None:
+        if blocks:
+            self._push([encode(block) for block in blocks])
+            self._blocks += len(blocks)
+            self._partials += sum(block.num_rows for block in blocks)
+
+    def _push_kept(self, round_: Round, blocks: Sequence[pa.Table]) -> BaseException | None:
+        """Push block by block, because nobody waits for all of it, and keep the rest."""
+        for index, block in enumerate(blocks):
+            try:
+                self._push_all([block])
+            except Exception as error:  # noqa: BLE001 - what nobody waits for must not be lost, whatever it is
+                self._keep(round_, blocks[index:], error)
+                return error
+        if self._pending.pushed(round_):
+            log.info("L1 hands over again. queue=%s", self.queue.name)
+        return None
 
     def close(self, timeout: float = 30.0) -> None:
-        """Drain the queue, merge and push what is pending. Raises what `push` raises: then it is still pending."""
-        self._queue.close(timeout)
-        for merger in list(self._mergers.values()):
-            merger.flush()
+        """Let nothing more in, merge what the queue holds, push all of it, answer everybody.
+
+        Raises what `push` raises, or QueueClosed if there was no time to merge everything: who waited for it has heard
+        so. What nobody waited for is then still held, and `close` may be called again.
+        """
+        deadline = self._clock.monotonic() + timeout
+        self._pending.close()
+        drained = self.queue.close(timeout)
+        self._pending.stop()
+        self._pusher.join(max(PUSHER_GRACE, deadline - self._clock.monotonic()))
+        errors = [error for round_ in self._pending.last_rounds() if (error := self._end(round_)) is not None]
+        if not drained:
+            errors.append(QueueClosed(f"L1 {self.queue.name!r}: not everything was merged within {timeout} s"))
+        if errors:
+            raise errors[0]
+
+    def _end(self, round_: Round) -> BaseException | None:
+        """Hand over one of the last rounds, if that can still be done; what went wrong, if anything."""
+        error = None
+        if self._pusher.is_alive():
+            error = QueueClosed(f"L1 {self.queue.name!r}: the durable queue has not taken the block before this one")
+        elif round_.unmerged:
+            error = QueueClosed(f"L1 {self.queue.name!r} was closed before all of the request was merged")
+        if error is None:
+            return self._hand_over(round_)
+        self._give_up(round_, error)
+        return error
 
     def samples(self) -> Iterable[Sample]:
         """For `Telemetry.watch`."""
-        for merger in list(self._mergers.values()):
-            yield Sample("penstock_points_received_total", merger.points, (merger.metric,))
-            yield Sample("penstock_l1_partials_total", merger.partials, (merger.metric,))
-            yield Sample("penstock_points_not_numbers_total", merger.not_numbers, (merger.metric,))
-
-
-class _Merger:
-    """The handler of one metric. The queue never runs it on two threads at once, so it needs no lock."""
-
-    def __init__(
-        self,
-        metric: str,
-        definitions: tuple[Definition, ...],
-        push: Callable[[bytes], object],
-        flush_interval: float,
-        flush_rows: int,
-        clock: Clock,
-    ) -> None:
-        self.metric = metric
-        self.points = 0
-        self.not_numbers = 0
-        self._definitions = definitions
-        self.partials = 0
-        self._push = push
-        self._flush_interval = flush_interval
-        self._flush_rows = flush_rows
-        self._clock = clock
-        self._pending: list[pa.Table] = []
-        self._rows = 0
-        self._due = 0.0
-        self._refused = False
-
-    def consume(self, batch: list[Chunk]) -> None:
-        if not self._pending:
-            self._due = self._clock.monotonic() + self._flush_interval
-        points = self._numbers(pa.concat_tables([chunk.points for chunk in batch]))
-        for definition in self._definitions if points.num_rows else ():
-            partials = definition.partials(points)
-            if partials.num_rows:
-                self._pending.append(partials)
-                self._rows += partials.num_rows
-        self.points += sum(map(len, batch))
-        self._flush_if_due()
-
-    def _numbers(self, points: pa.Table) -> pa.Table:
-        """Without NaN and infinities: one of them would make the sum of its series useless for good."""
-        finite = pc.is_finite(points["value"])
-        if pc.all(finite).as_py():
-            return points
-        kept = points.filter(finite)
-        self.not_numbers += points.num_rows - kept.num_rows
-        return kept
-
-    def on_idle(self) -> None:
-        if self._pending:
-            self._flush_if_due()
-
-    def _flush_if_due(self) -> None:
-        if self._rows < self._flush_rows and self._clock.monotonic() < self._due:
-            return
-        try:
-            self.flush()
-        except QueueError as error:
-            self._due = self._clock.monotonic() + self._flush_interval
-            if not self._refused:
-                self._refused = True
-                log.warning("L1 keeps what the queue refuses. metric=%s reason=%s", self.metric, error)
-
-    def flush(self) -> None:
-        """Push what is pending as one block; on an error it is all still pending."""
-        if not self._pending:
-            return
-        block = merged(pa.concat_tables(self._pending))
-        self._pending = [block]
-        self._rows = block.num_rows
-        self._push(encode(block))
-        self._pending = []
-        self._rows = 0
-        self.partials += block.num_rows
-        if self._refused:
-            self._refused = False
-            log.info("L1 hands over again. metric=%s", self.metric)
+        yield Sample("penstock_l1_held_bytes", self._pending.held_bytes)
+        yield Sample("penstock_l1_limit_bytes", parse_bytes(self.config.max_bytes, "l1.max_bytes"))
+        yield Sample("penstock_l1_turned_away_total", self._pending.turned_away)
+        yield Sample("penstock_l1_blocks_total", self._blocks)
+        yield Sample("penstock_l1_partials_total", self._partials)
+        for merger in list(self._mergers):
+            yield Sample("penstock_points_received_total", merger.points, (merger.name,))
+            yield Sample("penstock_points_not_numbers_total", merger.not_numbers, (merger.name,))
+            yield Sample("penstock_l1_failed_chunks_total", merger.failed_chunks, (merger.name,))

@@ -9,10 +9,11 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.function import AVG, Function
+from penstock.model.distinct import register_of
+from penstock.model.function import AVG, UNDEFINED, Function
 from penstock.model.level import Level
-from penstock.model.partial import of_columns
-from penstock.model.point import entity_of
+from penstock.model.partial import of_columns, of_each
+from penstock.model.point import STATED, Kind, entity_of
 
 BOUNDS = {"above": pc.greater, "at_least": pc.greater_equal, "below": pc.less, "at_most": pc.less_equal}
 
@@ -36,12 +37,13 @@ class Condition:
         """Which values are within the bounds; None if there are none."""
         mask = None
         for name, bound in self.bounds:
-            within = BOUNDS[name](values, bound)
+            within = BOUNDS[name](values, pa.scalar(bound, pa.float64()))
             mask = within if mask is None else pc.and_(mask, within)
         return mask
 
 
 EVERYTHING = Condition()
+FEW = 1_000  # points for which a group-by takes longer than all the rest
 _REMEMBERED = 100_000  # entities whose labels need not be parsed again: about 50 MB for each definition
 
 
@@ -57,14 +59,21 @@ class Definition:
     match: Condition = EVERYTHING  # percent: what is counted; rate: the numerator
     denominator: Condition = EVERYTHING
     record: tuple[str, ...] | None = None
+    of: tuple[str, ...] = ()  # distinct: the labels whose values are counted
     levels: tuple[Level, ...] = tuple(Level)
     ttl: Mapping[Level, float] = field(default_factory=dict)
     _seen: dict[str, "_View"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def partials(self, points: pa.Table) -> pa.Table:
-        """What points of the source become. Labels are looked at once for each entity, not for each point."""
-        if self == Definition(name=self.name, source=self.source):  # nothing to look at: the common case
-            return of_columns(self.name, self.function, points["entity"], points["time"], points["value"])
+        """What points of the source become. Labels are looked at once for each entity, not for each point.
+
+        A few points are not merged among themselves: whoever has many such tables merges them all at once.
+        """
+        make = of_columns if points.num_rows > FEW else of_each
+        columns = [points[name] for name in ("entity", "time", "value")]
+        states = {name: points[name] for name in STATED} if "count" in points.column_names else None
+        if self._takes_all:
+            return make(self.name, self.function, *columns, states=states)
         encoded = points["entity"].combine_chunks().dictionary_encode()
         encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
         views = self._views(encoded.dictionary.to_pylist())
@@ -76,27 +85,38 @@ class Definition:
         passes = _all(column([view.passes for view in views], pa.bool_()), self.filter.of_values(values))
         entities = column([view.entity for view in views], pa.string())
         records = column([view.record for view in views], pa.string()) if self.function.name == "top_n" else None
-        weights = None
+        scores = denominators = parts = None
+        counts = states["count"] if states else None
         match self.function.name:
             case "percent":
                 scores = _number(column([view.matches for view in views], pa.bool_()), self.match.of_values(values))
             case "rate":
                 scores = _number(column([view.matches for view in views], pa.bool_()), self.match.of_values(values))
                 below = column([view.counts for view in views], pa.bool_())
-                weights = pc.cast(_number(below, self.denominator.of_values(values)), pa.int64())
+                denominators = pc.cast(_number(below, self.denominator.of_values(values)), pa.int64())
             case "apdex":
                 scores = self.function.score(values)
-            case _:
-                scores = values
-        times = points["time"].combine_chunks()
-        columns = [piece.filter(passes) for piece in (entities, times, scores)]
-        return of_columns(
+            case "distinct":
+                parts = column([view.register for view in views], pa.int64())
+                scores = column([view.rank for view in views], pa.float64())
+                passes = pc.and_(passes, pc.is_valid(parts))
+        if scores is not None:
+            states = _states_of(scores, counts, denominators)
+        columns = [piece.filter(passes) for piece in (entities, points["time"].combine_chunks(), values)]
+        return make(
             self.name,
             self.function,
             *columns,
-            weights=None if weights is None else weights.filter(passes),
+            states=None if states is None else {name: piece.filter(passes) for name, piece in states.items()},
             records=None if records is None else records.filter(passes),
+            parts=None if parts is None else parts.filter(passes),
         )
+
+    @property
+    def _takes_all(self) -> bool:
+        """Whether there is nothing to look at in a point: the common case."""
+        plain = self.function.name not in ("percent", "rate", "apdex", "top_n", "distinct")
+        return plain and self.entity is None and self.filter == EVERYTHING
 
     def _views(self, entities: list[str]) -> list["_View"]:
         if len(self._seen) > _REMEMBERED:
@@ -108,7 +128,8 @@ class Definition:
 
     def _view(self, text: str) -> "_View":
         labels: dict[str, str] = json.loads(text)
-        chosen = labels if self.entity is None else {name: labels.get(name, "") for name in self.entity}
+        others = {name: value for name, value in labels.items() if name not in self.of}
+        chosen = others if self.entity is None else {name: labels.get(name, "") for name in self.entity}
         rest = {name: value for name, value in labels.items() if name not in chosen}
         kept = rest if self.record is None else {name: labels.get(name, "") for name in self.record}
         return _View(
@@ -117,7 +138,16 @@ class Definition:
             entity_of(kept),
             self.match.accepts(labels),
             self.denominator.accepts(labels),
+            *self._counted(labels),
         )
+
+    def _counted(self, labels: Mapping[str, str]) -> tuple[int | None, int]:
+        """Register and rank of what a distinct count counts. One label counts as its text, several as their JSON."""
+        if not self.of:
+            return None, 0
+        found = {name: labels.get(name, "") for name in self.of}
+        text = found[self.of[0]] if len(self.of) == 1 else entity_of(found)
+        return register_of(text, int(self.function.parameters[0])) or (None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +159,16 @@ class _View:
     record: str
     matches: bool
     counts: bool
+    register: int | None
+    rank: int
+
+
+def _states_of(scores: Any, counts: Any | None, denominators: Any | None) -> dict[str, Any]:
+    """The states of scored points: `counts` is how many values each stands for, `denominators` whether they count."""
+    ones = pa.repeat(pa.scalar(1, pa.int64()), len(scores)) if counts is None else counts
+    weights = ones if denominators is None else pc.multiply(ones, denominators)
+    total = scores if counts is None else pc.multiply(scores, pc.cast(counts, pa.float64()))
+    return {"count": weights, "sum": total, "min": scores, "max": scores}
 
 
 def _all(first: Any, second: Any | None) -> Any:
@@ -146,12 +186,20 @@ class Definitions:
     metrics: tuple[Definition, ...] = ()
     undefined: Literal["keep", "drop"] = "keep"
 
-    def of(self, source: str) -> tuple[Definition, ...]:
+    def of(self, source: str, kind: Kind = Kind.GAUGE) -> tuple[Definition, ...]:
         """What is made of the points of `source`."""
         found = tuple(metric for metric in self.metrics if metric.source == source)
         if not found and self.undefined == "keep":
-            return (Definition(name=source, source=source),)
+            return (Definition(name=source, source=source, function=UNDEFINED[kind]),)
         return found
+
+    def is_plain(self, source: str) -> bool:
+        """Whether points of `source` are kept as they are, by their own labels."""
+        return self.undefined == "keep" and not self.count_of(source)
+
+    def count_of(self, source: str) -> int:
+        """How many definitions have that source."""
+        return sum(metric.source == source for metric in self.metrics)
 
     def not_at(self, level: Level) -> tuple[str, ...]:
         """The metrics that `level` does without."""

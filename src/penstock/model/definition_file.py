@@ -12,7 +12,8 @@
 
 Beside `function` stand its parameters: percentile `relative_error` (0.01), apdex `threshold`, histogram `bounds`,
 percent `match`, rate `numerator` and `denominator` (conditions like `filter`), top_n `n` and `record` (labels that
-make the record; left out: all that are not in the entity).
+make the record; left out: all that are not in the entity), distinct `of` (the label, or a list of them, whose values
+are counted) and `relative_error` (0.02).
 A condition names labels: a text or a list of them is what the label must be, {not: …} what it must not be,
 {matches: …} a regular expression for all of it. `value` is the point's own: {above, at_least, below, at_most}.
 """
@@ -24,10 +25,11 @@ from typing import Any
 
 import yaml
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, MissingRequirement
 from penstock.model.definition import BOUNDS, EVERYTHING, Condition, Definition, Definitions
+from penstock.model.distinct import hll, lg_k_for
 from penstock.model.exponential import scale_for
-from penstock.model.function import FINALS, Function
+from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
 from penstock.units import parse_duration
 
@@ -39,6 +41,7 @@ _PARAMETERS: dict[str, dict[str, bool]] = {  # function: {parameter: required}
     "percent": {"match": True},
     "rate": {"numerator": True, "denominator": True},
     "top_n": {"n": False, "record": False},
+    "distinct": {"of": True, "relative_error": False},
 }
 TOP_N = 20
 
@@ -84,8 +87,8 @@ def _definition(place: str, entry: Any) -> Definition:
     name = _text(f"{place}.name", entry.get("name"))
     place = f"{place} ({name})"
     kind = _text(f"{place}.function", entry.get("function", "avg"))
-    if kind not in FINALS:
-        raise ConfigError(f"{place}.function: one of {', '.join(FINALS)} is expected, got {kind!r}")
+    if kind not in FUNCTIONS:
+        raise ConfigError(f"{place}.function: one of {', '.join(FUNCTIONS)} is expected, got {kind!r}")
     parameters = _PARAMETERS.get(kind, {})
     _refuse_unknown(f"{place}.", entry, _KNOWN | parameters.keys())
     for parameter, required in parameters.items():
@@ -95,6 +98,8 @@ def _definition(place: str, entry: Any) -> Definition:
         function = _function(kind, entry)
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"{place}.function: {error}") from error
+    except MissingRequirement as error:
+        raise MissingRequirement(f"{place}.function: {error}") from None
     return Definition(
         name=name,
         source=_text(f"{place}.source", entry.get("source")),
@@ -104,6 +109,7 @@ def _definition(place: str, entry: Any) -> Definition:
         match=_condition(f"{place}.match", entry.get("match", entry.get("numerator"))),
         denominator=_condition(f"{place}.denominator", entry.get("denominator")),
         record=_texts(f"{place}.record", entry.get("record")),
+        of=tuple(_one_or_more(f"{place}.of", entry["of"])) if kind == "distinct" else (),
         levels=_levels(f"{place}.levels", entry.get("levels")),
         ttl=_ttl(f"{place}.ttl", entry.get("ttl")),
     )
@@ -119,6 +125,9 @@ def _function(kind: str, entry: Mapping[str, Any]) -> Function:
             return Function(kind, tuple(float(bound) for bound in entry["bounds"]))
         case "top_n":
             return Function(kind, (float(entry.get("n", TOP_N)),))
+        case "distinct":
+            hll()  # better missed here than at the first point
+            return Function(kind, (float(lg_k_for(float(entry.get("relative_error", 0.02)))),))
     return Function(kind)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.model.distinct import estimate_of
 from penstock.model.exponential import middles_of
 from penstock.model.function import FINALS, RANKS, Final, Function
 from penstock.model.level import Level
@@ -33,7 +34,7 @@ def with_finals(partials: pa.Table, level: Level, ranks: Sequence[float] = RANKS
     rows = rows.append_column("avg", _final(rows, FINALS["avg"], level))
     rows = rows.append_column("cpm", _final(rows, FINALS["cpm"], level))
     rows = rows.append_column("value", _values(rows, level))
-    return _with_ranks(rows, partials, ranks).sort_by(ORDER)
+    return _with_ranks(_with_estimates(rows, partials), partials, ranks).sort_by(ORDER)
 
 
 def _final(rows: pa.Table, final: Final, level: Level) -> Any:
@@ -51,9 +52,30 @@ def _values(rows: pa.Table, level: Level) -> Any:
     """Each row by its own function; a table holds few functions, so it is one pass for each."""
     values = pa.nulls(rows.num_rows, pa.float64())
     for text in pc.unique(rows["function"]).to_pylist():
-        final = FINALS[Function.parse(text).name]
-        values = pc.if_else(pc.equal(rows["function"], text), _final(rows, final, level), values)
+        final = FINALS.get(Function.parse(text).name)
+        if final is not None:
+            values = pc.if_else(pc.equal(rows["function"], text), _final(rows, final, level), values)
     return values
+
+
+def _with_estimates(rows: pa.Table, partials: pa.Table) -> pa.Table:
+    """The values of distinct counts, which are no matter of one state."""
+    for text in pc.unique(rows["function"]).to_pylist():
+        function = Function.parse(text)
+        if function.name == "distinct":
+            found = estimates(partials.filter(pc.equal(partials["function"], text)), int(function.parameters[0]))
+            rows = rows.join(found, keys=list(SERIES), join_type="left outer")
+            values = pc.coalesce(rows["estimate"], rows["value"])
+            rows = rows.set_column(rows.schema.get_field_index("value"), "value", values).drop_columns(["estimate"])
+    return rows
+
+
+def estimates(partials: pa.Table, lg_k: int) -> pa.Table:
+    """For each series and bucket of merged distinct counts how many there are."""
+    found = partials.group_by(list(SERIES), use_threads=False).aggregate([("part", "list"), ("max", "list")])
+    registers = zip(found["part_list"], found["max_list"])
+    values = [estimate_of(parts.values.to_numpy(), ranks.values.to_numpy(), lg_k) for parts, ranks in registers]
+    return found.select(list(SERIES)).append_column("estimate", pa.array(values, pa.float64()))
 
 
 def _with_ranks(rows: pa.Table, partials: pa.Table, ranks: Sequence[float]) -> pa.Table:
@@ -67,9 +89,15 @@ def _with_ranks(rows: pa.Table, partials: pa.Table, ranks: Sequence[float]) -> p
         for name in names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.float64()))
         return rows
-    return rows.join(pa.concat_tables(pieces), keys=list(SERIES), join_type="left outer").select(
-        [*rows.column_names, *names]
-    )
+    columns = [*rows.column_names, *names]
+    rows = rows.join(pa.concat_tables(pieces), keys=list(SERIES), join_type="left outer").select(columns)
+    for name in names:
+        # Never outside of what the series really holds. Of a null there is no greater: it stays one.
+        known = pc.is_valid(rows[name])
+        within = pc.min_element_wise(pc.max_element_wise(rows[name], rows["min"]), rows["max"])
+        clamped = pc.if_else(known, within, pa.scalar(None, pa.float64()))
+        rows = rows.set_column(rows.schema.get_field_index(name), name, clamped)
+    return rows
 
 
 def rank_name(rank: float) -> str:
@@ -79,7 +107,7 @@ def rank_name(rank: float) -> str:
 
 def percentiles(partials: pa.Table, scale: int, ranks: Sequence[float]) -> pa.Table:
     """For each series and bucket of merged percentile partials the value at each rank, within the scale's error."""
-    ordered = partials.select([*SERIES, "part", "count", "min", "max"]).sort_by([*ORDER, ("part", "ascending")])
+    ordered = partials.select([*SERIES, "part", "count"]).sort_by([*ORDER, ("part", "ascending")])
     position = pa.array(range(ordered.num_rows), pa.int64())
     first = pc.fill_null_forward(pc.if_else(group_starts(ordered, SERIES), position, pa.scalar(None, pa.int64())))
     running = pc.cumulative_sum(ordered["count"]).combine_chunks()
@@ -87,10 +115,7 @@ def percentiles(partials: pa.Table, scale: int, ranks: Sequence[float]) -> pa.Ta
     upto = pc.subtract(running, before)
     ordered = ordered.append_column("upto", upto)
     total = ordered.group_by(list(SERIES), use_threads=False).aggregate([("count", "sum")])
-    # The bucket's middle, but never outside of what it really holds: a bucket of one value is exact.
-    middle = middles_of(ordered["part"], scale)
-    estimate = pc.min_element_wise(pc.max_element_wise(middle, ordered["min"]), ordered["max"])
-    ordered = ordered.append_column("estimate", estimate)
+    ordered = ordered.append_column("estimate", middles_of(ordered["part"], scale))
     sums = ordered.join(total, keys=list(SERIES)).sort_by([*ORDER, ("part", "ascending")])
     found = total.select(list(SERIES))
     for rank in ranks:

@@ -2,23 +2,23 @@
 
 One row is one part of one series in one bucket of time. A series is a metric, the function that it is taken with and
 an entity. Most functions have one part (0); a percentile has one for each exponential bucket, a histogram one for each
-bound, `latest` one for each time. A record is what a top-n keeps beside the value. Every other column has a
-commutative, associative merge, named here once; the edge runs it through pyarrow and Spark as a built-in function of
-the same name, so both always agree.
+bound, `latest` one for each time, a distinct count one for each register. A record is what a top-n keeps beside the
+value. Every other column has a commutative, associative merge, named here once; the edge runs it through pyarrow and
+Spark as a built-in function of the same name, so both always agree.
 
     points ──of_points──► partials ──merged──► partials ──with_finals──► what people read
                               ▲                    │
                               └────── again ───────┘
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.function import AVG, Function
+from penstock.model.function import AVG, UNDEFINED, Function
 from penstock.model.point import Chunk
 
 
@@ -51,6 +51,7 @@ PARTIALS = pa.schema(
     ]
 )
 TOP_N_ORDER = (("max", "descending"), ("record", "ascending"))  # ties go to the record that sorts first
+_ZERO, _ONE = pa.scalar(0, pa.int64()), pa.scalar(1, pa.int64())
 TEXTS = ("metric", "function", "entity", "record")
 
 
@@ -60,33 +61,90 @@ def of_points(chunks: list[Chunk]) -> pa.Table:
     return of_columns(chunks[0].metric, AVG, points["entity"], points["time"], points["value"])
 
 
+def of_chunks(chunks: Sequence[Chunk]) -> pa.Table:
+    """Points of any metrics by their own labels, a row for each: what many small chunks become at the least cost.
+
+    Not of distributions, whose rows bring states of their own.
+    """
+    points = pa.concat_tables([chunk.points for chunk in chunks])
+    made = of_each("", AVG, points["entity"], points["time"], points["value"])
+    names = [(chunk.metric, len(chunk)) for chunk in chunks]
+    functions = [(str(UNDEFINED[chunk.kind]), len(chunk)) for chunk in chunks]
+    for place, texts in enumerate((names, functions)):
+        column = pa.concat_arrays([pa.repeat(pa.scalar(text, pa.string()), rows) for text, rows in texts])
+        made = made.set_column(place, PARTIALS.field(place), column)
+    return made
+
+
 def of_columns(
-    metric: str, function: Function, entities: Any, times: Any, values: Any, *, weights: Any = None, records: Any = None
+    metric: str,
+    function: Function,
+    entities: Any,
+    times: Any,
+    values: Any,
+    *,
+    states: Mapping[str, Any] | None = None,
+    records: Any = None,
+    parts: Any = None,
 ) -> pa.Table:
     """Points as partials of one metric and function: one group-by over all of them.
 
-    `weights` is what each point adds to the count, where that is not 1.
+    `states` are what a row brings along in place of a count of 1 and its value: those of a distribution, or of a score
+    that does not count every point. `parts` are where they are filed, where neither value nor time says so.
     """
+    columns = _keys_of(function, entities, times, values, records, parts)
+    if states is None:
+        raw = pa.table({**columns, "value": values})
+        aggregates = [("value", "count"), *(("value", state.merge) for state in STATES[1:])]
+    else:
+        raw = pa.table({**columns, **states})
+        aggregates = [(state.name, state.merge) for state in STATES]
+    found = grouped(raw, list(columns), aggregates)
+    merged_states = {state.name: found["_".join(of)] for state, of in zip(STATES, aggregates)}
+    return _as_partials(metric, function, {name: found[name] for name in columns}, merged_states)
+
+
+def of_each(
+    metric: str,
+    function: Function,
+    entities: Any,
+    times: Any,
+    values: Any,
+    *,
+    states: Mapping[str, Any] | None = None,
+    records: Any = None,
+    parts: Any = None,
+) -> pa.Table:
+    """The same with a row for each point: for the few that will be merged with others, because a group-by costs as much
+    for one point as for a thousand.
+    """
+    columns = _keys_of(function, entities, times, values, records, parts)
+    if states is None:
+        states = {"count": pa.repeat(_ONE, len(values)), "sum": values, "min": values, "max": values}
+    return _as_partials(metric, function, columns, states)
+
+
+def _keys_of(function: Function, entities: Any, times: Any, values: Any, records: Any, parts: Any) -> dict[str, Any]:
     # Without its zone: rounding in UTC needs no calendar, and asking for one costs as much as the group-by.
     bucket = pc.floor_temporal(pc.cast(times, pa.timestamp("us")), unit="minute")
-    columns = {"entity": entities, "bucket": bucket}
+    keys = {"entity": entities, "bucket": bucket}
     if function.splits:
-        columns["part"] = function.parts(values, times)
+        keys["part"] = function.parts(values, times) if parts is None else parts
     if records is not None:
-        columns["record"] = records
-    raw = pa.table({**columns, "value": values, "weight": values if weights is None else weights})
-    count = ("weight", "count" if weights is None else "sum")
-    aggregates = [count, ("value", "sum"), ("value", "min"), ("value", "max")]
-    grouped = _grouped(raw, list(columns), aggregates)
-    rows = grouped.num_rows
+        keys["record"] = records
+    return keys
+
+
+def _as_partials(metric: str, function: Function, keys: Mapping[str, Any], states: Mapping[str, Any]) -> pa.Table:
+    rows = len(states["sum"])
     found = {
-        "metric": pa.repeat(pa.scalar(metric), rows),
-        "function": pa.repeat(pa.scalar(str(function)), rows),
-        "part": pa.repeat(pa.scalar(0, pa.int64()), rows),
+        # Scalars with their types: without, pyarrow looks for pandas each time, which takes longer than all the rest.
+        "metric": pa.repeat(pa.scalar(metric, pa.string()), rows),
+        "function": pa.repeat(pa.scalar(str(function), pa.string()), rows),
+        "part": pa.repeat(_ZERO, rows),
         "record": pa.nulls(rows, pa.string()),
-        **{name: grouped[name] for name in columns},
-        "count": pc.cast(grouped["_".join(count)], pa.int64()),
-        **{name: grouped[f"value_{name}"] for name in ("sum", "min", "max")},
+        **keys,
+        **states,
     }
     found["bucket"] = found["bucket"].cast(PARTIALS.field("bucket").type)
     return pa.table([found[name] for name in PARTIALS.names], schema=PARTIALS)
@@ -96,8 +154,8 @@ def merged(partials: pa.Table) -> pa.Table:
     """One row per identity, whatever order its partials came in."""
     if not partials.num_rows:
         return partials.cast(PARTIALS)
-    grouped = _grouped(partials, list(IDENTITY), [(state.name, state.merge) for state in STATES])
-    columns = [grouped[name] for name in IDENTITY] + [grouped[f"{state.name}_{state.merge}"] for state in STATES]
+    found = grouped(partials, list(IDENTITY), [(state.name, state.merge) for state in STATES])
+    columns = [found[name] for name in IDENTITY] + [found[f"{state.name}_{state.merge}"] for state in STATES]
     return _pruned(pa.table(columns, names=PARTIALS.names).cast(PARTIALS))
 
 
@@ -146,7 +204,7 @@ def _one_array(column: Any) -> Any:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _grouped(table: pa.Table, keys: list[str], aggregates: list[tuple[str, str]]) -> pa.Table:
+def grouped(table: pa.Table, keys: list[str], aggregates: list[tuple[str, str]]) -> pa.Table:
     """A group-by over the codes of text keys, and without keys that hold one value only: twice as fast and more."""
     constant, dictionaries = {}, {}
     for key in keys:
@@ -164,13 +222,13 @@ def _grouped(table: pa.Table, keys: list[str], aggregates: list[tuple[str, str]]
     if not varying:  # a group-by needs a key
         varying = [keys[0]]
         constant.pop(keys[0], None)
-    grouped = table.group_by(varying, use_threads=False).aggregate(aggregates)
+    found = table.group_by(varying, use_threads=False).aggregate(aggregates)
     for key, dictionary in dictionaries.items():
-        texts = dictionary.take(grouped[key].combine_chunks())
-        grouped = grouped.set_column(grouped.schema.get_field_index(key), key, texts)
+        texts = dictionary.take(found[key].combine_chunks())
+        found = found.set_column(found.schema.get_field_index(key), key, texts)
     for key, scalar in constant.items():
-        grouped = grouped.append_column(key, pa.repeat(scalar, grouped.num_rows))
-    return grouped
+        found = found.append_column(key, pa.repeat(scalar, found.num_rows))
+    return found
 
 
 def _is_constant(column: Any) -> bool:

@@ -2,11 +2,16 @@
 
 A point is one value of one series at one time. Points travel as columns: a `Chunk` holds many points of one metric as
 an Arrow table, because in CPython the price is per call and a chunk costs as many calls as a single point.
+
+What was counted elsewhere comes as distributions: a row stands for `count` values near `value` (one bucket of a
+histogram), and says what they add up to and what their least and greatest may be.
 """
 
 import json
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
@@ -17,6 +22,18 @@ POINTS = pa.schema(
         pa.field("value", pa.float64(), nullable=False),
     ]
 )
+STATED = ("count", "sum", "min", "max")  # what a row of a distribution says beside its value
+DISTRIBUTIONS = pa.schema(
+    [*POINTS, *(pa.field(name, pa.int64() if name == "count" else pa.float64(), nullable=False) for name in STATED)]
+)
+
+
+class Kind(Enum):
+    """What a metric's points are, which decides what is made of them where no definition says it."""
+
+    GAUGE = "gauge"  # each is a value of its own
+    COUNTER = "counter"  # each is an increment: they add up
+    DISTRIBUTION = "distribution"  # each stands for many values
 
 
 def entity_of(labels: Mapping[str, str]) -> str:
@@ -29,6 +46,7 @@ class Chunk:
 
     __slots__ = ("points",)
     metric: ClassVar[str]
+    kind: ClassVar[Kind] = Kind.GAUGE
 
     def __init__(self, points: pa.Table) -> None:
         self.points = points
@@ -48,9 +66,11 @@ class Chunk:
         return cls(pa.table(columns, schema=POINTS))
 
 
-def chunk_type(metric: str) -> type[Chunk]:
-    """The chunk class of `metric`; always the same class for the same name."""
-    return _types.setdefault(metric, type(f"Chunk[{metric}]", (Chunk,), {"metric": metric, "__slots__": ()}))
+def chunk_type(metric: str, kind: Kind = Kind.GAUGE) -> type[Chunk]:
+    """The chunk class of `metric`: the same for the same name and kind, as long as anybody holds it."""
+    made = {"metric": metric, "kind": kind, "__slots__": ()}
+    return _types.setdefault((metric, kind), type(f"Chunk[{metric}]", (Chunk,), made))
 
 
-_types: dict[str, type[Chunk]] = {}
+# Only as long as somebody holds them: names come from outside, and there may be any number of them.
+_types: WeakValueDictionary[tuple[str, Kind], type[Chunk]] = WeakValueDictionary()

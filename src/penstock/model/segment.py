@@ -75,9 +75,7 @@ def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
     FileExistsError if there is one of that name: it never changes.
     """
     path, scratch = folder / segment.name, folder / f".{segment.name}"
-    partials = partials.cast(PARTIALS).combine_chunks()
-    for text in TEXTS:
-        partials = partials.set_column(PARTIALS.get_field_index(text), text, partials[text].dictionary_encode())
+    partials = encoded(partials.cast(PARTIALS).combine_chunks())
     metadata = {b"penstock.segment": FORMAT, _ROWS: str(partials.num_rows).encode()}
     with open(scratch, "wb") as file:
         with pa.ipc.new_file(file, partials.schema.with_metadata(metadata), options=_OPTIONS) as writer:
@@ -90,6 +88,13 @@ def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
         scratch.unlink()
     sync_folder(folder)
     return path
+
+
+def encoded(partials: pa.Table) -> pa.Table:
+    """The same with texts as codes, as segments have them."""
+    for text in TEXTS:
+        partials = partials.set_column(PARTIALS.get_field_index(text), text, partials[text].dictionary_encode())
+    return partials
 
 
 def sync_folder(folder: Path) -> None:

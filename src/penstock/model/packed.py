@@ -1,0 +1,57 @@
+"""Percentile partials with one row per series and bucket: its exponential buckets as one list of numbers.
+
+    parts = [part << 40 | count, …]     in any order; a part may occur more than once, its counts then add
+
+One row travels instead of one for every exponential bucket, which with few points in a series and minute is as many as
+there were points. Lists of the same series are put together by appending one to the other, so packed partials merge
+like any others; sorted, they are in the order of the values. Of other functions the list is null.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.model.function import Function
+from penstock.model.partial import PARTIALS, SERIES, STATES, grouped, merged
+
+COUNT_BITS = 40  # a trillion points in one bucket; beside them the greatest part still fits
+LONG = 100  # entries for which it pays to add up the counts of the same part first
+PACKED = PARTIALS.remove(PARTIALS.get_field_index("record")).append(pa.field("parts", pa.list_(pa.int64())))
+
+
+def packed(partials: pa.Table) -> pa.Table:
+    """Partials, merged or not and their texts encoded or not, packed; the records of a top-n are left out."""
+    if partials["record"].null_count < partials.num_rows:
+        partials = partials.filter(pc.is_null(partials["record"]))
+    functions = pc.unique(partials["function"]).to_pylist()
+    ranked = pa.array([text for text in functions if Function.parse(text).name == "percentile"], pa.string())
+    if len(ranked) == len(functions):
+        return _packed(partials)
+    if not len(ranked):
+        return _unpacked(partials)
+    is_ranked = pc.is_in(partials["function"].cast(pa.string()), ranked)
+    return pa.concat_tables([_packed(partials.filter(is_ranked)), _unpacked(partials.filter(pc.invert(is_ranked)))])
+
+
+def _packed(partials: pa.Table) -> pa.Table:
+    found = _listed(partials)
+    return found if partials.num_rows <= LONG * found.num_rows else _listed(merged(partials))
+
+
+def _listed(partials: pa.Table) -> pa.Table:
+    entry = pc.bit_wise_or(pc.shift_left(partials["part"], _SHIFT), partials["count"])
+    raw = partials.append_column("parts", entry)
+    found = grouped(raw, list(SERIES), [*((state.name, state.merge) for state in STATES), ("parts", "list")])
+    columns: dict[str, Any] = {name: found[name] for name in SERIES}
+    columns |= {state.name: found[f"{state.name}_{state.merge}"] for state in STATES}
+    columns |= {"part": pa.repeat(pa.scalar(0, pa.int64()), found.num_rows), "parts": found["parts_list"]}
+    return pa.table([columns[name] for name in PACKED.names], names=PACKED.names).cast(PACKED)
+
+
+def _unpacked(partials: pa.Table) -> pa.Table:
+    rows = merged(partials).drop_columns(["record"])
+    return rows.append_column("parts", pa.nulls(rows.num_rows, pa.list_(pa.int64()))).cast(PACKED)
+
+
+_SHIFT = pa.scalar(COUNT_BITS, pa.int64())

@@ -1,0 +1,68 @@
+"""What the tests of L1 share: points, a durable queue that may refuse, senders that wait."""
+
+import threading
+
+import pyarrow as pa
+
+from penstock.errors import QueueFull
+from penstock.model.point import Chunk, chunk_type
+from penstock.model.segment import decode
+from penstock.testing import wait_until
+
+Cpu, Rps = chunk_type("cpu"), chunk_type("rps")
+
+
+class Downstream:
+    """Takes blocks, refuses them while `refusal` is set, and lets pushes wait while `hold` is."""
+
+    def __init__(self) -> None:
+        self.pushes: list[list[bytes]] = []
+        self.refusal: Exception | None = None
+        self.refused = 0
+        self.pushing = 0
+        self._may_push = threading.Event()
+        self._may_push.set()
+
+    def full(self) -> None:
+        self.refusal = QueueFull("no room")
+
+    def hold(self) -> None:
+        self._may_push.clear()
+
+    def release(self) -> None:
+        self._may_push.set()
+
+    def push(self, blocks: list[bytes]) -> None:
+        self.pushing += 1
+        assert self._may_push.wait(20)
+        self.pushing -= 1
+        if self.refusal is not None:
+            self.refused += 1
+            raise self.refusal
+        self.pushes.append(list(blocks))
+
+    def rows(self) -> pa.Table:
+        return pa.concat_tables([decode(block) for blocks in self.pushes for block in blocks])
+
+    def counts(self) -> dict[str, int]:
+        """Points by metric."""
+        found = self.rows().group_by("metric").aggregate([("count", "sum")]).to_pydict()
+        return dict(zip(found["metric"], found["count_sum"]))
+
+
+class Sender:
+    """One request, and every answer that it got."""
+
+    def __init__(self) -> None:
+        self.answers: list[BaseException | None] = []
+
+    def done(self, error: BaseException | None) -> None:
+        self.answers.append(error)
+
+    def wait(self) -> BaseException | None:
+        wait_until(lambda: self.answers)
+        return self.answers[0]
+
+
+def points(kind: type[Chunk], count: int, value: float = 1.0) -> Chunk:
+    return kind.of([f'{{"host":"e{n % 3}"}}' for n in range(count)], [n * 1000 for n in range(count)], [value] * count)
