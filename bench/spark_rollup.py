@@ -1,83 +1,67 @@
 """Roll-up on Spark beside its peers, on the same rows in the same run: `make bench-spark`.
 
 Raw rows (20 metrics × 500 entities, 167,000 a minute, in the order of time) as segments that no L1 has merged, and as
-Parquet for the peers:
-count, sum, min, max, avg by (metric, entity, minute). Arms take turns in one warm JVM; the tables show medians.
-The machine's load is printed, since wall times on a busy one only compare with each other.
+Parquet for the peers: count, sum, min, max, avg by (metric, entity, minute). Arms take turns in one warm JVM; the
+tables show medians. Every arm's answer is checked before it is timed. The machine's load is printed, since wall times
+on a busy one only compare with each other.
+
+    python -m bench.spark_rollup                     everything but the long ones: some minutes
+    python -m bench.spark_rollup --only percentiles  one part: basics, percentiles, job, l1
+    python -m bench.spark_rollup --growth            1 M to 30 M rows, 1 k to 1 M series: half an hour
+    python -m bench.spark_rollup --start             from nothing to the first table, with and without the class archive
 """
 
 import argparse
 import os
-import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from penstock.model.function import AVG, Function
-from penstock.model.level import Level
+from bench import spark_growth
+from bench.processes import cpu_seconds
+from bench.spark_data import PERCENTILE, Shape, write_l1_segments, write_parquet, write_segments
+from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
 from penstock.model.partial import PARTIALS
-from penstock.model.segment import Segment, seal
+from penstock.model.segment import read
+from penstock.spark import read_segments
 from penstock.spark.delta import DeltaTables
 from penstock.spark.job import JobConfig, start_job
-from penstock.spark.reading import with_finals
 from penstock.spark.rollup import merged
-from penstock.spark.session import archive_path, start_session
+from penstock.spark.session import start_session
+from penstock.spark.source import SegmentGroup, SegmentReader, SegmentSource
+from penstock.spark.tables import SCHEMAS
 
-METRICS, ENTITIES = 20, 500
-SEGMENT_ROWS, SEGMENT_MS = 250_000, 90_000  # 10 M rows are an hour, as time goes by: 16.7 points a series and minute
-
-
-def points(rows: int, seed: int) -> pa.Table:
-    """The raw points of segment number `seed` as columns; values have a heavy tail."""
-    rng = random.Random(seed)
-    metrics = pa.array([f"service.metric.{n}" for n in range(METRICS)])
-    entities = pa.array([f'{{"endpoint":"GET /things/{n}","service":"s{n % 20}"}}' for n in range(ENTITIES)])
-    base = pa.array([rng.lognormvariate(3, 1) for _ in range(10_007)])  # prime: no pattern with the keys
-    index = pa.array(rng.choices(range(METRICS * ENTITIES), k=rows), pa.int32())
-    times = pa.array(rng.choices(range(seed * SEGMENT_MS, (seed + 1) * SEGMENT_MS), k=rows), pa.int64())
-    moments = pc.add(pc.multiply(times, 1000), 1_700_000_040_000_000).cast(pa.timestamp("us", tz="UTC"))
-    return pa.table(
-        {
-            "metric": metrics.take(pc.divide(index, ENTITIES)),
-            "entity": entities.take(pc.subtract(index, pc.multiply(pc.divide(index, ENTITIES), ENTITIES))),
-            "time": moments,
-            "value": base.take(pc.bit_wise_and(pc.cast(times, pa.int32()), 8191)),
-        }
-    )
+WARM_UP = 4  # runs of an arm until Java has compiled what counts: a job's driver lives long
+KEYS = ["metric", "entity", "minute"]
+Arm = tuple[Callable[[], DataFrame], Callable[[DataFrame], Any]]
 
 
-def as_partials(raw: pa.Table, function: Function = AVG) -> pa.Table:
-    """One row a point: what L1 would have merged."""
-    rows = raw.num_rows
-    bucket = pc.floor_temporal(raw["time"].cast(pa.timestamp("us")), unit="minute").cast(PARTIALS.field("bucket").type)
-    zero = pa.repeat(pa.scalar(0, pa.int64()), rows)
-    part = function.parts(raw["value"], raw["time"]) if function.splits else zero
-    name, one = pa.repeat(pa.scalar(str(function)), rows), pa.repeat(pa.scalar(1, pa.int64()), rows)
-    value = raw["value"]
-    columns = [raw["metric"], name, raw["entity"], bucket, part, pa.nulls(rows, pa.string()), one, value, value, value]
-    return pa.table(columns, schema=PARTIALS)
+class UnmergedSource(SegmentSource):
+    """The same segments with every row handed to Spark, to show what merging in the tasks is worth."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock-unmerged"
+
+    def reader(self, schema: Any) -> "UnmergedReader":
+        merging = super().reader(schema)
+        return UnmergedReader(merging._folder, None, merging._tasks)
 
 
-def write(folder: Path, rows: int) -> None:
-    """The same points as segments, as segments of percentiles, and as Parquet."""
-    for name in ("segments", "percentiles", "parquet"):
-        (folder / name).mkdir(parents=True)
-    for n in range(max(1, rows // SEGMENT_ROWS)):
-        raw = points(min(rows, SEGMENT_ROWS), n)
-        seal(folder / "segments", Segment("edge", n, n), as_partials(raw))
-        seal(folder / "percentiles", Segment("edge", n, n), as_partials(raw, Function.parse("percentile")))
-        pq.write_table(raw, folder / "parquet" / f"{n}.parquet", compression="zstd")
+class UnmergedReader(SegmentReader):
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SegmentGroup)
+        for name in partition.names:
+            yield from read(self._folder.folder / name).cast(PARTIALS).to_batches()
 
 
 def noop(frame: DataFrame) -> None:
@@ -85,119 +69,200 @@ def noop(frame: DataFrame) -> None:
 
 
 def timed(arms: dict[str, Callable[[], Any]], rounds: int, rows: int) -> None:
-    """Every arm in turn, `rounds` times after one that is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(rounds + 1):
+    """Every arm in turn, `rounds` times after some that are not counted: wall time, and that of all cores."""
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
+    for number in range(WARM_UP + rounds):
         for name, arm in arms.items():
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), cpu_seconds()
             arm()
-            if number:
-                seconds[name].append(time.perf_counter() - began)
-    first = statistics.median(next(iter(seconds.values())))
+            if number >= WARM_UP:
+                seconds[name].append((time.perf_counter() - began, cpu_seconds() - worked))
+    first: tuple[float, float] | None = None
     for name, taken in seconds.items():
-        median = statistics.median(taken)
-        speed = rows / median / 1e6
-        print(f"  {name:<46} {median:7.2f} s  {speed:7.2f} M rows/s   penstock is {median / first:5.2f} × as fast")
+        wall, cores = (statistics.median(column) for column in zip(*taken))
+        first = first or (wall, cores)
+        ours = f"penstock is {wall / first[0]:5.2f} × as fast, {cores / first[1]:5.2f} × by core-seconds"
+        print(f"  {name:<40} {wall:7.2f} s {rows / wall / 1e6:7.2f} M rows/s {cores:6.1f} core-s   {ours}", flush=True)
 
 
-def basics(spark: SparkSession, folder: Path, rounds: int, rows: int) -> None:
+def check(name: str, found: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    """Groups, points and their sum."""
+    exact = found[:2] == expected[:2] and abs(found[2] - expected[2]) <= 1e-9 * abs(expected[2])
+    if not exact:
+        raise AssertionError(f"{name}: got groups, points, sum = {found}, expected {expected}")
+
+
+def totals(frame: DataFrame, count: str = "count", total: str = "sum") -> tuple[Any, ...]:
+    row = frame.agg(F.count("*"), F.sum(count), F.sum(total)).first()
+    assert row is not None
+    return tuple(row)
+
+
+def basics(spark: SparkSession, folder: Path, rounds: int, shape: Shape) -> None:
     print("count, sum, min, max, avg by (metric, entity, minute)")
-    keys, files = ["metric", "entity", "minute"], str(folder / "parquet" / "*.parquet")
-    sql = (
-        "select metric, entity, date_trunc('minute', time) m, count(*), sum(value), min(value), max(value), avg(value) "
-        f"from '{files}' group by 1, 2, 3"
+    segments, parquet = write_segments(folder / "segments", shape), write_parquet(folder / "parquet", shape)
+    files = str(parquet / "*.parquet")
+    grouped = (
+        "select metric, entity, date_trunc('minute', time) m, count(*) n, sum(value) s, min(value), max(value), "
+        f"avg(value) from '{files}' group by 1, 2, 3"
     )
 
-    def spark_parquet() -> None:
-        raw = spark.read.parquet(str(folder / "parquet")).withColumn("minute", F.date_trunc("minute", "time"))
-        aggregates = [F.count("*"), F.sum("value"), F.min("value"), F.max("value"), F.avg("value")]
-        noop(raw.groupBy(*keys).agg(*aggregates))
+    def ours() -> DataFrame:
+        return _segments(spark, segments).transform(merged)
 
-    def polars() -> None:
+    def unmerged() -> DataFrame:
+        return spark.read.format("penstock-unmerged").option("path", str(segments)).load().transform(merged)
+
+    def spark_parquet() -> DataFrame:
+        raw = spark.read.parquet(str(parquet)).withColumn("minute", F.date_trunc("minute", "time"))
+        value = F.col("value")
+        of = [F.count("*").alias("count"), F.sum(value).alias("sum"), F.min(value), F.max(value), F.avg(value)]
+        return raw.groupBy(*KEYS).agg(*of)
+
+    def polars() -> pl.DataFrame:
         value = pl.col("value")
-        lazy = pl.scan_parquet(files).with_columns(minute=pl.col("time").dt.truncate("1m")).group_by(keys)
+        lazy = pl.scan_parquet(files).with_columns(minute=pl.col("time").dt.truncate("1m")).group_by(KEYS)
         of = [value.count().alias("n"), value.sum().alias("s"), value.min().alias("l"), value.max().alias("h")]
-        lazy.agg(*of, value.mean().alias("a")).collect()
+        return lazy.agg(*of, value.mean().alias("a")).collect()
 
-    timed(
-        {
-            "penstock (segments)": lambda: noop(_segments(spark, folder / "segments").transform(merged)),
-            "Spark's own Parquet path": spark_parquet,
-            "DuckDB (Parquet)": lambda: duckdb.sql(sql).to_arrow_table(),
-            "Polars (Parquet)": polars,
-        },
-        rounds,
-        rows,
-    )
+    expected = duckdb.sql(f"select count(*), sum(n), sum(s) from ({grouped})").fetchall()[0]
+    assert expected[1] == shape.rows
+    for name, frame in {"penstock": ours, "unmerged": unmerged, "spark": spark_parquet}.items():
+        check(name, totals(frame()), expected)
+    by_polars = polars()
+    check("polars", (by_polars.height, by_polars["n"].sum(), by_polars["s"].sum()), expected)
+    arms: dict[str, Callable[[], Any]] = {
+        "penstock (segments)": lambda: noop(ours()),
+        "the same without merging in the tasks": lambda: noop(unmerged()),
+        "Spark's own Parquet path": lambda: noop(spark_parquet()),
+        "DuckDB (Parquet)": lambda: duckdb.sql(grouped).to_arrow_table(),
+        "Polars (Parquet)": polars,
+    }
+    timed(arms, rounds, shape.rows)
 
 
-def ranks(spark: SparkSession, folder: Path, rounds: int, rows: int) -> None:
+def percentiles(spark: SparkSession, folder: Path, rounds: int, shape: Shape) -> None:
     print("the same with p50, p95, p99")
-    files = str(folder / "parquet" / "*.parquet")
-    quantiles = ", ".join(f"approx_quantile(value, {q})" for q in (0.5, 0.95, 0.99))
-    sql = f"select metric, entity, date_trunc('minute', time) m, count(*), {quantiles} from '{files}' group by 1, 2, 3"
+    segments = write_segments(folder / "percentiles", shape, PERCENTILE)
+    parquet = folder / "parquet" if (folder / "parquet").exists() else write_parquet(folder / "parquet", shape)
+    files, ranks = str(parquet / "*.parquet"), (50, 95, 99)
+
+    def sql(quantile: str) -> str:
+        found = ", ".join(f"{quantile}(value, {rank / 100}) p{rank}" for rank in ranks)
+        columns = "metric, entity, date_trunc('minute', time) as bucket, count(*) n"
+        return f"select {columns}, {found} from '{files}' group by 1, 2, 3"
 
     def approx() -> None:
-        raw = spark.read.parquet(str(folder / "parquet")).withColumn("minute", F.date_trunc("minute", "time"))
-        found = F.percentile_approx("value", [0.5, 0.95, 0.99])
-        noop(raw.groupBy("metric", "entity", "minute").agg(F.count("*"), found))
+        raw = spark.read.parquet(str(parquet)).withColumn("minute", F.date_trunc("minute", "time"))
+        noop(raw.groupBy(*KEYS).agg(F.count("*"), F.percentile_approx("value", [0.5, 0.95, 0.99])))
 
-    def ours() -> None:
-        noop(with_finals(_segments(spark, folder / "percentiles"), Level.MINUTE, (50, 95, 99)))
-
-    timed(
-        {
-            "penstock (exponential buckets, 0.54 %)": ours,
-            "Spark's percentile_approx": approx,
-            "DuckDB's t-digest": lambda: duckdb.sql(sql).to_arrow_table(),
-        },
-        rounds,
-        rows,
-    )
+    ours = read_segments(spark, segments, ranks).select("metric", "entity", "bucket", "count", "p50", "p95", "p99")
+    found = ours.toArrow()  # DuckDB reads it by its name
+    error = ", ".join(f"max(abs(found.p{rank} / exact.p{rank} - 1))" for rank in ranks)
+    join = f"from found join ({sql('quantile_disc')}) exact using (metric, entity, bucket)"
+    answer = duckdb.sql(f"select count(*), sum(found.count), {error} {join}").fetchall()[0]
+    bound = relative_error_of(DEFAULT_SCALE)
+    if answer[0] != found.num_rows or answer[1] != shape.rows or max(answer[2:]) > bound * (1 + 1e-9):
+        raise AssertionError(f"percentiles: got groups, points, errors = {answer}, {found.num_rows} groups of ours")
+    print(f"  largest error of p50, p95, p99 over {answer[0]:,} groups: {max(answer[2:]):.3%} (stated {bound:.3%})")
+    arms: dict[str, Callable[[], Any]] = {
+        "penstock (exponential buckets, 0.54 %)": lambda: noop(read_segments(spark, segments, ranks)),
+        "Spark's percentile_approx": approx,
+        "DuckDB's t-digest": lambda: duckdb.sql(sql("approx_quantile")).to_arrow_table(),
+        "DuckDB, exact": lambda: duckdb.sql(sql("quantile_disc")).to_arrow_table(),
+    }
+    timed(arms, rounds, shape.rows)
 
 
 def _segments(spark: SparkSession, folder: Path) -> DataFrame:
     return spark.read.format("penstock").option("path", str(folder)).load()
 
 
-def job(spark: SparkSession, folder: Path, batches: int) -> None:
-    """The full job: four segments (1 M raw rows) a batch into Delta, beside reading and merging them only."""
+def job(spark: SparkSession, folder: Path, rounds: int, shape: Shape) -> None:
+    """The full job, with the driver writing and with the executors, beside the same query into noop."""
     print("full job: minute + hour + day + top-n into Delta, 1 M raw rows a batch, warm")
-    config = JobConfig(segments=folder / "segments", checkpoint=folder / "checkpoint", available_now=True, max_files=4)
-    query = start_job(spark, DeltaTables(folder / "tables"), config)
-    query.awaitTermination()
-    taken = [progress["batchDuration"] / 1000 for progress in query.recentProgress if progress["numInputRows"]]
+    segments = folder / "segments" if (folder / "segments").exists() else write_segments(folder / "segments", shape)
+
+    def run(label: str, driver_rows: int) -> None:
+        config = JobConfig(
+            segments=segments,
+            checkpoint=folder / f"checkpoint-{label}",
+            available_now=True,
+            max_files=4,
+            driver_rows=driver_rows,
+        )
+        tables = DeltaTables(folder / f"tables-{label}")
+        query = start_job(spark, tables, config)
+        query.awaitTermination()
+        for name in SCHEMAS:
+            if name != "top_n":
+                counted = duckdb.read_parquet(tables.file_uris(name)).sum("count").fetchall()[0]
+                assert counted == (shape.rows,), f"{name}: {counted} points, expected {shape.rows}"
+        _batches(f"penstock job, written by {label}", query)
+
+    run("executors", 0)
+    run("the driver", 2_000_000)
+    into_noop = (
+        spark.readStream.format("penstock")
+        .options(path=str(segments), maxFilesPerTrigger="4")
+        .load()
+        .writeStream.foreachBatch(lambda rows, _: noop(rows.transform(merged)))
+        .option("checkpointLocation", str(folder / "checkpoint-noop"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    into_noop.awaitTermination()
+    _batches("the same query, merged minutes into noop", into_noop)
+
+
+def _batches(label: str, query: Any) -> None:
+    progress = [one for one in query.recentProgress if one["numInputRows"]]
+    taken = [one["batchDuration"] / 1000 for one in progress]
     warm = statistics.median(taken[1:] or taken)
-    print(f"  {'penstock job':<46} {warm:7.2f} s a batch  {1.0 / warm:7.2f} M raw rows/s   (first: {taken[0]:.2f} s)")
-    names = sorted(path.name for path in (folder / "segments").glob("*.arrow"))[:4]
-    (folder / "four").mkdir()
-    for name in names:
-        os.link(folder / "segments" / name, folder / "four" / name)
-    arm = {"the same rows into noop": lambda: noop(_segments(spark, folder / "four").transform(merged))}
-    timed(arm, batches, 1_000_000)
+    parts = {name: statistics.median(one["durationMs"].get(name, 0) for one in progress[1:] or progress) for name in
+             ("addBatch", "walCommit", "commitOffsets", "latestOffset", "queryPlanning")}  # fmt: skip
+    detail = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
+    print(
+        f"  {label:<46} {warm:7.2f} s a batch  {1.0 / warm:7.2f} M raw rows/s   (first: {taken[0]:.2f} s; ms: {detail})"
+    )
+
+
+def l1(spark: SparkSession, folder: Path, rounds: int, shape: Shape) -> None:
+    print("input that L1 has merged (ten seconds)")
+    rows = write_l1_segments(folder / "l1", shape)
+    frame = _segments(spark, folder / "l1").transform(merged)
+    _, points, _ = totals(frame)
+    assert points == shape.rows, f"{points} points, expected {shape.rows}"
+    timed({f"penstock, {rows:,} partials, as raw points": lambda: noop(frame)}, rounds, shape.rows)
+
+
+PARTS = {"basics": basics, "percentiles": percentiles, "job": job, "l1": l1}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=list(PARTS), action="append")
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--start", action="store_true")
     arguments = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])  # Spark's workers
+    print(f"{arguments.rows:,} rows, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    if arguments.start:
+        spark_growth.starts()
+        return
+    spark = start_session("local[*]", {"spark.driver.memory": "4g"})
+    spark.dataSource.register(UnmergedSource)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        write(folder, arguments.rows)
-        began = time.perf_counter()
-        spark = start_session("local[*]", {"spark.driver.memory": "4g"})
-        spark.range(10).groupBy("id").count().collect()
-        from penstock.spark.java import find_java
-
-        kind = "with" if archive_path(find_java()).exists() else "without"
-        print(f"start to first result {time.perf_counter() - began:.1f} s, {kind} the class-data archive")
-        print(f"{arguments.rows:,} rows, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-        basics(spark, folder, arguments.rounds, arguments.rows)
-        ranks(spark, folder, arguments.rounds, arguments.rows)
-        job(spark, folder, arguments.rounds)
-        print(f"load at the end {os.getloadavg()[0]:.1f}")
-        spark.stop()
+        if arguments.growth:
+            spark_growth.growth(spark, folder, arguments.rounds)
+        else:
+            for name in arguments.only or PARTS:
+                PARTS[name](spark, folder, arguments.rounds, Shape(arguments.rows))
+    print(f"load at the end {os.getloadavg()[0]:.1f}")
+    spark.stop()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.model.function import AVG, Function
+from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
+from penstock.model.finals import nearest_rank, rank_name
+from penstock.model.function import AVG, RANKS, Function
 from penstock.model.level import Level
 from penstock.model.partial import merged, of_columns
 from penstock.model.segment import Segment, seal
@@ -20,6 +22,7 @@ from penstock.spark.job import JobConfig, start_job
 from penstock.spark.tables import Tables, open_tables, read_level, read_top_n
 
 HOUR_US = 3_600_000_000
+ERROR = 1.000001 * relative_error_of(DEFAULT_SCALE)  # and what rounding adds
 Key = tuple[str, str, str, int]
 Row = tuple[str, str, str, int, float]  # metric, function, entity, microseconds, value
 
@@ -31,7 +34,7 @@ class Edge:
         self.folder = folder
         self.folder.mkdir()
         self.rng = random.Random(seed)
-        self._functions = functions
+        self.functions = functions
         self._next = 0
         self.points: list[Row] = []
 
@@ -41,10 +44,11 @@ class Edge:
         metric = rng.choice(["cpu", "rps"])
         entities = [f"e{rng.randrange(30)}" for _ in range(points)]
         times = [rng.randrange(50 * HOUR_US) for _ in range(points)]
-        values = [rng.gauss(0, 10) for _ in range(points)]
+        # One metric around zero, one with a tail so heavy that it has no mean.
+        values = [rng.gauss(0, 10) if metric == "rps" else rng.paretovariate(0.8) for _ in range(points)]
         moments = pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
         tables = []
-        for function in self._functions:
+        for function in self.functions:
             tables.append(of_columns(metric, function, pa.array(entities), moments, pa.array(values)))
             self.points += [(metric, str(function), *row) for row in zip(entities, times, values)]
         path = seal(self.folder, Segment(writer, self._next, self._next + 4), merged(pa.concat_tables(tables)))
@@ -79,6 +83,10 @@ def assert_exact(tables: Tables, edge: Edge) -> None:
                 continue
             assert (row["count"], row["min"], row["max"]) == (len(values), min(values), max(values))
             assert row["sum"] == pytest.approx(sum(values), rel=1e-9, abs=1e-9)
+            if key[1].startswith("percentile"):
+                for rank in RANKS:
+                    exact = nearest_rank(values, rank)
+                    assert row[rank_name(rank)] == pytest.approx(exact, rel=ERROR, abs=0)
     assert top_of(tables) == expected_top(edge)
 
 

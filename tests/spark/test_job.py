@@ -8,9 +8,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.model.function import Function
+from penstock.model.packed import PACKED
 from penstock.model.partial import PARTIALS
 from penstock.spark import delta
-from penstock.spark.source import SCHEMA
+from penstock.spark.job import DRIVER_ROWS
+from penstock.spark.source import PACKED_SCHEMA, SCHEMA
 from tests.spark.pipeline import Edge, Job, assert_exact
 
 pytestmark = pytest.mark.spark
@@ -27,29 +29,32 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
 
 
 def test_the_source_declares_exactly_the_schema_of_partials(spark: SparkSession) -> None:
-    empty = spark.createDataFrame([], SCHEMA).toArrow()
-    assert empty.schema.names == PARTIALS.names
-    assert [field.type for field in empty.schema] == [field.type for field in PARTIALS]
+    for declared, schema in ((SCHEMA, PARTIALS), (PACKED_SCHEMA, PACKED)):
+        empty = spark.createDataFrame([], declared).toArrow()
+        assert empty.schema.names == schema.names
+        assert [field.type for field in empty.schema] == [field.type for field in schema]
 
 
 def test_tables_equal_one_merge_of_everything_over_batches_writers_and_restarts(job: Job, edge: Edge) -> None:
+    """Some of the batches are written by the driver, some by the executors."""
     edge.seal()
     edge.seal("other")
     job.run()
     edge.seal()
     edge.seal("third")
     edge.seal("other")
-    job.run(max_files=1)
+    job.run(max_files=1, driver_rows=0)
 
     assert_exact(job.tables, edge)
 
 
-def test_functions_with_parts_are_exact_at_every_level(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("driver_rows", [0, DRIVER_ROWS], ids=["executors", "driver"])
+def test_functions_with_parts_are_exact_at_every_level(spark: SparkSession, tmp_path: Path, driver_rows: int) -> None:
     functions = tuple(map(Function.parse, ("latest", "percentile", "histogram(-5,0,5)")))
     edge, job = Edge(tmp_path / "segments", functions=functions), Job(spark, tmp_path)
     for _ in range(3):
         edge.seal(points=200)
-    job.run(max_files=2)
+    job.run(max_files=2, driver_rows=driver_rows)
 
     assert_exact(job.tables, edge)
 

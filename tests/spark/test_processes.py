@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from penstock.cli import main
 from penstock.service import spark_commands
 from penstock.spark.java import find_java
-from penstock.spark.tables import open_tables
+from penstock.spark.segments import SegmentFolder
+from penstock.spark.tables import SCHEMAS, Batch, open_tables
 from penstock.testing import wait_until
 from tests.servers import free_port
 from tests.spark.pipeline import Edge, Job, assert_exact
@@ -61,6 +62,36 @@ def test_a_job_killed_between_two_tables_leaves_them_exact_after_the_next_run(
     Job(spark, tmp_path).run()
 
     assert_exact(open_tables(str(tmp_path / "tables")), edge)
+
+
+def test_sigterm_ends_the_process_between_two_batches_and_the_next_start_goes_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
+    for _ in range(12):
+        edge.seal(points=50)
+    process = run_job(tmp_path, "--max-files", "1", "--trigger", "0s", "--master", "local[2]")
+    try:
+        wait_until(lambda: committed(tmp_path, "minute", 2) or process.poll() is not None, timeout=200)
+        process.terminate()
+        assert process.wait(timeout=120) == 0, (tmp_path / "job.log").read_text()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    writer = Batch("", 0, SegmentFolder(tmp_path / "segments").identity()).application("edge")
+    assert "Traceback" not in (tmp_path / "job.log").read_text()
+    held = {tables.held(name, [writer])[writer] for name in SCHEMAS}
+    assert len(held) == 1  # no table is a batch ahead of another
+    Job(spark, tmp_path).run()
+
+    assert_exact(tables, edge)
+
+
+@pytest.mark.parametrize("command", ["tables", "compact", "expire"])
+def test_a_misspelt_folder_is_said_rather_than_shown_as_empty_tables(command: str, tmp_path: Path) -> None:
+    ran = CliRunner().invoke(main, ["spark", command, "--tables", str(tmp_path / "tabels")])
+    assert ran.exit_code == 2
+    assert "there is no folder" in ran.output
 
 
 class Cluster:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
@@ -12,7 +13,7 @@ from penstock.model.level import Level
 from penstock.model.partial import SERIES, merged
 from penstock.model.segment import Segment, seal
 from penstock.service.generator import Day, generate
-from penstock.spark import read_table
+from penstock.spark import read_segments, read_table
 from penstock.spark.tables import read_level, read_top_n
 from tests.spark.pipeline import Job
 
@@ -34,14 +35,22 @@ def test_every_function_reads_the_same_in_spark_and_without_a_jvm(spark: SparkSe
     job.run(not_at={level: definitions.not_at(level) for level in Level})
 
     for level in (Level.MINUTE, Level.DAY):
-        found = read_table(spark, tmp_path / "tables", level).toArrow().sort_by(ORDER)
         expected = read_level(job.tables, level)
-        assert found.column_names == expected.column_names
-        for name in expected.column_names:
-            wanted = expected[name].to_pylist()
-            assert found[name].to_pylist() == (wanted if name in SERIES else pytest.approx(wanted)), name
+        assert_same(read_table(spark, tmp_path / "tables", level).toArrow(), expected)
         present = set(expected["metric"].to_pylist())
         assert "endpoint_percentile" in present if level is Level.MINUTE else "endpoint_percentile" not in present
+    straight = read_segments(spark, tmp_path / "segments").toArrow()
+    not_in_the_table = pa.array(definitions.not_at(Level.MINUTE), pa.string())
+    straight = straight.filter(pc.invert(pc.is_in(straight["metric"], not_in_the_table)))
+    assert_same(straight, read_level(job.tables, Level.MINUTE))
     records = [row for row in read_top_n(job.tables, 20).to_pylist() if row["metric"] == "slow_statements"]
     assert {row["function"] for row in records} == {"top_n(20)"}
     assert all(row["record"].startswith('{"statement":') for row in records)
+
+
+def assert_same(found: pa.Table, expected: pa.Table) -> None:
+    assert found.column_names == expected.column_names
+    found = found.sort_by(ORDER)
+    for name in expected.column_names:
+        wanted = expected[name].to_pylist()
+        assert found[name].to_pylist() == (wanted if name in SERIES else pytest.approx(wanted)), name

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from penstock.errors import ConfigError, SegmentVanished
+from penstock.errors import ConfigError, SegmentVanished, TableConflict
+from penstock.model.packed import PACKED, packed
 from penstock.model.partial import PARTIALS, of_points
 from penstock.model.point import chunk_type
 from penstock.model.segment import Segment, seal, sealed
@@ -72,6 +73,26 @@ def test_a_batch_is_exactly_the_segments_between_two_offsets(folder: SegmentFold
     assert folder.between(start, ALL) == [Segment("a", 10, 19), Segment("a", 20, 29), Segment("b", 0, 4)]
 
 
+def test_a_segment_that_covers_what_another_did_is_refused_rather_than_counted_twice(folder: SegmentFolder) -> None:
+    seal(folder.folder, Segment("a", 20, 39), PARTS)
+    with pytest.raises(
+        TableConflict, match=r"covers sequences from 20 on, but .* writer 'a' up to 29 were taken before"
+    ):
+        folder.admit(ALL)
+    with pytest.raises(TableConflict, match="covers sequences from 20 on"):
+        folder.admit({})
+
+
+def test_a_segment_that_comes_back_after_it_was_taken_is_not_taken_again(folder: SegmentFolder) -> None:
+    path = folder.folder / Segment("a", 0, 9).name
+    kept = path.read_bytes()
+    path.unlink()
+    offset = folder.admit(ALL)
+    path.write_bytes(kept)
+
+    assert offset == folder.admit(ALL) == ALL
+
+
 def test_a_batch_that_misses_a_segment_is_refused(folder: SegmentFolder) -> None:
     (folder.folder / Segment("a", 10, 19).name).unlink()
     with pytest.raises(SegmentVanished, match=r"3 segments of writer 'a' .* 2 are in"):
@@ -104,6 +125,19 @@ def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentFolder
     assert batch["count"].to_pylist() == [4, 4]
 
 
+@pytest.mark.parametrize("most", [1, 3, 4, 7])
+def test_a_batch_larger_than_a_task_may_hold_is_merged_in_steps(
+    folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("penstock.spark.segments.MERGE_ROWS", most)
+    batches = list(folder.read(names(folder)))
+    assert all(batch.schema == PARTIALS for batch in batches)
+    assert counted(iter(batches)) == 8
+    packs = list(folder.read(names(folder), packed))
+    assert all(batch.schema == PACKED for batch in packs)
+    assert counted(iter(packs)) == 8
+
+
 def test_only_old_committed_segments_go_and_never_the_newest_of_a_writer(folder: SegmentFolder) -> None:
     for path in folder.folder.glob("*.arrow"):
         os.utime(path, (1000, 1000))
@@ -128,6 +162,12 @@ def test_a_limit_that_makes_no_sense_is_refused(tmp_path: Path, value: str) -> N
     source = SegmentSource({"path": str(tmp_path), "maxRowsPerTrigger": value})
     with pytest.raises(ConfigError, match="maxRowsPerTrigger must be a whole number >= 1"):
         source.streamReader(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("option", "value"), [("retainSeconds", "1d"), ("tasks", "0"), ("tasks", "many")])
+def test_an_option_that_makes_no_sense_is_refused_by_name(tmp_path: Path, option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} must be a .* got '{value}'"):
+        SegmentSource({"path": str(tmp_path), option: value}).streamReader(None)  # type: ignore[arg-type]
 
 
 def test_progress_adds_up_over_batches() -> None:

@@ -4,13 +4,16 @@ import shutil
 import threading
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from penstock.errors import TableConflict
+from penstock.errors import MissingRequirement, TableConflict
 from penstock.model.level import Level
+from penstock.spark import backfill as backfilling
 from penstock.spark import delta, supervisor
 from penstock.spark.backfill import backfill
 from penstock.spark.job import JobConfig
@@ -18,6 +21,7 @@ from penstock.spark.supervisor import Supervisor
 from penstock.spark.tables import open_tables
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
+from tests.spark.engine import Engine
 from tests.spark.pipeline import Edge, assert_exact
 
 pytestmark = pytest.mark.spark
@@ -61,11 +65,70 @@ def test_a_failed_query_is_started_again_and_the_tables_are_exact(
     done = backfill(spark, tables, tmp_path / "segments", date(1970, 1, 1), date(1970, 1, 3))
     assert done.before == done.after > 0
     assert_exact(tables, edge)
+    # A batch that the job adds meanwhile would be lost, so the backfill is refused.
+    edge.seal(points=50)
+    count = backfilling._points
+
+    def overtaken(*arguments: Any) -> int:
+        found = count(*arguments)
+        Engine(tmp_path / "segments", tables).run()
+        return found
+
+    monkeypatch.setattr(backfilling, "_points", overtaken)
+    with pytest.raises(TableConflict, match="the job has added a batch meanwhile"):
+        backfill(spark, tables, tmp_path / "segments", date(1970, 1, 1), date(1970, 1, 3))
+    monkeypatch.setattr(backfilling, "_points", count)
+    assert_exact(tables, edge)
     for path in (tmp_path / "segments").glob("*.arrow"):
         path.unlink()
         break
     with pytest.raises(TableConflict, match="a backfill would lose the difference"):
         backfill(spark, tables, tmp_path / "segments", date(1970, 1, 1), date(1970, 1, 3))
+
+
+class Query:
+    """A query that fails, or ends."""
+
+    isActive = False  # noqa: N815 - Spark's name
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self._failure = failure
+
+    def awaitTermination(self, _: float) -> bool:  # noqa: N802 - Spark's name
+        if self._failure:
+            raise self._failure
+        return True
+
+    def stop(self) -> None:
+        pass
+
+
+def test_a_database_that_is_away_ends_a_first_start_but_not_a_job_that_has_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
+    away = MissingRequirement("PostgreSQL cannot be reached")
+    streams: Any = SimpleNamespace(addListener=lambda _: None, removeListener=lambda _: None)
+    session: Any = SimpleNamespace(streams=streams)
+
+    def running(*outcomes: Any) -> Supervisor:
+        remaining = iter(outcomes)
+
+        def start(*_: Any) -> Query:
+            found = next(remaining)
+            if isinstance(found, Exception):
+                raise found
+            assert isinstance(found, Query)
+            return found
+
+        monkeypatch.setattr(supervisor, "start_job", start)
+        return Supervisor(session, open_tables(str(tmp_path)), config(tmp_path))
+
+    with pytest.raises(MissingRequirement, match="cannot be reached"):
+        running(away).run()
+    job = running(Query(StreamingQueryException("lost the connection")), away, away, Query())
+    job.run()
+    assert job.progress.restarts == 3
 
 
 def test_what_no_restart_can_mend_ends_the_job_with_a_reason(spark: SparkSession, tmp_path: Path) -> None:

@@ -167,6 +167,26 @@ def test_compaction_while_batches_are_added_loses_and_repeats_nothing(tables: Ta
     assert sums(tables) == [20.0]
 
 
+def test_a_compaction_that_dies_while_it_clears_up_leaves_parquet_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = open_tables(f"parquet:{tmp_path / 'tables'}")
+    for n in range(3):
+        tables.append("minute", rows(1.0), batch(n))
+
+    def dies_half_way(folder: Path) -> None:
+        (folder / "_guard.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", dies_half_way)
+        with pytest.raises(KeyboardInterrupt):
+            tables.compact("minute")
+
+    assert sums(tables) == [3.0]
+    assert not tables.append("minute", rows(1.0), batch(2))
+
+
 def test_what_is_too_old_goes_and_the_rest_stays(tables: Tables) -> None:
     for n, metric in enumerate(["a", "b", "a", "b"]):
         tables.append("minute", rows(float(n), day=n, metric=metric), batch(n))
@@ -188,6 +208,17 @@ def test_a_range_is_replaced_and_the_rest_stays(tables: Tables) -> None:
 
     assert sums(tables) == [1.0, 50.0, 3.0]
     assert tables.held("minute", ["q"]) == {"q": 2}
+
+
+def test_a_replacement_that_is_overtaken_changes_nothing(tables: Tables) -> None:
+    tables.append("minute", rows(1.0), batch(0))
+
+    def check() -> None:
+        raise TableConflict("overtaken")
+
+    with pytest.raises(TableConflict, match="overtaken"):
+        tables.replace("minute", rows(50.0), DAY, DAY + timedelta(days=1), check)
+    assert sums(tables) == [1.0]
 
 
 def test_reading_may_be_limited_to_a_range(tables: Tables) -> None:
@@ -217,3 +248,6 @@ def test_ties_in_a_top_n_go_to_what_sorts_first_and_compaction_keeps_what_is_ask
 
 def test_a_password_is_not_shown() -> None:
     assert open_tables("postgresql://me:secret@host/db").location == "postgresql://me:***@host/db"
+    assert open_tables("postgresql://host/db?user=me&password=secret&sslmode=require").location == (
+        "postgresql://host/db?user=me&password=***&sslmode=require"
+    )

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,9 @@ def spark() -> None:
 @click.option("--max-files", type=click.IntRange(1), help="Segments in one batch at most [default: 200].")
 @click.option("--max-rows", type=click.IntRange(1), help="Rows in one batch at most.")
 @click.option("--max-bytes", type=_Size(), help="Bytes in one batch at most, like 512Mi.")
+@click.option(
+    "--driver-rows", type=click.IntRange(0), help="Batches up to so many rows are written by the driver [default: 2 M]."
+)
 @click.option("--keep-segments", type=_Duration(), help="Delete segments of this age that are in all tables, like 1d.")
 @_definitions_option
 @_session_options
@@ -97,6 +100,7 @@ def run(
     max_files: int | None,
     max_rows: int | None,
     max_bytes: int | None,
+    driver_rows: int | None,
     keep_segments: float | None,
     definitions: Path | None,
     master: str | None,
@@ -113,7 +117,7 @@ def run(
       penstock spark run --segments /shared/segments --tables /shared/tables --master spark://host:7077
     """
     from penstock.model.level import Level
-    from penstock.spark.job import JobConfig
+    from penstock.spark.job import DRIVER_ROWS, JobConfig
     from penstock.spark.supervisor import Progress, Supervisor
     from penstock.spark.tables import open_tables
 
@@ -126,6 +130,7 @@ def run(
         max_files=max_files,
         max_rows=max_rows,
         max_bytes=max_bytes,
+        driver_rows=DRIVER_ROWS if driver_rows is None else driver_rows,
         retain_segments=keep_segments,
         not_at={level: defined.not_at(level) for level in Level},
     )
@@ -152,6 +157,7 @@ def run(
 @click.option("--from", "first", required=True, type=click.DateTime(["%Y-%m-%d"]), help="The first day (UTC).")
 @click.option("--to", "until", required=True, type=click.DateTime(["%Y-%m-%d"]), help="The day after the last.")
 @click.option("--allow-loss", is_flag=True, help="Also if the segments hold fewer points than the tables.")
+@_definitions_option
 @_session_options
 def backfill(
     segments: Path,
@@ -159,24 +165,35 @@ def backfill(
     first: datetime,
     until: datetime,
     allow_loss: bool,
+    definitions: Path | None,
     master: str | None,
     conf: tuple[str, ...],
 ) -> None:
     """Make whole days of all tables anew from the segments that are still there.
 
+    Stop the job meanwhile: a backfill that it overtakes is refused.
+
     \b
     Examples:
       penstock spark backfill --segments segments --tables tables --from 2026-11-01 --to 2026-11-03
     """
+    from penstock.model.level import Level
     from penstock.spark.backfill import backfill as run_backfill
-    from penstock.spark.tables import open_tables
 
     if first >= until:
         raise ConfigError(f"--from must be before --to, got {first:%Y-%m-%d} and {until:%Y-%m-%d}")
+    defined, tables = _definitions(definitions), _existing(location)
     session = _session(master, conf)
     try:
-        days = (first.date(), until.date())
-        done = run_backfill(session, open_tables(location), segments.absolute(), *days, allow_loss=allow_loss)
+        done = run_backfill(
+            session,
+            tables,
+            segments.absolute(),
+            first.date(),
+            until.date(),
+            allow_loss=allow_loss,
+            not_at={level: defined.not_at(level) for level in Level},
+        )
     finally:
         session.stop()
     click.echo(f"{done.before:,} points before, {done.after:,} after")
@@ -194,9 +211,9 @@ def compact(location: str, vacuum: int) -> None:
     Examples:
       penstock spark compact --tables tables
     """
-    from penstock.spark.tables import SCHEMAS, open_tables
+    from penstock.spark.tables import SCHEMAS
 
-    tables = open_tables(location)
+    tables = _existing(location)
     for name in SCHEMAS:
         done = tables.compact(name)
         click.echo(
@@ -219,8 +236,8 @@ def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: 
       penstock spark expire --tables tables
       penstock spark expire --tables tables --keep minute=3d --keep day=730d
     """
-    from penstock.model.level import Level
-    from penstock.spark.tables import SCHEMAS, open_tables
+    from penstock.service.maintenance import expire as expire_tables
+    from penstock.spark.tables import SCHEMAS
 
     ages = dict(KEEP)
     for text in keep:
@@ -228,13 +245,10 @@ def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: 
         if table not in SCHEMAS or not age:
             raise ConfigError(f"--keep must be TABLE=AGE with one of {', '.join(SCHEMAS)}, got {text!r}")
         ages[table] = age
-    defined, tables = _definitions(definitions), open_tables(location)
+    tables = _existing(location)
     moment = (now or datetime.now(UTC)).replace(tzinfo=UTC)
-    for name in SCHEMAS:
-        own = {} if name == "top_n" else defined.ttls(Level(name))
-        seconds = parse_duration(ages[name], f"--keep {name}")
-        gone = sum(tables.expire(name, moment - timedelta(seconds=ttl), (metric,)) for metric, ttl in own.items())
-        gone += tables.expire(name, moment - timedelta(seconds=seconds), but_not=tuple(own))
+    seconds = {name: parse_duration(age, f"--keep {name}") for name, age in ages.items()}
+    for name, gone in expire_tables(tables, seconds, _definitions(definitions), moment):
         click.echo(f"{name:<7} {gone:>12,} rows deleted")
 
 
@@ -250,9 +264,9 @@ def show_tables(location: str, as_json: bool) -> None:
     """
     import json
 
-    from penstock.spark.tables import SCHEMAS, open_tables
+    from penstock.spark.tables import SCHEMAS
 
-    tables = open_tables(location)
+    tables = _existing(location)
     found = {name: tables.describe(name) for name in SCHEMAS}
     if as_json:
         rows = {
@@ -286,6 +300,17 @@ def archive() -> None:
 
     path = make_archive()
     click.echo(f"{path} ({format_bytes(path.stat().st_size)})")
+
+
+def _existing(location: str) -> Any:
+    """The tables; ConfigError if their folder is not there: a misspelt one would look like empty tables."""
+    from penstock.spark.tables import open_tables
+
+    tables = open_tables(location)
+    folder: Path | None = getattr(tables, "folder", None)
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--tables must be where a job has put its tables, and there is no folder {str(folder)!r}")
+    return tables
 
 
 def _definitions(path: Path | None) -> Any:

@@ -7,14 +7,14 @@ read_table(spark, "/data/tables", "hour").where("metric = 'service_percentile'")
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.spark.reading import read_table
+    from penstock.spark.reading import read_segments, read_sketches, read_table
 
-__all__ = ["read_table"]
+__all__ = ["read_segments", "read_sketches", "read_table"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "read_table":
-        from penstock.spark.reading import read_table
+    if name in __all__:
+        from penstock.spark import reading
 
-        return read_table
+        return getattr(reading, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

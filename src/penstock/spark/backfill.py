@@ -1,6 +1,7 @@
 """Backfill: whole days of all tables made anew from the segments that are still there."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC as ZONE
 from datetime import date, datetime, time
@@ -13,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.spark.job import resume_point
-from penstock.spark.rollup import at, merged, series_of, top_n
+from penstock.spark.rollup import at, merged, series_of, top_n, without
 from penstock.spark.segments import SegmentFolder
 from penstock.spark.tables import SCHEMAS, TOP_N, Tables
 
@@ -27,13 +28,22 @@ class Backfilled:
 
 
 def backfill(
-    spark: SparkSession, tables: Tables, segments: Path, first: date, until: date, *, allow_loss: bool = False
+    spark: SparkSession,
+    tables: Tables,
+    segments: Path,
+    first: date,
+    until: date,
+    *,
+    allow_loss: bool = False,
+    not_at: Mapping[Level, tuple[str, ...]] | None = None,
 ) -> Backfilled:
     """Replace the days from `first` to before `until`, in every table, by what the segments say.
 
     Only segments that the tables hold already are read: what the job has not added yet, it will add. TableConflict if
-    the tables would then hold fewer points than now, because segments were cleaned up, unless `allow_loss`.
+    the job adds something meanwhile, or if the tables would then hold fewer points than now, because segments were
+    cleaned up, unless `allow_loss`. `not_at` are the metrics that a level does without.
     """
+    left_out = not_at or {}
     folder = SegmentFolder(segments)
     held, ahead = resume_point(tables, folder)
     if ahead:
@@ -42,17 +52,25 @@ def backfill(
     reading = spark.read.format("penstock").option("path", str(segments)).option("upTo", json.dumps(held))
     minutes = _between(reading.load(), start, end).transform(merged).persist()
     try:
-        after = minutes.where(F.col("record").isNull()).agg(F.sum("count")).first()
+        daily = minutes.transform(series_of).transform(without(*left_out.get(Level.DAY, ())))
+        after = daily.agg(F.sum("count")).first()
         found = Backfilled(_points(tables, start, end), int(after[0] or 0) if after else 0)
         if found.after < found.before and not allow_loss:
             raise TableConflict(
                 f"the segments hold {found.after} points of these days, the tables {found.before}: segments were "
                 "cleaned up, and a backfill would lose the difference (--allow-loss does it all the same)"
             )
+
+        def check() -> None:
+            if resume_point(tables, folder) != (held, ahead):
+                raise TableConflict("the job has added a batch meanwhile: stop it while you backfill, or try again")
+
         for name in SCHEMAS:
             series = minutes.transform(series_of)
             rows = minutes.transform(top_n) if name == TOP_N else series.transform(at(Level(name)))
-            tables.replace(name, rows, start, end)
+            if name != TOP_N:
+                rows = rows.transform(without(*left_out.get(Level(name), ())))
+            tables.replace(name, rows, start, end, check)
     finally:
         minutes.unpersist()
     return found

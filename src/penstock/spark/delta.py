@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,18 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Compaction, Description, as_partials, expired, folded
+from penstock.spark.tables import (
+    SCHEMAS,
+    TOP_N,
+    Batch,
+    Compaction,
+    Description,
+    Rows,
+    as_partials,
+    expired,
+    folded,
+    write_parquet,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,7 +61,7 @@ class DeltaTables:
         table = self._open(name)
         return _held(table, applications) if table else {}
 
-    def append(self, name: str, rows: "DataFrame", batch: Batch) -> bool:
+    def append(self, name: str, rows: Rows, batch: Batch) -> bool:
         if not batch.wanted_by(name, self.held(name, batch.versions)):
             return False
         folder = self._write(name, rows, f"{batch.query[:8]}-{batch.number}")
@@ -67,19 +78,24 @@ class DeltaTables:
             return True
         raise TableConflict(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
 
-    def replace(self, name: str, rows: "DataFrame", start: datetime, end: datetime) -> None:
+    def replace(
+        self, name: str, rows: "DataFrame", start: datetime, end: datetime, check: Callable[[], None] = lambda: None
+    ) -> None:
         folder = self._write(name, rows, "backfill")
         added = self._added(name, folder)
 
         def step(table: DeltaTable) -> list[Any]:
+            check()  # what is appended after `table` was opened stays beside what is put in
             doomed = (pc.field("bucket") >= start) & (pc.field("bucket") < end)
             kept, removed = self._without(table, name, doomed, end)
             return [*removed, *added, *kept]
 
         self._maintain(name, step)
 
-    def partials(self, level: Level, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
-        return as_partials(self._rows(level.value, start, end))
+    def partials(
+        self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+    ) -> pa.Table:
+        return as_partials(self._rows(level.value, start, end, metric))
 
     def top_rows(self) -> pa.Table:
         return self._rows(TOP_N)
@@ -145,18 +161,28 @@ class DeltaTables:
         schema = Schema.from_arrow(SCHEMAS[name])
         return DeltaTable.create(str(self.path(name)), schema=schema, mode="ignore")
 
-    def _rows(self, name: str, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
+    def _rows(
+        self, name: str, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+    ) -> pa.Table:
         table = self._open(name)
         if not table:
             return SCHEMAS[name].empty_table()
         wanted = None
         for bound in ([pc.field("bucket") >= start] if start else []) + ([pc.field("bucket") < end] if end else []):
             wanted = bound if wanted is None else wanted & bound
-        return table.to_pyarrow_dataset().to_table(filter=wanted).select(SCHEMAS[name].names).cast(SCHEMAS[name])
+        dataset = table.to_pyarrow_dataset()
+        if metric is None:
+            rows = dataset.to_table(filter=wanted)
+        else:
+            # Not in the filter: our commits have the range of buckets only, and deltalake takes what a commit does not
+            # say for "no value fits". Batch by batch, so that other metrics are never in memory together.
+            batches = (batch.filter(pc.equal(batch["metric"], metric)) for batch in dataset.to_batches(filter=wanted))
+            rows = pa.Table.from_batches(batches, dataset.schema)
+        return rows.select(SCHEMAS[name].names).cast(SCHEMAS[name])
 
-    def _write(self, name: str, rows: "DataFrame", label: str) -> Path:
+    def _write(self, name: str, rows: Rows, label: str) -> Path:
         folder = self.path(name) / "data" / f"{label}-{uuid.uuid4().hex[:8]}"
-        rows.select(*SCHEMAS[name].names).write.parquet(str(folder))
+        write_parquet(name, rows, folder)
         return folder
 
     def _added(self, name: str, folder: Path) -> list[AddAction]:
@@ -203,7 +229,8 @@ class DeltaTables:
         size = 0
         for path, size_bytes in zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist()):
             if group and size + size_bytes > COMPACT_BYTES:
-                yield group
+                if len(group) > 1:
+                    yield group
                 group, size = [], 0
             group.append(path)
             size += size_bytes

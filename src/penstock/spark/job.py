@@ -2,7 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,12 +11,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.model.level import Level
+from penstock.spark import small
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.rollup import at, merged, series_of, top_n, without
 from penstock.spark.segments import Offset, SegmentFolder, lasts
-from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Tables
+from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Rows, Tables
 
 TRIGGER = "2 seconds"  # a batch costs about 0.2 s even when it is small; more often only burns CPU
+
+# By these words Spark tells a batch that was interrupted by a stop from one that failed, and reports no failure.
+_INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling a batch: java.lang.InterruptedException"
+DRIVER_ROWS = 2_000_000  # about 200 MB; beyond it, Spark's price for a job is small beside the rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,11 @@ class JobConfig:
     max_bytes: int | None = None
     retain_segments: float | None = None  # seconds; committed segments older than this are deleted
     not_at: Mapping[Level, tuple[str, ...]] = field(default_factory=dict)  # metrics that a level does without
+    driver_rows: int = DRIVER_ROWS  # batches of at most so many rows are merged and written by the driver
+
+    def left_out(self, table: str) -> tuple[str, ...]:
+        """The metrics that a table does without."""
+        return () if table == TOP_N else self.not_at.get(Level(table), ())
 
     def options(self) -> dict[str, str]:
         named = {
@@ -95,7 +106,7 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
     partials = spark.readStream.format("penstock").options(**options).load()
     writing = (
         partials.writeStream.queryName("penstock")
-        .foreachBatch(_into(tables, folder.identity(), checkpoint, config, gate))
+        .foreachBatch(_into(tables, folder, checkpoint, config, gate))
         .option("checkpointLocation", str(config.checkpoint))
     )
     if config.available_now:
@@ -125,11 +136,13 @@ def resume_point(tables: Tables, folder: SegmentFolder) -> tuple[Offset, Offset]
 
 
 def _into(
-    tables: Tables, source: str, checkpoint: Checkpoint, config: JobConfig, gate: Gate
+    tables: Tables, folder: SegmentFolder, checkpoint: Checkpoint, config: JobConfig, gate: Gate
 ) -> Callable[[DataFrame, int], None]:
+    source = folder.identity()
+
     def write(rows: DataFrame, number: int) -> None:
         if not gate.enter():
-            raise RuntimeError("the job is being stopped")  # never seen: the query is stopped by then
+            raise RuntimeError(_INTERRUPTED)
         query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert query, "Spark names the query of every batch"
         start, end = checkpoint.batch_range(number)
@@ -137,22 +150,34 @@ def _into(
         wanted = [name for name in SCHEMAS if batch.wanted_by(name, tables.held(name, batch.versions))]
         if not wanted:
             return
-        minutes = rows.transform(merged).persist()
-        # Hours hardly weigh anything beside their minutes, and days are made of them.
-        hours = minutes.transform(series_of).transform(at(Level.HOUR)).persist()
-        frames = {
-            Level.MINUTE.value: minutes.transform(series_of),
-            Level.HOUR.value: hours,
-            Level.DAY.value: hours.transform(at(Level.DAY)),
-            TOP_N: minutes.transform(top_n),
-        }
-        try:
+        is_small = folder.rows_between(start, end) <= config.driver_rows
+        with _here(rows, config) if is_small else _on_executors(rows, config) as added:
             for name in wanted:
-                left_out = () if name == TOP_N else config.not_at.get(Level(name), ())
-                tables.append(name, frames[name].transform(without(*left_out)), batch)
-        finally:
-            hours.unpersist()
-            minutes.unpersist()
+                tables.append(name, added[name], batch)
         gate.reached = end
 
     return write
+
+
+@contextmanager
+def _here(rows: DataFrame, config: JobConfig) -> Iterator[dict[str, Rows]]:
+    found = small.tables_of(rows.toArrow())
+    yield {name: small.without(found[name], config.left_out(name)) for name in SCHEMAS}
+
+
+@contextmanager
+def _on_executors(rows: DataFrame, config: JobConfig) -> Iterator[dict[str, Rows]]:
+    minutes = rows.transform(merged).persist()
+    # Hours hardly weigh anything beside their minutes, and days are made of them.
+    hours = minutes.transform(series_of).transform(at(Level.HOUR)).persist()
+    frames = {
+        Level.MINUTE.value: minutes.transform(series_of),
+        Level.HOUR.value: hours,
+        Level.DAY.value: hours.transform(at(Level.DAY)),
+        TOP_N: minutes.transform(top_n),
+    }
+    try:
+        yield {name: frame.transform(without(*config.left_out(name))) for name, frame in frames.items()}
+    finally:
+        hours.unpersist()
+        minutes.unpersist()

@@ -25,7 +25,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.model.level import Level
-from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Compaction, Description, as_partials, expired, folded
+from penstock.spark.tables import (
+    SCHEMAS,
+    TOP_N,
+    Batch,
+    Compaction,
+    Description,
+    Rows,
+    as_partials,
+    expired,
+    folded,
+    write_parquet,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -67,11 +78,11 @@ class ParquetTables:
                     found[application] = max(version, found.get(application, -1))
         return found
 
-    def append(self, name: str, rows: "DataFrame", batch: Batch) -> bool:
+    def append(self, name: str, rows: Rows, batch: Batch) -> bool:
         if not batch.wanted_by(name, self.held(name, batch.versions)):
             return False
         scratch = self._scratch(name)
-        rows.select(*SCHEMAS[name].names).write.parquet(str(scratch))
+        write_parquet(name, rows, scratch)
         with self._alone(name):
             if batch.wanted_by(name, self.held(name, batch.versions)):
                 guard = {"versions": batch.versions, "replaces": []}
@@ -80,17 +91,22 @@ class ParquetTables:
         shutil.rmtree(scratch)
         return False
 
-    def replace(self, name: str, rows: "DataFrame", start: datetime, end: datetime) -> None:
+    def replace(
+        self, name: str, rows: "DataFrame", start: datetime, end: datetime, check: Callable[[], None] = lambda: None
+    ) -> None:
         scratch = self._scratch(name)
         rows.select(*SCHEMAS[name].names).write.parquet(str(scratch))
         fresh = pq.read_table(scratch).cast(SCHEMAS[name])
         shutil.rmtree(scratch)
         with self._alone(name):
+            check()
             kept = self._rows(name).filter((pc.field("bucket") < start) | (pc.field("bucket") >= end))
             self._fold(name, pa.concat_tables([kept, fresh]))
 
-    def partials(self, level: Level, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
-        return as_partials(self._rows(level.value, start, end))
+    def partials(
+        self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+    ) -> pa.Table:
+        return as_partials(self._rows(level.value, start, end, metric))
 
     def top_rows(self) -> pa.Table:
         return self._rows(TOP_N)
@@ -118,7 +134,7 @@ class ParquetTables:
             live = set(self._live(name))
             for folder in self._folders(name):
                 if folder not in live:
-                    shutil.rmtree(folder)
+                    _remove(folder)
                     gone += 1
         return gone
 
@@ -149,13 +165,17 @@ class ParquetTables:
         return [folder for folder in folders if folder.name not in replaced]
 
     @_steadily
-    def _rows(self, name: str, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
+    def _rows(
+        self, name: str, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+    ) -> pa.Table:
         files = self.file_uris(name)
         if not files:
             return SCHEMAS[name].empty_table()
         rows = pa.concat_tables([pq.read_table(file).select(SCHEMAS[name].names).cast(SCHEMAS[name]) for file in files])
         if start:
             rows = rows.filter(pc.field("bucket") >= start)
+        if metric:
+            rows = rows.filter(pc.field("metric") == metric)
         return rows.filter(pc.field("bucket") < end) if end else rows
 
     def _fold(self, name: str, rows: pa.Table) -> None:
@@ -171,7 +191,7 @@ class ParquetTables:
         guard = {"versions": versions, "replaces": [folder.name for folder in live]}
         _publish(scratch, self.folder / name / f"folded-{uuid.uuid4().hex[:12]}", guard)
         for folder in live:
-            shutil.rmtree(folder)
+            _remove(folder)
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
@@ -193,6 +213,13 @@ def _publish(scratch: Path, folder: Path, guard: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     scratch.rename(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Out of sight first: whoever reads, also after a crash in here, finds the folder whole or not at all."""
+    scratch = folder.with_name(f".{uuid.uuid4().hex}")
+    folder.rename(scratch)
+    shutil.rmtree(scratch)
 
 
 def _guard(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ any client reads the tables as they are. For batches beyond some hundred thousan
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,17 @@ from psycopg import sql
 from penstock.errors import MissingRequirement
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, STATES
-from penstock.spark.tables import LEVEL_ROWS, SCHEMAS, TOP_N, TOP_N_ROWS, Batch, Compaction, Description, as_partials
+from penstock.spark.tables import (
+    LEVEL_ROWS,
+    SCHEMAS,
+    TOP_N,
+    TOP_N_ROWS,
+    Batch,
+    Compaction,
+    Description,
+    Rows,
+    as_partials,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,19 +55,21 @@ class PostgresTables:
 
     def __init__(self, location: str) -> None:
         self._dsn = location
-        self.location = re.sub(r"://([^:/@]+):[^@]*@", r"://\1:***@", location)  # no password in what is shown
+        shown = re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", location)
+        self.location = re.sub(r"(password=)[^&\s]*", r"\1***", shown)  # no password in what is shown
 
     def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
         with self._connect() as connection:
             self._prepare(connection, name)
             return _held(connection, name, applications)
 
-    def append(self, name: str, rows: "DataFrame", batch: Batch) -> bool:
+    def append(self, name: str, rows: Rows, batch: Batch) -> bool:
         with self._connect() as connection:
             self._prepare(connection, name)
             if not batch.wanted_by(name, _held(connection, name, batch.versions)):
                 return False
-        data = _once(name, rows.toArrow().select(SCHEMAS[name].names).cast(SCHEMAS[name]))
+        here = rows if isinstance(rows, pa.Table) else rows.toArrow()
+        data = _once(name, here.select(SCHEMAS[name].names).cast(SCHEMAS[name]))
         with self._connect() as connection, connection.transaction():
             # One writer a table at a time: whoever waits here sees the other's guard afterwards.
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", (f"penstock_{name}",))
@@ -72,16 +84,22 @@ class PostgresTables:
                 )
         return True
 
-    def replace(self, name: str, rows: "DataFrame", start: datetime, end: datetime) -> None:
+    def replace(
+        self, name: str, rows: "DataFrame", start: datetime, end: datetime, check: Callable[[], None] = lambda: None
+    ) -> None:
         data = _once(name, rows.toArrow().select(SCHEMAS[name].names).cast(SCHEMAS[name]))
         with self._connect() as connection, connection.transaction():
             self._prepare(connection, name)
+            connection.execute("select pg_advisory_xact_lock(hashtext(%s))", (f"penstock_{name}",))
+            check()
             doomed = sql.SQL("delete from {} where bucket >= %s and bucket < %s").format(_table(name))
             connection.execute(doomed, (start, end))
             self._merge(connection, name, data)
 
-    def partials(self, level: Level, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
-        return as_partials(self._rows(level.value, start, end))
+    def partials(
+        self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+    ) -> pa.Table:
+        return as_partials(self._rows(level.value, start, end, metric))
 
     def top_rows(self) -> pa.Table:
         return self._rows(TOP_N)
@@ -149,9 +167,11 @@ class PostgresTables:
         keys = sql.SQL(", ").join(map(sql.Identifier, _keys(name)))
         connection.execute(merging.format(table, columns, columns, staged, keys, _assignments(name)))
 
-    def _rows(self, name: str, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
-        bounds = {"bucket >= %s": start, "bucket < %s": end}
-        given = {text: moment for text, moment in bounds.items() if moment}
+    def _rows(
+        self, name: str, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+    ) -> pa.Table:
+        bounds = {"bucket >= %s": start, "bucket < %s": end, "metric = %s": metric}
+        given = {text: bound for text, bound in bounds.items() if bound}
         where = sql.SQL(" where " + " and ".join(given)) if given else sql.SQL("")
         columns = sql.SQL(", ").join(map(sql.Identifier, SCHEMAS[name].names))
         with self._connect() as connection:

@@ -3,15 +3,17 @@
 import os
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from penstock.model.exponential import OFFSET
 from penstock.model.finals import rank_name
 from penstock.model.function import FINALS, RANKS, Final
 from penstock.model.level import Level
+from penstock.model.packed import COUNT_BITS
 from penstock.model.partial import SERIES, STATES
-from penstock.spark.rollup import merged, series_of
+from penstock.spark.distinct import sketch_of
+from penstock.spark.rollup import series_of
 from penstock.spark.tables import LEVEL_ROWS, open_tables
 
 
@@ -21,6 +23,12 @@ def read_table(
     """One row per series and bucket of a level with its final values: count, sum, min, max, avg, cpm, value, p50 …"""
     level = Level(level)
     return partials_of(spark, path, level).transform(lambda rows: with_finals(rows, level, ranks))
+
+
+def read_segments(spark: SparkSession, path: str | os.PathLike[str], ranks: Sequence[float] = RANKS) -> DataFrame:
+    """The same for minutes, straight from a folder of segments: all that is sealed, in the tables yet or not."""
+    rows = spark.read.format("penstock").option("path", os.fspath(path)).option("packed", "true").load()
+    return with_finals(rows, Level.MINUTE, ranks)
 
 
 def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level) -> DataFrame:
@@ -36,33 +44,46 @@ def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level)
 
 
 def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANKS) -> DataFrame:
-    """Partials of a level, merged, with their final values."""
-    # Shuffled once by series, then everything that follows finds its rows where they are.
-    rows = partials.repartition(*SERIES).transform(merged).transform(series_of)
-    part = Window.partitionBy(*SERIES).orderBy("part")
-    upto = F.sum("count").over(part.rowsBetween(Window.unboundedPreceding, Window.currentRow))
-    total = F.sum("count").over(Window.partitionBy(*SERIES))
-    # Of `latest` only the newest part counts; merged partials have every time once, so there is no tie.
-    latest = F.first("function") == "latest"
-    states = [
-        F.when(latest, F.max_by(state.name, "part")).otherwise(getattr(F, state.merge)(state.name)).alias(state.name)
-        for state in STATES
-    ]
+    """Partials of a level, packed or not, with their final values. They are shuffled once.
+
+    Everything is said in few expressions: Java interprets a generated method of more than 8,000 bytes, for ever.
+    """
+    rows = partials.transform(_with_parts)
+    names = [state.name for state in STATES]
+    # Of `latest` only the newest part counts, and of two at the same time the greater.
+    newest = F.max(F.struct("part", "max", *(name for name in names if name != "max"))).alias("newest")
+    states = [getattr(F, state.merge)(state.name).alias(state.name) for state in STATES]
+    latest = F.col("function") == "latest"
+    scale = F.regexp_extract("function", r"^percentile\((\d+)\)", 1).try_cast("double")
     return (
-        rows.withColumn("upto", upto)
-        .withColumn("total", total)
-        .withColumn("estimate", _estimate())
+        rows.repartition(*SERIES)  # a list that is collected before the shuffle would be written and read once more
         .groupBy(*SERIES)
-        .agg(*states, *(_at_rank(rank).alias(rank_name(rank)) for rank in ranks))
+        .agg(*states, newest, _parts())
         .select(
             *SERIES,
-            *(state.name for state in STATES),
+            *(F.when(latest, F.col("newest")[name]).otherwise(F.col(name)).alias(name) for name in names),
+            "parts",
+            F.pow(F.lit(2.0), -scale).alias("width"),
+        )
+        .withColumn("estimates", _estimates(ranks))
+        .select(
+            *SERIES,
+            *names,
             _final(FINALS["avg"], level).alias("avg"),
             _final(FINALS["cpm"], level).alias("cpm"),
             _value(level).alias("value"),
-            *(rank_name(rank) for rank in ranks),
+            *(F.get("estimates", F.lit(position)).alias(rank_name(rank)) for position, rank in enumerate(ranks)),
         )
     )
+
+
+def read_sketches(spark: SparkSession, path: str | os.PathLike[str], level: Level | str) -> DataFrame:
+    """The `sketch` of every series and bucket that counts distinct values, for Spark's own functions.
+
+    read_sketches(spark, path, "day").groupBy("metric").agg(F.hll_sketch_estimate(F.hll_union_agg("sketch")))
+    """
+    rows = partials_of(spark, path, Level(level)).where(F.col("function").startswith("distinct("))
+    return rows.transform(_with_parts).groupBy(*SERIES).agg(_parts()).select(*SERIES, _sketch().alias("sketch"))
 
 
 def _final(final: Final, level: Level) -> Column:
@@ -75,25 +96,63 @@ def _final(final: Final, level: Level) -> Column:
 
 
 def _value(level: Level) -> Column:
-    name = F.regexp_extract("function", r"^[a-z_]+", 0)
+    name = F.substring_index("function", "(", 1)
     value = F.lit(None).cast("double")
-    for function, final in FINALS.items():
-        value = F.when(name == function, _final(final, level)).otherwise(value)
-    return value
+    for final in set(FINALS.values()):
+        value = F.when(name.isin(*(of for of in FINALS if FINALS[of] == final)), _final(final, level)).otherwise(value)
+    return F.when(name == "distinct", F.hll_sketch_estimate(_sketch()).cast("double")).otherwise(value)
 
 
-def _estimate() -> Column:
-    """The value that stands for a part of a percentile, never outside of what the part really holds."""
-    scale = F.regexp_extract("function", r"^percentile\((\d+)\)", 1).try_cast("double")
-    width = F.pow(F.lit(2.0), -scale)
-    base = F.pow(F.lit(2.0), width)
-    low = F.pow(F.lit(2.0), (F.abs("part") - OFFSET) * width)
-    middle = F.when(F.col("part") == 0, 0.0).otherwise(F.signum("part") * low * 2 * base / (base + 1))
-    # least and greatest pass over nulls: without a scale there must be no estimate at all.
-    return F.when(scale.isNotNull(), F.least(F.greatest(middle, "min"), "max"))
+def _with_parts(partials: DataFrame) -> DataFrame:
+    """Partials with a list of entries like those of `penstock.model.packed`, where all parts of a series matter."""
+    entry = F.shiftleft("part", COUNT_BITS)
+    listed = (
+        F.when(F.col("function").startswith("percentile("), F.array(entry.bitwiseOR(F.col("count"))))
+        .when(F.col("function").startswith("distinct("), F.array(entry.bitwiseOR(F.col("max").cast("bigint"))))
+    )  # fmt: skip
+    if "parts" in partials.columns:
+        return partials.withColumn("parts", F.coalesce("parts", listed))
+    return partials.transform(series_of).withColumn("parts", listed)
 
 
-def _at_rank(rank: float) -> Column:
-    wanted = F.greatest(F.ceil(F.col("total") * F.lit(rank / 100)), F.lit(1))
-    hit = (F.col("upto") >= wanted) & (F.col("upto") - F.col("count") < wanted)
-    return F.max(F.when(hit, F.col("estimate")))
+def _parts() -> Column:
+    """All entries of a series in ascending order."""
+    return F.sort_array(F.flatten(F.collect_list("parts"))).alias("parts")
+
+
+def _sketch() -> Column:
+    lg_k = F.regexp_extract("function", r"^distinct\((\d+)\)", 1).try_cast("int")
+    return sketch_of(F.col("parts"), COUNT_BITS, lg_k)
+
+
+def _estimates(ranks: Sequence[float]) -> Column:
+    """The value that stands for the part at each rank, never outside of what the series really holds; else null."""
+    fractions = F.array(*(F.lit(rank / 100) for rank in ranks))
+    return F.when(F.col("width").isNotNull(), F.transform(F.transform(fractions, _entry_at), _estimate))
+
+
+def _entry_at(fraction: Column) -> Column:
+    wanted = F.greatest(F.ceil(F.col("count") * fraction), F.lit(1))
+    # Where every entry is one point, as with few of them, the rank is a position.
+    direct = F.element_at("parts", wanted.cast("int"))
+    return F.when(F.size("parts") == F.col("count"), direct).otherwise(_counted(wanted))
+
+
+def _estimate(entry: Column) -> Column:
+    """The middle 2·l·b/(b+1) of a bucket from l to l·b: as far from one end as from the other."""
+    part = F.shiftright(entry, COUNT_BITS)
+    low, base = F.pow(F.lit(2.0), (F.abs(part) - OFFSET) * F.col("width")), F.pow(F.lit(2.0), "width")
+    middle = F.signum(part) * low * (F.lit(2.0) - F.lit(2.0) / (base + 1))
+    return F.least(F.greatest(middle, "min"), "max")
+
+
+def _counted(wanted: Column) -> Column:
+    """The entry with which the counts reach `wanted`."""
+
+    def step(state: Column, entry: Column) -> Column:
+        left = state["left"] - entry.bitwiseAND(F.lit((1 << COUNT_BITS) - 1))
+        reached = state["entry"].isNull() & (left <= 0)
+        return F.struct(left.alias("left"), F.when(reached, entry).otherwise(state["entry"]).alias("entry"))
+
+    start = F.struct(wanted.alias("left"), F.lit(None).cast("bigint").alias("entry"))
+    return F.aggregate("parts", start, step, lambda state: state["entry"])

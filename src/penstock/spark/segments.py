@@ -9,21 +9,22 @@ A segment that cannot be read is moved to `quarantine/` and its batch goes on wi
 import logging
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import SegmentVanished
+from penstock.errors import SegmentVanished, TableConflict
 from penstock.model.partial import merged
-from penstock.model.segment import Segment, read_encoded, rows_in, sealed
+from penstock.model.segment import Segment, encoded, read_encoded, rows_in, sealed
 
 log = logging.getLogger(__name__)
 QUARANTINE = "quarantine"
 _MARK = ".penstock-source"
 MERGE_ROWS = 4_000_000  # about 300 MB of rows: what a task holds at once before it merges them
 
+Merge = Callable[[pa.Table], pa.Table]
 Offset = dict[str, dict[str, int]]
 
 
@@ -68,7 +69,10 @@ class SegmentFolder:
         rows: int | None = None,
         size_bytes: int | None = None,
     ) -> Offset:
-        """The furthest offset that keeps within every limit, but always at least one segment if there is one."""
+        """The furthest offset that keeps within every limit, but always at least one segment if there is one.
+
+        TableConflict if a segment covers sequences that another has covered already: its points would count twice.
+        """
         end = {writer: dict(position) for writer, position in start.items()}
         taken_files = taken_rows = taken_bytes = 0
         for segment in self._in_turn(self.after(start)):
@@ -85,6 +89,12 @@ class SegmentFolder:
             if over and taken_files > 1:
                 break
             before = end.get(segment.writer, {"last": -1, "segments": 0})
+            if segment.first <= before["last"]:
+                raise TableConflict(
+                    f"{segment.name} in {self.folder} covers sequences from {segment.first} on, but segments of writer "
+                    f"{segment.writer!r} up to {before['last']} were taken before: move it away, and see that no two "
+                    "queues write under the same name"
+                )
             end[segment.writer] = {"last": segment.last, "segments": before["segments"] + 1}
         return end
 
@@ -102,19 +112,30 @@ class SegmentFolder:
                 )
         return found
 
-    def read(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        """The partials of these segments, merged, in batches of exactly the schema `PARTIALS`."""
+    def rows_between(self, start: Offset, end: Offset) -> int:
+        """How many rows the segments of a batch have, before anything is merged."""
+        return sum(map(self._rows, self.between(start, end)))
+
+    def read(self, names: list[str], merge: Merge = merged) -> Iterator[pa.RecordBatch]:
+        """The partials of these segments, merged, in batches of exactly the schema that `merge` gives."""
         held: list[pa.Table] = []
         for name in names:
             table = self._read(name)
             if table is not None:
                 held.append(table)
             if sum(piece.num_rows for piece in held) > MERGE_ROWS:
-                held = [merged(pa.concat_tables(held))]
-                if held[0].num_rows > MERGE_ROWS // 2:  # hardly anything merges: pass it on rather than hold it
-                    yield from held.pop().combine_chunks().to_batches()
+                if merge is not merged:  # what comes out of it cannot go in again
+                    yield from merge(pa.concat_tables(held)).combine_chunks().to_batches()
+                    held = []
+                    continue
+                fewer = merged(pa.concat_tables(held))
+                held = []
+                if fewer.num_rows > MERGE_ROWS // 2:  # hardly anything merges: pass it on rather than hold it
+                    yield from fewer.combine_chunks().to_batches()
+                else:
+                    held = [encoded(fewer)]
         if held:
-            yield from merged(pa.concat_tables(held)).combine_chunks().to_batches()
+            yield from merge(pa.concat_tables(held)).combine_chunks().to_batches()
 
     def _read(self, name: str) -> pa.Table | None:
         path = self.folder / name

@@ -11,6 +11,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from penstock.errors import MissingRequirement
+from penstock.spark.amqp.source import StreamSource
 from penstock.spark.java import Java, cache_folder, find_java
 from penstock.spark.source import SegmentSource
 
@@ -80,7 +81,7 @@ def _exercise() -> None:
 
 
 def start_session(master: str | None = "local[*]", config: Mapping[str, str] | None = None) -> SparkSession:
-    """A session on `master` that knows `format("penstock")`; without one, as spark-submit says.
+    """A session on `master` that knows the two formats of ours; without one, as spark-submit says.
 
     MissingRequirement if there is no Java for it.
     """
@@ -102,6 +103,7 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.dataSource.register(SegmentSource)
+    session.dataSource.register(StreamSource)
     return session
 
 

@@ -12,6 +12,7 @@
     startingOffset           where a query without a checkpoint begins (JSON)
     firstEnd                 where its first batch ends (JSON)
     upTo                     for spark.read: only segments up to this offset (JSON)
+    packed                   for spark.read: true gives `penstock.model.packed`, one row per series and bucket
 
 Planning a batch needs only names. Tasks read whole segments and merge their rows before Spark sees them: a row that
 never reaches the JVM is the cheapest one.
@@ -37,6 +38,8 @@ from pyspark.sql.types import StructType
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError
+from penstock.model.packed import packed
+from penstock.model.partial import merged
 from penstock.spark.segments import Offset, SegmentFolder, checked_offset
 
 # The schema `PARTIALS`, in Spark's words; a test holds the two together.
@@ -44,6 +47,7 @@ SCHEMA = (
     "metric string, function string, entity string, bucket timestamp, part bigint, record string, "
     "count bigint, sum double, min double, max double"
 )
+PACKED_SCHEMA = SCHEMA.replace("record string, ", "") + ", parts array<bigint>"
 MAX_FILES = 200  # of up to 1000 blocks each: a backlog is worked off in batches that fit in memory
 
 
@@ -55,12 +59,12 @@ class SegmentSource(DataSource):
         return "penstock"
 
     def schema(self) -> str:
-        return SCHEMA
+        return PACKED_SCHEMA if _is_packed(self.options) else SCHEMA
 
     def reader(self, schema: StructType) -> "SegmentReader":
         up_to = self.options.get("upTo")
         offset = checked_offset(json.loads(up_to)) if up_to else None
-        return SegmentReader(_folder(self.options), offset, _tasks(self.options))
+        return SegmentReader(_folder(self.options), offset, _tasks(self.options), packs=_is_packed(self.options))
 
     def streamReader(self, schema: StructType) -> "SegmentStream":  # noqa: N802 - Spark's name
         start, first_end = (
@@ -91,7 +95,10 @@ def _limits(options: Mapping[str, str]) -> dict[str, int]:
 
 def _retain(options: Mapping[str, str]) -> float | None:
     text = options.get("retainSeconds")
-    return float(text) if text is not None else None
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        raise ConfigError(f"retainSeconds must be a number of seconds, got {text!r}") from None
 
 
 class SegmentGroup(InputPartition):
@@ -102,7 +109,14 @@ class SegmentGroup(InputPartition):
 
 
 def _tasks(options: Mapping[str, str]) -> int:
-    return int(options.get("tasks", os.cpu_count() or 2))
+    text = str(options.get("tasks", os.cpu_count() or 2))
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"tasks must be a whole number >= 1, got {text!r}")
+    return int(text)
+
+
+def _is_packed(options: Mapping[str, str]) -> bool:
+    return options.get("packed", "false").lower() == "true"
 
 
 def _groups(names: list[str], tasks: int) -> Sequence[InputPartition]:
@@ -113,7 +127,8 @@ def _groups(names: list[str], tasks: int) -> Sequence[InputPartition]:
 class SegmentReader(DataSourceReader):
     """Everything that is sealed, once."""
 
-    def __init__(self, folder: SegmentFolder, up_to: Offset | None, tasks: int) -> None:
+    def __init__(self, folder: SegmentFolder, up_to: Offset | None, tasks: int, *, packs: bool = False) -> None:
+        self._packs = packs
         self._folder = folder
         self._tasks = tasks
         self._up_to = up_to
@@ -126,7 +141,7 @@ class SegmentReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentGroup)
-        return self._folder.read(partition.names)
+        return self._folder.read(partition.names, packed if self._packs else merged)
 
 
 class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import PenstockError, SegmentVanished, TableConflict
+from penstock.errors import MissingRequirement, PenstockError, SegmentVanished, TableConflict
 from penstock.spark.job import Gate, JobConfig, start_job
 from penstock.spark.segments import SegmentFolder
 from penstock.spark.tables import Tables
@@ -65,6 +65,7 @@ class Supervisor:
         self._folder = SegmentFolder(config.segments)
         self._gate = Gate()
         self._stopping = threading.Event()
+        self._has_run = False
         self.progress = Progress()
 
     def stop(self) -> None:
@@ -82,7 +83,9 @@ class Supervisor:
                 try:
                     self._run_once()
                     return
-                except StreamingQueryException as error:
+                except (StreamingQueryException, MissingRequirement) as error:
+                    if isinstance(error, MissingRequirement) and not self._has_run:
+                        raise  # better said at once; later on, a database that is away comes back
                     if final := _FINAL_TEXT.search(str(error)):
                         raise _FINAL[final[1]](final[2]) from error
                     pause = FIRST_PAUSE if self.progress.batches > done else min(pause * 2, LONGEST_PAUSE)
@@ -95,6 +98,7 @@ class Supervisor:
 
     def _run_once(self) -> None:
         query = start_job(self._spark, self._tables, self._config, self._gate)
+        self._has_run = True
         try:
             while not query.awaitTermination(1):
                 if self._stopping.is_set() and (self._gate.waits or not query.status["isTriggerActive"]):
@@ -102,7 +106,9 @@ class Supervisor:
         finally:
             stopping = threading.Thread(target=query.stop, name="penstock-spark-stop")
             stopping.start()
-            self._gate.release()
+            while query.isActive and stopping.is_alive():
+                stopping.join(0.01)
+            self._gate.release()  # not before: to Spark the batch would have failed
             stopping.join()
 
     def samples(self) -> Iterable[Sample]:

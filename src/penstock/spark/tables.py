@@ -14,10 +14,12 @@ follow what the table holds (another query on the same table, a checkpoint that 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from penstock.errors import TableConflict
 from penstock.model.finals import with_finals
@@ -28,9 +30,11 @@ from penstock.model.partial import PARTIALS, TOP_N_ORDER, first_of_each, merged
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+Rows = Union["DataFrame", pa.Table]  # spread over the executors, or here
 LEVEL_ROWS = pa.schema([field for field in PARTIALS if field.name != "record"])
 TOP_N_ROWS = pa.schema([PARTIALS.field(name) for name in ("metric", "function", "bucket", "entity", "record", "max")])
 TOP_N = "top_n"
+UNRANKED = ("percent", "rate", "apdex", "latest", "distinct")  # whose maximum is a score or chance: no top of it
 TOP_KEPT = 10  # entities of a metric and minute that the top-n table keeps
 SCHEMAS: dict[str, Any] = {level.value: LEVEL_ROWS for level in Level} | {TOP_N: TOP_N_ROWS}
 
@@ -85,15 +89,22 @@ class Tables(Protocol):
         """Of these guards the versions that the table has; empty if there is no table yet."""
         ...
 
-    def append(self, name: str, rows: "DataFrame", batch: Batch) -> bool:
+    def append(self, name: str, rows: Rows, batch: Batch) -> bool:
         """Add `rows` unless the table has this batch already; say whether it did."""
         ...
 
-    def replace(self, name: str, rows: "DataFrame", start: datetime, end: datetime) -> None:
-        """Put `rows` in the place of what the table holds of the buckets from `start` to before `end`."""
+    def replace(
+        self, name: str, rows: "DataFrame", start: datetime, end: datetime, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Put `rows` in the place of what the table holds of the buckets from `start` to before `end`.
+
+        `check` is called once nobody's append can be overlooked any more; if it raises, nothing is replaced.
+        """
         ...
 
-    def partials(self, level: Level, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
+    def partials(
+        self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+    ) -> pa.Table:
         """The rows of a level as they lie there (schema `PARTIALS`, not merged), from `start` to before `end`."""
         ...
 
@@ -152,6 +163,17 @@ def open_tables(location: str) -> Tables:
     from penstock.spark.delta import DeltaTables
 
     return DeltaTables(location)
+
+
+def write_parquet(name: str, rows: Rows, folder: Path) -> None:
+    """Rows of a table as Parquet files below a new folder: by the executors, or from here."""
+    names = SCHEMAS[name].names
+    if not isinstance(rows, pa.Table):
+        rows.select(*names).write.parquet(str(folder))
+        return
+    folder.mkdir(parents=True)
+    if rows.num_rows:
+        pq.write_table(rows.select(names).cast(SCHEMAS[name]), folder / "part-0.parquet", compression="zstd")
 
 
 def expired(before: datetime, metrics: tuple[str, ...], but_not: tuple[str, ...]) -> Any:

@@ -1,0 +1,166 @@
+"""Exactness as a property: whatever happens on the way, the tables are those of one plain aggregation of all points.
+
+Points of any age, merged and sealed in any grouping, batches of any size, power cuts at any commit, lost checkpoints,
+compaction in between, segments that were cleaned up and come back. The engine is a model (see `engine`), everything
+else is the job's own code; the long campaign repeats it on PostgreSQL and, with fewer examples, in real Spark.
+"""
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from penstock.errors import TableConflict
+from penstock.model.function import Function
+from penstock.spark.tables import SCHEMAS, Tables, open_tables
+from tests.servers import PostgreSQL
+from tests.spark.engine import Engine, PowerCut, faults
+from tests.spark.pipeline import Edge, Job, assert_exact
+
+FUNCTIONS = tuple(map(Function.parse, ("avg", "latest", "percentile", "histogram(-5,0,5)")))
+TIMES = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+commits = st.tuples(st.sampled_from(tuple(SCHEMAS)), st.sampled_from(("before", "after")))
+steps = st.one_of(
+    st.tuples(st.just("seal"), st.sampled_from(("edge", "other", "third")), st.integers(1, 40)),
+    st.tuples(st.just("run"), st.integers(1, 4), st.none() | commits | st.just("plan")),
+    st.tuples(st.just("forget")),
+    st.tuples(st.just("compact"), st.sampled_from(tuple(SCHEMAS))),
+    st.tuples(st.just("clean")),
+    st.tuples(st.just("redefine"), st.sampled_from(("sum", "histogram(0)", "histogram(1)"))),
+    st.tuples(st.just("run_another"), st.integers(1, 4)),
+)
+lives = st.tuples(st.integers(0, 2**32), st.lists(steps, min_size=4, max_size=14))
+
+
+class Life:
+    """What happens to a job, step by step."""
+
+    def __init__(self, folder: Path, tables: Tables, seed: int) -> None:
+        self.edge = Edge(folder / "segments", seed, FUNCTIONS)
+        self.tables = tables
+        self._copies = folder / "copies"
+        self._engine = Engine(folder / "segments", tables)
+        self._another = Engine(folder / "segments", tables)
+
+    def seal(self, writer: str, points: int) -> None:
+        self.edge.seal(writer, points)
+
+    def run(self, max_files: int, cut: Any) -> None:
+        with faults() as fault:
+            fault.armed = cut if isinstance(cut, tuple) else None
+            try:
+                self._engine.run(cut_after_plan=cut == "plan", max_files=max_files)
+            except (PowerCut, TableConflict):
+                pass
+
+    def run_another(self, max_files: int) -> None:
+        """A second query on the same tables, with a checkpoint of its own."""
+        try:
+            self._another.run(max_files=max_files)
+        except TableConflict:
+            pass
+
+    def redefine(self, function: str) -> None:
+        """From now on the metrics are taken with another function too."""
+        self.edge.functions = (*FUNCTIONS, Function.parse(function))
+
+    def forget(self) -> None:
+        self._engine.forget()
+
+    def compact(self, name: str) -> None:
+        self.tables.compact(name)
+
+    def clean(self) -> None:
+        """Everything is worked off and cleaned up, and then somebody restores the segments from a copy."""
+        shutil.copytree(self.edge.folder, self._copies, dirs_exist_ok=True)
+        for _ in range(2):  # what a batch has done is cleaned up with the next
+            self._finish(retain_segments=-3600.0)
+        shutil.copytree(self._copies, self.edge.folder, dirs_exist_ok=True)
+
+    def _finish(self, **changes: Any) -> None:
+        try:
+            self._engine.run(**changes)
+        except TableConflict:  # the other query was there: the tables know how far
+            self.forget()
+            self._engine.run(**changes)
+
+    def end(self) -> None:
+        self._finish(max_files=3)
+        assert_exact(self.tables, self.edge)
+
+
+def live(life: Life, history: list[tuple[Any, ...]]) -> None:
+    for verb, *arguments in history:
+        getattr(life, verb)(*arguments)
+    life.end()
+
+
+def lived(place: Callable[[Path], str], seed: int, history: list[tuple[Any, ...]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        live(Life(folder, open_tables(place(folder)), seed), history)
+
+
+@settings(max_examples=12, **TIMES)  # type: ignore[arg-type]
+@given(lives, st.sampled_from(("", "parquet:")))
+def test_whatever_happens_the_tables_are_those_of_one_plain_aggregation(
+    life: tuple[int, list[tuple[Any, ...]]], kind: str
+) -> None:
+    lived(lambda folder: f"{kind}{folder / 'tables'}", *life)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@settings(max_examples=400, **TIMES)  # type: ignore[arg-type]
+@given(lives, st.sampled_from(("", "parquet:")))
+def test_it_holds_for_many_lives(life: tuple[int, list[tuple[Any, ...]]], kind: str) -> None:
+    lived(lambda folder: f"{kind}{folder / 'tables'}", *life)
+
+
+@pytest.mark.soak
+@pytest.mark.server
+@pytest.mark.timeout(7200)
+def test_it_holds_on_postgresql(tmp_path: Path) -> None:
+    import psycopg
+
+    with PostgreSQL(tmp_path / "postgres") as server:
+
+        @settings(max_examples=40, **TIMES)  # type: ignore[arg-type]
+        @given(lives)
+        def check(life: tuple[int, list[tuple[Any, ...]]]) -> None:
+            with psycopg.connect(server.url) as connection:
+                for name in (*SCHEMAS, "guard"):
+                    connection.execute(f"drop table if exists penstock_{name}")
+            lived(lambda _: server.url, *life)
+
+        check()
+
+
+@pytest.mark.soak
+@pytest.mark.spark
+@pytest.mark.timeout(7200)
+def test_it_holds_in_real_spark(spark: SparkSession, tmp_path: Path) -> None:
+    rng = random.Random(4)
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        edge, job = Edge(folder / "segments", number, FUNCTIONS), Job(spark, folder)
+        for _ in range(4):
+            for _ in range(rng.randrange(1, 4)):
+                edge.seal(rng.choice(("edge", "other")), rng.randrange(1, 200))
+            with faults() as fault:
+                fault.armed = (rng.choice(tuple(SCHEMAS)), rng.choice(("before", "after")))
+                with pytest.raises(Exception, match=r"before|after"):
+                    job.run(max_files=rng.randrange(1, 4), driver_rows=rng.choice((0, 1_000_000)))
+            if rng.random() < 0.3:
+                shutil.rmtree(folder / "checkpoint")
+        job.run(driver_rows=0)
+        assert_exact(job.tables, edge)
