@@ -1,0 +1,108 @@
+"""Answers as the protocols want them. The few messages are encoded by hand: they have two fields each.
+
+ExportMetricsServiceResponse { partial_success = 1 { int64 rejected_data_points = 1; string error_message = 2 } }
+google.rpc.Status            { int32 code = 1; string message = 2; repeated Any details = 3 }
+Any                          { string type_url = 1; bytes value = 2 }
+google.rpc.RetryInfo         { Duration retry_delay = 1 { int64 seconds = 1 } }
+"""
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from penstock.receive.sink import Answer, Format, Status
+
+RETRY_AFTER = 1  # seconds: L1 hands over twice a second, so that is when there may be room again
+PROTOBUF, JSON, TEXT = "application/x-protobuf", "application/json", "text/plain; charset=utf-8"
+
+_RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"
+_HTTP = {Status.BAD: 400, Status.TOO_LARGE: 413, Status.BUSY: 429, Status.BROKEN: 503}
+# google.rpc.Code, which gRPC's own codes are, too.
+OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE = 0, 3, 8, 14
+GRPC = {
+    Status.TAKEN: OK,
+    Status.BAD: INVALID_ARGUMENT,
+    Status.TOO_LARGE: INVALID_ARGUMENT,  # RESOURCE_EXHAUSTED would invite the sender to try again
+    Status.BUSY: RESOURCE_EXHAUSTED,
+    Status.BROKEN: UNAVAILABLE,
+}
+
+
+class Reply(NamedTuple):
+    """An HTTP response."""
+
+    status: int
+    body: bytes
+    content_type: str
+    headers: Mapping[str, str]
+
+
+def http_reply(kind: Format, answer: Answer) -> Reply:
+    """What an HTTP client is told about its request."""
+    if answer.status is not Status.TAKEN:
+        return error_reply(kind, _HTTP[answer.status], answer.message)
+    match kind:
+        case Format.OTLP:
+            return Reply(200, export_response(answer), PROTOBUF, {})
+        case Format.OTLP_JSON:
+            partial = {"rejectedDataPoints": str(answer.rejected), "errorMessage": answer.message}
+            return Reply(200, json.dumps({"partialSuccess": partial} if answer.rejected else {}).encode(), JSON, {})
+        case Format.REMOTE_WRITE:
+            if answer.rejected:  # the others are taken; 400 is the protocol's way to say so, and it is not sent again
+                text = f"{answer.rejected} samples not taken: {answer.message}\n"
+                return Reply(400, text.encode(), TEXT, {})
+            return Reply(204, b"", "", {})
+        case Format.EVENTS:
+            told = {"rejected": answer.rejected, "errors": answer.reasons}
+            return Reply(200, json.dumps(told).encode(), JSON, {})
+
+
+def error_reply(kind: Format | None, status: int, message: str, headers: Mapping[str, str] | None = None) -> Reply:
+    """An HTTP response that says what went wrong; with `Retry-After` where trying again may help."""
+    told = dict(headers or {})
+    if status in (429, 503):
+        told["Retry-After"] = str(RETRY_AFTER)
+    match kind:
+        case Format.OTLP:
+            return Reply(status, rpc_status(_rpc_code(status), message), PROTOBUF, told)
+        case Format.OTLP_JSON | Format.EVENTS:
+            body = json.dumps({"code": _rpc_code(status), "message": message}).encode()
+            return Reply(status, body, JSON, told)
+        case _:
+            return Reply(status, message.encode() + b"\n", TEXT, told)
+
+
+def export_response(answer: Answer) -> bytes:
+    """A serialised `ExportMetricsServiceResponse`."""
+    if not answer.rejected:
+        return b""
+    return _bytes(1, _varint(1, answer.rejected) + _bytes(2, answer.message.encode()))
+
+
+def rpc_status(code: int, message: str, *, retry_after: int = 0) -> bytes:
+    """A serialised `google.rpc.Status`."""
+    told = _varint(1, code) + _bytes(2, message.encode())
+    if retry_after:
+        told += _bytes(3, _bytes(1, _RETRY_INFO) + _bytes(2, _bytes(1, _varint(1, retry_after))))
+    return told
+
+
+def _rpc_code(status: int) -> int:
+    return {429: RESOURCE_EXHAUSTED, 503: UNAVAILABLE, 401: 16}.get(status, INVALID_ARGUMENT)
+
+
+def _bytes(number: int, content: bytes) -> bytes:
+    return _number(number << 3 | 2) + _number(len(content)) + content
+
+
+def _varint(number: int, value: int) -> bytes:
+    return _number(number << 3) + _number(value)
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

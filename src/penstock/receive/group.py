@@ -1,0 +1,87 @@
+"""A group of requests on its way through: what was taken of each, what was not, and why."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.receive.series import Namespace, SeriesTable
+from penstock.receive.sink import TAKEN, Answer, Refusal, Status
+from penstock.receive.wire import Ints
+
+_MOST_MESSAGES = 10
+
+
+class Account:
+    """How the requests of one group fared."""
+
+    def __init__(self, requests: int) -> None:
+        self.errors: dict[int, str] = {}
+        self.rejected = np.zeros(requests, np.int64)
+        self.messages: dict[int, list[str]] = {}
+        self.reasons: Counter[Refusal] = Counter()
+        self.points = 0
+
+    def fail(self, request: int, message: str) -> None:
+        """The request as a whole cannot be read."""
+        self.errors.setdefault(request, message)
+
+    def reject(self, requests: Ints, reason: Refusal, message: str) -> None:
+        """So many points of these requests are not taken; a request is told the first reasons."""
+        if not len(requests):
+            return
+        self.reasons[reason] += len(requests)
+        np.add.at(self.rejected, requests, 1)
+        for request in np.unique(requests).tolist():
+            told = self.messages.setdefault(request, [])
+            if len(told) < _MOST_MESSAGES and message not in told:
+                told.append(message)
+
+    def answer(self, request: int) -> Answer:
+        """What its sender is told once the rest is safe."""
+        if request in self.errors:
+            return Answer(Status.BAD, self.errors[request])
+        if self.rejected[request]:
+            return Answer(
+                Status.TAKEN, "; ".join(told := self.messages[request]), int(self.rejected[request]), tuple(told)
+            )
+        return TAKEN
+
+
+@dataclass(slots=True)
+class Rows:
+    """Points as columns: whose they are, when, how much; and of a distribution how many and what of them."""
+
+    requests: Ints
+    streams: Ints
+    times: Ints  # nanoseconds since the epoch
+    values: NDArray[np.float64]
+    states: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def take(self, rows: Any) -> "Rows":
+        states = {name: column[rows] for name, column in self.states.items()}
+        return Rows(self.requests[rows], self.streams[rows], self.times[rows], self.values[rows], states)
+
+
+@dataclass(slots=True)
+class Group:
+    """Requests that are decoded together."""
+
+    table: SeriesTable
+    account: Account
+    now: float  # seconds of the monotonic clock
+    latest: int  # nanoseconds since the epoch: what is later is refused
+    undos: list[Callable[[], None]] = field(default_factory=list)
+    """What takes the increments of cumulative streams back."""
+
+    def streams_of(
+        self, namespaces: list[Namespace], which: Ints, keys: Any, requests: Ints, bounds: Ints | None = None
+    ) -> Ints:
+        """The stream of each point, below 0 for those that were rejected; `bounds` as `SeriesTable.resolve`."""
+        streams, refusals = self.table.resolve(namespaces, which, keys, self.now, bounds)
+        for number, refused in enumerate(refusals, 1):
+            self.account.reject(requests[streams == -number], refused.reason, str(refused))
+        return streams

@@ -1,0 +1,247 @@
+"""OTLP metric requests into columns.
+
+    request ─ resource ─ scope ─ metric ─ gauge, sum, … ─ points ─ value, time, attributes
+    └──────── walked, one by one ───────────────────┘     └── scanned, all of a group at once
+
+Thousands of points share a few hundred metrics, so walking down to them costs little; the points themselves are only
+located, and then read as columns. A point's attributes stay serialised: they are the key of its series, decoded once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.model.point import Kind
+from penstock.receive.config import IntakeConfig
+from penstock.receive.group import Account
+from penstock.receive.labels import attributes
+from penstock.receive.otlp_walk import (
+    EXPONENTIAL,
+    GAUGE,
+    HISTOGRAM,
+    IS_MONOTONIC,
+    SUM,
+    SUMMARY,
+    TEMPORALITY,
+    Data,
+    Family,
+    walk,
+)
+from penstock.receive.series import Described, Namespace, Refused
+from penstock.receive.sink import Refusal
+from penstock.receive.wire import PADDING, Bytes, Chains, Ints, Layout, Scanned, chains, scan, texts
+
+_ATTRIBUTES = 0x0A  # of a resource
+_DELTA, CUMULATIVE = 1, 2
+NO_VALUE = 1  # the flag of a point that only says that its stream has ended
+
+_NUMBER = Layout(
+    fixed={0x11: "start", 0x19: "time", 0x21: "double", 0x31: "int"},
+    repeated={0x3A: "attributes"},
+    varints={0x40: "flags"},
+)
+_HISTOGRAM = Layout(
+    fixed={0x11: "start", 0x19: "time", 0x21: "count", 0x29: "sum", 0x59: "min", 0x61: "max"},
+    spans={0x32: "counts", 0x3A: "bounds"},
+    repeated={0x4A: "attributes"},
+    varints={0x50: "flags"},
+    odd=frozenset({0x31, 0x39}),  # counts and bounds that are not packed
+)
+_EXPONENTIAL = Layout(
+    fixed={0x11: "start", 0x19: "time", 0x21: "count", 0x29: "sum", 0x39: "zeros", 0x61: "min", 0x69: "max"},
+    spans={0x42: "positive", 0x4A: "negative"},
+    repeated={0x0A: "attributes"},
+    varints={0x30: "scale", 0x50: "flags"},
+)
+_BUCKETS = Layout(varints={0x08: "offset"}, spans={0x12: "counts"}, odd=frozenset({0x10}))  # 0x10: not packed
+_SUMMARY = Layout(
+    fixed={0x11: "start", 0x19: "time", 0x21: "count", 0x29: "sum"},
+    repeated={0x3A: "attributes", 0x32: "quantiles"},
+    varints={0x40: "flags"},
+)
+LAYOUTS = {SUM: _NUMBER, HISTOGRAM: _HISTOGRAM, EXPONENTIAL: _EXPONENTIAL, SUMMARY: _SUMMARY}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Points of one layout: their fields as `scan` gives them, and whose they are."""
+
+    data: Bytes
+    fields: dict[str, Ints]
+    families: list[Family]
+    namespaces: list[Namespace]
+    which: Ints
+    requests: Ints
+    keys: Any  # an Arrow array of serialised attributes
+    bounds: Ints | None = None
+    """Where each metric's points start, and where the last one's end."""
+
+    def take(self, rows: Any) -> "Found":
+        columns = {name: column[rows] for name, column in self.fields.items()}
+        keys = self.keys.filter(rows) if rows.dtype == bool else self.keys.take(rows)
+        return replace(
+            self, fields=columns, which=self.which[rows], requests=self.requests[rows], keys=keys, bounds=None
+        )
+
+
+class OtlpReader:
+    """Finds the points of groups of requests, and remembers whose they are.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, config: IntakeConfig) -> None:
+        self._config = config
+        self.namespaces: dict[Family, Namespace] = {}
+
+    def read(self, bodies: list[bytes], account: Account) -> Iterator[tuple[int, Found]]:
+        """The points of all bodies that can be read, by layout: HISTOGRAM, EXPONENTIAL, SUMMARY, or SUM for numbers."""
+        bodies = list(bodies)
+        found, odd = self._read(bodies, account)
+        if odd:
+            for request in odd:
+                bodies[request] = _normalised(bodies[request], request, account)
+            found, odd = self._read(bodies, account)
+            for request in odd:
+                account.fail(request, "a request that even protobuf writes in an odd way")
+            found = self._without(found, set(odd))
+        return iter(found)
+
+    def _read(self, bodies: list[bytes], account: Account) -> tuple[list[tuple[int, Found]], list[int]]:
+        metrics: list[Data] = []
+        base = 0
+        for request, body in enumerate(bodies):
+            before = len(metrics)
+            try:
+                metrics.extend(walk(body, base, request))
+            except (ValueError, IndexError):
+                account.fail(request, "not an ExportMetricsServiceRequest")
+                del metrics[before:]
+            base += len(body)
+        blob = b"".join([*bodies, PADDING])
+        data = np.frombuffer(blob, np.uint8)
+        places = np.array([(m.start, m.end, m.request, m.layout) for m in metrics], np.int64).reshape(-1, 4)
+        chained = chains(blob, data, places[:, 0], places[:, 1])
+        for number in chained.bad:
+            account.fail(metrics[number].request, "points that are not messages")
+        families, which = _families(metrics, chained)
+        namespaces = [self.namespace(family) for family in families]
+        found = []
+        odd: set[int] = set()
+        layouts = places[:, 3][chained.owner]
+        for layout in np.unique(layouts).tolist():
+            some = np.flatnonzero(layouts == layout)
+            scanned = scan(data, chained.starts[some], chained.ends[some], LAYOUTS[layout])
+            if layout == EXPONENTIAL:
+                _scan_buckets(data, scanned)
+            owner = chained.owner[some]
+            requests = places[:, 2][owner]
+            for request in np.unique(requests[scanned.bad]).tolist():
+                account.fail(request, "a data point that is not a message")
+            odd.update(np.unique(requests[scanned.odd]).tolist())
+            found.append((layout, _found(data, scanned, families, namespaces, which, owner, requests)))
+        return self._without(found, set(account.errors)), sorted(odd - set(account.errors))
+
+    @staticmethod
+    def _without(found: list[tuple[int, Found]], failed: set[int]) -> list[tuple[int, Found]]:
+        if not failed:
+            return found
+        some = np.array(sorted(failed))
+        return [(kind, points.take(~np.isin(points.requests, some))) for kind, points in found]
+
+    def namespace(self, family: Family) -> Namespace:
+        """Where the keys of that family's points are known."""
+        known = self.namespaces.get(family)
+        if known is None:
+            known = self.namespaces[family] = Namespace(_Describer(family, self._config))
+        return known
+
+
+class _Describer:
+    """What the keys of one family mean."""
+
+    def __init__(self, family: Family, config: IntakeConfig) -> None:
+        self._family = family
+        self._nesting = config.max_nesting
+        self._kept = config.resource_attributes
+        self._resource: dict[str, str] | None = None
+
+    def __call__(self, key: bytes) -> Described:
+        family = self._family
+        if self._resource is None:
+            found = attributes(family.resource, self._nesting, tag=_ATTRIBUTES)
+            self._resource = {name: found[name] for name in self._kept if name in found}
+        kind, is_cumulative = _kind(family)
+        try:
+            name = family.name.decode()
+        except UnicodeDecodeError as error:
+            raise Refused(Refusal.MALFORMED, f"a metric's name that is no text: {error}") from None
+        return Described(name, kind, is_cumulative, {**self._resource, **attributes(key, self._nesting)})
+
+
+def _kind(family: Family) -> tuple[Kind, bool]:
+    if family.data == GAUGE:
+        return Kind.GAUGE, False
+    if family.temporality not in (_DELTA, CUMULATIVE):
+        raise Refused(Refusal.MALFORMED, f"metric {family.name[:100]!r} does not say whether it is delta or cumulative")
+    is_cumulative = family.temporality == CUMULATIVE
+    if family.data != SUM:
+        return Kind.DISTRIBUTION, is_cumulative
+    if is_cumulative and not family.is_monotonic:
+        return Kind.GAUGE, False  # how much there is now, not how much was added
+    return Kind.COUNTER, is_cumulative
+
+
+def _families(metrics: list[Data], chained: Chains) -> tuple[list[Family], Ints]:
+    """The families of these metrics, and which one each is of."""
+    told = {(number, tag): value for number, tag, value in chained.others}
+    families: dict[Family, int] = {}
+    which = np.empty(len(metrics), np.int64)
+    for number, metric in enumerate(metrics):
+        family = metric.family(told.get((number, TEMPORALITY), 0), told.get((number, IS_MONOTONIC), 0))
+        which[number] = families.setdefault(family, len(families))
+    return list(families), which
+
+
+def _scan_buckets(data: Bytes, scanned: Scanned) -> None:
+    """Add the fields of a point's positive and negative buckets to its own."""
+    columns = scanned.columns
+    fine = ~scanned.bad & ~scanned.odd
+    for sign in ("positive", "negative"):
+        starts, ends = (np.where(fine, columns[name], 0) for name in (sign, f"{sign}_end"))
+        inner = scan(data, starts, ends, _BUCKETS)
+        columns.update({f"{sign}_{name}": column for name, column in inner.columns.items()})
+        np.logical_or(scanned.bad, inner.bad, out=scanned.bad)
+        np.logical_or(scanned.odd, inner.odd, out=scanned.odd)
+
+
+def _found(
+    data: Bytes,
+    scanned: Scanned,
+    families: list[Family],
+    namespaces: list[Namespace],
+    which: Ints,
+    owner: Ints,
+    requests: Ints,
+) -> Found:
+    columns = scanned.columns
+    fine = ~scanned.bad & ~scanned.odd
+    starts, ends = columns["attributes"], columns["attributes_end"]
+    if not fine.all():  # their positions may be anywhere
+        starts, ends = np.where(fine, starts, 0), np.where(fine, ends, 0)
+    bounds = np.concatenate([[0], np.flatnonzero(owner[1:] != owner[:-1]) + 1, [len(owner)]])
+    return Found(data, columns, families, namespaces, which[owner], requests, texts(data, starts, ends), bounds)
+
+
+def _normalised(body: bytes, request: int, account: Account) -> bytes:
+    """The same request as protobuf writes it; nothing if it cannot read it."""
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    try:
+        return bytes(ExportMetricsServiceRequest.FromString(body).SerializeToString())
+    except DecodeError as error:
+        account.fail(request, f"not an ExportMetricsServiceRequest: {error}")
+        return b""

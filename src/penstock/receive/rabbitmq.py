@@ -1,0 +1,64 @@
+"""The RabbitMQ receiver: the consumer pool before the intake, with the life of a receiver.
+
+broker ─► a batch of messages ─► intake ─► answers ─┬─ taken: ack
+                                                    ├─ can never be taken: dead letter, with the reason
+                                                    └─ no room, closing: again later, for as long as it takes
+"""
+
+from collections.abc import Iterable
+from typing import Self
+
+from penstock.receive.amqp.declarations import Declarations
+from penstock.receive.amqp.into_intake import batches_into_intake
+from penstock.receive.amqp.registry import ConsumerRegistry
+from penstock.receive.intake import Intake
+from penstock.receive.rabbitmq_config import RabbitReceiverConfig
+from penstock.receive.sink import Format
+from penstock.telemetry import Buckets, Sample
+
+_STOP = 10.0  # seconds for what is in hand: milliseconds, unless the disk hangs
+
+
+class RabbitReceiver:
+    """Consumes one queue until `close`.
+
+    Loss: none. A message is acknowledged only when the intake has said that it is safe; until then the broker has it.
+    Threads: every method may be called from any thread.
+    """
+
+    port = 0  # it listens nowhere
+
+    def __init__(self, config: RabbitReceiverConfig, intake: Intake) -> None:
+        declarations = Declarations()
+        declarations.queue(config.queue, durable=True, passive=not config.declare)
+        if config.dead_letter_exchange:
+            declarations.exchange(config.dead_letter_exchange, passive=True)
+        declarations.consumer(
+            queue=config.queue,
+            handler=batches_into_intake(intake, None if config.format == "auto" else Format(config.format)),
+            workers=config.workers,
+            batch_size=config.batch_size,
+            batch_timeout=float(config.batch_timeout),
+            dead_letter=config.dead_letter_exchange or None,
+        )
+        password = str(config.password_file) if config.password_file else None
+        self._registry = ConsumerRegistry(config.url, declarations, password_file=password)
+
+    def start(self) -> Self:
+        """Consume; BrokerError if the broker cannot be reached or refuses us. Later losses are repaired."""
+        self._registry.start()
+        return self
+
+    def stop_accepting(self) -> None:
+        """Give back what was not begun, finish what was: the intake must still answer."""
+        self._registry.stop(_STOP)
+
+    def close(self, timeout: float = 30.0) -> None:
+        self._registry.stop(timeout)
+
+    def reload(self) -> None:
+        """Nothing to do: the password is read at every connect."""
+
+    def samples(self) -> Iterable[Sample | Buckets]:
+        """For `Telemetry.watch`."""
+        return self._registry.samples()

@@ -1,0 +1,296 @@
+"""Series: small numbers in place of labels, so that everything after this works on columns of numbers.
+
+      raw key of a point (its labels, serialised) ──► stream ──► metric, entity
+      thousands of points                             one number      one text, made once
+
+A stream is what one sender calls a series: its own counters, its own resets. Several streams may share an entity (the
+instances of one service), and add up there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.model.point import Chunk, Kind, chunk_type, entity_of
+from penstock.receive.config import IntakeConfig
+from penstock.receive.sink import Refusal
+from penstock.receive.wire import Ints
+
+OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name for the same
+
+_RUN_KEY = 64  # bytes of a run's keys by which it is looked for: its last ones differ most
+_SHORTEST_RUN = 8  # points for which it pays to remember them
+_MOST_RUNS = 64  # of one namespace
+
+
+class Refused(Exception):
+    """A point, or all points of a stream, that we do not take; says why."""
+
+    def __init__(self, reason: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a raw key means."""
+
+    metric: str
+    kind: Kind
+    is_cumulative: bool
+    labels: Mapping[str, str]
+
+
+class Namespace:
+    """Raw keys that mean streams of one sender's metric; `describe` is asked once for each, and may raise Refused."""
+
+    __slots__ = ("describe", "keys", "runs", "streams")
+
+    def __init__(self, describe: Callable[[bytes], Described]) -> None:
+        self.describe = describe
+        self.keys: dict[bytes, int] = {}
+        # The same labels in another order are another key, but the same stream.
+        self.streams: dict[tuple[str, str, str], int] = {}
+        self.runs: dict[tuple[int, bytes], _Run] = {}
+
+    def forget(self, gone: NDArray[np.bool_]) -> None:
+        """Without the streams that are gone."""
+        self.keys = {key: stream for key, stream in self.keys.items() if not gone[stream]}
+        self.streams = {key: stream for key, stream in self.streams.items() if not gone[stream]}
+        self.runs = {}
+
+
+class _Run(NamedTuple):
+    """The points of one metric in one request, which mostly comes again with the same series in the same order."""
+
+    keys: bytes
+    lengths: bytes
+    streams: Ints
+
+
+class Metric:
+    """One metric of one kind: the chunks that its points become, and its entities with how many streams have each."""
+
+    __slots__ = ("chunk", "entities", "id", "overflowed")
+
+    def __init__(self, number: int, chunk: type[Chunk]) -> None:
+        self.id = number
+        self.chunk = chunk
+        self.entities: dict[str, int] = {}
+        self.overflowed = 0
+
+
+class SeriesTable:
+    """All streams that are known, by number.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, config: IntakeConfig) -> None:
+        self._config = config
+        self.metrics: list[Metric] = []
+        self._metric_of: dict[tuple[str, Kind], Metric] = {}
+        self._free: list[int] = []
+        self._used = 0
+        self.metric = np.zeros(1024, np.int32)
+        self.is_cumulative = np.zeros(1024, bool)
+        self.seen = np.zeros(1024)
+        self.entities: NDArray[np.object_] = np.empty(1024, object)
+        self._code = np.zeros(1024, np.int32)
+        self._changes = 0  # of the entities
+        self._asked_changes = self._column_changes = -1
+        self._column: Any = None  # all entities, as they were after so many changes
+
+    def __len__(self) -> int:
+        return self._used - len(self._free)
+
+    @property
+    def capacity(self) -> int:
+        """Greater than every number that is in use."""
+        return len(self.metric)
+
+    def resolve(
+        self, namespaces: list[Namespace], which: Ints, keys: Any, now: float, bounds: Ints | None = None
+    ) -> tuple[Ints, list[Refused]]:
+        """The stream of each point; -n for one that was refused for the nth of the reasons returned.
+
+        `which` is the index of each point's namespace, `keys` an Arrow array of raw keys. `bounds` are where runs of
+        points of one namespace start that may come again as they are, and where the last one ends.
+        """
+        if bounds is None:
+            found, refusals = self._resolve(namespaces, which, keys)
+        else:
+            found, refusals = self._resolve_runs(namespaces, which, keys, bounds)
+        self.seen[found[found >= 0]] = now
+        return found, refusals
+
+    def _resolve_runs(
+        self, namespaces: list[Namespace], which: Ints, keys: Any, bounds: Ints
+    ) -> tuple[Ints, list[Refused]]:
+        """Runs that are known as they are; the others point by point."""
+        _, places, texts = keys.buffers()
+        offsets = np.frombuffer(places, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+        starts = offsets[bounds].tolist()
+        text = memoryview(texts)
+        found = np.empty(len(keys), np.int64)
+        is_missing = np.zeros(len(keys), bool)
+        fresh: list[tuple[Namespace, tuple[int, bytes], bytes, bytes, int, int]] = []
+        owners = which[bounds[:-1]].tolist()
+        for run, (first, last) in enumerate(pairwise(bounds.tolist())):
+            namespace = namespaces[owners[run]]
+            blob = bytes(text[starts[run] : starts[run + 1]])
+            lengths = (offsets[first:last] - offsets[first]).tobytes()
+            key = last - first, blob[-_RUN_KEY:]
+            known = namespace.runs.get(key)
+            if known is not None and known.keys == blob and known.lengths == lengths:
+                found[first:last] = known.streams
+            else:
+                is_missing[first:last] = True
+                if last - first >= _SHORTEST_RUN:
+                    fresh.append((namespace, key, blob, lengths, first, last))
+        missing = np.flatnonzero(is_missing)
+        if not len(missing):
+            return found, []
+        some = keys if len(missing) == len(keys) else keys.take(pa.array(missing))
+        found[missing], refusals = self._resolve(namespaces, which[missing], some)
+        for namespace, key, blob, lengths, first, last in fresh:
+            if len(namespace.runs) >= _MOST_RUNS:
+                namespace.runs.clear()
+            if found[first:last].min() >= 0:
+                namespace.runs[key] = _Run(blob, lengths, found[first:last].copy())
+        return found, refusals
+
+    def _resolve(self, namespaces: list[Namespace], which: Ints, keys: Any) -> tuple[Ints, list[Refused]]:
+        encoded = keys.dictionary_encode()
+        blobs = encoded.dictionary.to_pylist()
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
+        if len(namespaces) > 1:
+            pairs = pa.array(which * len(blobs) + codes).dictionary_encode()
+            codes = pairs.indices.to_numpy(zero_copy_only=False)
+            spaces, texts = np.divmod(pairs.dictionary.to_numpy(zero_copy_only=False), max(1, len(blobs)))
+            asked = zip(spaces.tolist(), texts.tolist())
+        else:
+            asked = zip([0] * len(blobs), range(len(blobs)))
+        refusals: dict[Refusal, tuple[int, Refused]] = {}
+        streams = []
+        known = [namespace.keys for namespace in namespaces]
+        for space, text in asked:
+            stream = known[space].get(blobs[text])
+            if stream is None:
+                try:
+                    stream = self._new_key(namespaces[space], blobs[text])
+                except Refused as refused:
+                    stream, _ = refusals.setdefault(refused.reason, (-1 - len(refusals), refused))
+            streams.append(stream)
+        return np.array(streams, np.int64)[codes], [refused for _, refused in refusals.values()]
+
+    def _new_key(self, namespace: Namespace, key: bytes) -> int:
+        described = namespace.describe(key)
+        self._check(described.labels)
+        entity = entity_of(described.labels)
+        identity = described.metric, described.kind.value, entity  # of texts alone: the collector leaves it out
+        stream = namespace.streams.get(identity)
+        if stream is None:
+            stream = namespace.streams[identity] = self._new_stream(described, entity)
+        namespace.keys[key] = stream
+        return stream
+
+    def _check(self, labels: Mapping[str, str]) -> None:
+        config = self._config
+        if len(labels) > config.max_labels:
+            raise Refused(Refusal.LABELS, f"{len(labels)} labels, at most {config.max_labels} are taken")
+        for name, value in labels.items():
+            if len(name) > config.max_label_name or len(value) > config.max_label_value:
+                raise Refused(
+                    Refusal.LABELS,
+                    f"label {name[:40]!r} has {len(name)} and its value {len(value)} characters, "
+                    f"at most {config.max_label_name} and {config.max_label_value} are taken",
+                )
+
+    def _new_stream(self, described: Described, entity: str) -> int:
+        config = self._config
+        if len(self) >= config.max_streams:
+            raise Refused(Refusal.STREAMS, f"more than {config.max_streams} streams: this one is not known yet")
+        metric = self._metric_of.get((described.metric, described.kind))
+        if metric is None:
+            metric = self._new_metric(described)
+        if entity not in metric.entities and len(metric.entities) >= config.max_series_per_metric:
+            entity = OVERFLOW
+            metric.overflowed += 1
+        # The text itself is kept once, however many streams have it.
+        metric.entities[entity] = metric.entities.get(entity, 0) + 1
+        stream = self._free.pop() if self._free else self._used
+        if stream == self._used:
+            self._used += 1
+            if stream == self.capacity:
+                self._grow()
+        self.metric[stream] = metric.id
+        self.is_cumulative[stream] = described.is_cumulative
+        self.entities[stream] = entity
+        self._changes += 1
+        return stream
+
+    def _new_metric(self, described: Described) -> Metric:
+        if len(self.metrics) >= self._config.max_metrics:
+            raise Refused(
+                Refusal.METRICS,
+                f"more than {self._config.max_metrics} metrics: {described.metric[:100]!r} is not taken",
+            )
+        if not described.metric or len(described.metric) > self._config.max_label_name:
+            raise Refused(Refusal.LABELS, f"a metric's name of {len(described.metric)} characters")
+        if not described.metric.isprintable():  # a table's reader would stumble over it
+            raise Refused(Refusal.LABELS, f"a metric's name with control characters: {described.metric!r}")
+        metric = Metric(len(self.metrics), chunk_type(described.metric, described.kind))
+        self.metrics.append(metric)
+        self._metric_of[described.metric, described.kind] = metric
+        return metric
+
+    def _grow(self) -> None:
+        more = len(self.metric)
+        self.metric = np.append(self.metric, np.zeros(more, np.int32))
+        self.is_cumulative = np.append(self.is_cumulative, np.zeros(more, bool))
+        self.seen = np.append(self.seen, np.zeros(more))
+        self.entities = np.append(self.entities, np.empty(more, object))
+        self._code = np.append(self._code, np.zeros(more, np.int32))
+
+    def entity_column(self, streams: Ints) -> Any:
+        """The entity of each point as an Arrow column of texts."""
+        if self._changes != self._column_changes:
+            if self._changes != self._asked_changes:  # while there are new ones all the time, only what is needed
+                self._asked_changes = self._changes
+                present = np.zeros(self.capacity, bool)
+                present[streams] = True
+                some = np.flatnonzero(present)
+                self._code[some] = np.arange(len(some))
+                return pa.array(self.entities[some], pa.string()).take(pa.array(self._code[streams]))
+            self._column = pa.array(self.entities[: self._used], pa.string())
+            self._column_changes = self._changes
+        return self._column.take(pa.array(streams))
+
+    def expire(self, namespaces: Iterable[Namespace], before: float) -> Ints:
+        """Forget what was last seen before that time; the numbers that are free again."""
+        used = np.zeros(self.capacity, bool)
+        used[: self._used] = True
+        used[self._free] = False
+        gone = used & (self.seen < before)
+        if not gone.any():
+            return np.zeros(0, np.int64)
+        for namespace in namespaces:
+            namespace.forget(gone)
+        numbers = np.flatnonzero(gone)
+        self._changes += 1
+        for stream in numbers.tolist():
+            entities = self.metrics[self.metric[stream]].entities
+            left = entities[self.entities[stream]] - 1
+            if left:
+                entities[self.entities[stream]] = left
+            else:
+                del entities[self.entities[stream]]
+            self.entities[stream] = None
+        self._free += numbers.tolist()
+        return numbers

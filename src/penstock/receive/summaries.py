@@ -1,0 +1,74 @@
+"""Summaries as numbers. Their quantiles cannot be merged, so they are kept as Prometheus keeps them:
+
+<name>{quantile="0.99"}    a gauge
+<name>_count, <name>_sum   counters
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.receive.group import Group
+from penstock.receive.labels import text_of
+from penstock.receive.numbers import Numbers, known, times_of
+from penstock.receive.otlp import CUMULATIVE, Found, OtlpReader
+from penstock.receive.otlp_walk import GAUGE, SUM, Family
+from penstock.receive.wire import Layout, float64_at, messages, scan, uint64_at
+
+_QUANTILE = Layout(fixed={0x09: "quantile", 0x11: "value"})
+_NOTHING = pa.scalar(b"", pa.binary())
+_PARTS = 3  # that each summary becomes: its count, its sum, its quantiles
+
+
+def summary_numbers(found: Found, group: Group, reader: OtlpReader) -> Numbers:
+    """The numbers that summaries are made of."""
+    times, fine = times_of(found, group)
+    columns, data = found.fields, found.data
+    starts = np.where(columns["start"] > 0, uint64_at(data, columns["start"]).view(np.int64), 0)
+    counts = np.where(columns["count"] > 0, uint64_at(data, columns["count"]), np.uint64(0)).astype(np.float64)
+    sums = np.where(columns["sum"] > 0, float64_at(data, columns["sum"]), 0.0)
+    points = np.arange(len(times))
+
+    owner, begins, ends = messages(data, columns["quantiles"], columns["quantiles_end"])
+    inner = scan(data, begins, ends, _QUANTILE).columns  # one that cannot be read says nothing, and is 0
+    quantiles, of_quantile = np.unique(
+        float64_at(data, inner["quantile"]) * (inner["quantile"] > 0), return_inverse=True
+    )
+    labels = pa.array([_label("quantile", text_of(quantile)) for quantile in quantiles.tolist()], pa.binary())
+    labelled = pc.binary_join_element_wise(found.keys.take(owner), labels.take(of_quantile), _NOTHING)
+
+    rows = np.concatenate([points, points, owner])
+    part = np.repeat(np.arange(_PARTS), [len(points), len(points), len(owner)])
+    used, of_used = np.unique(found.which, return_inverse=True)  # there are families of other points, too
+    families = [part for number in used.tolist() for part in _parts(found.families[number])]
+    which = of_used[rows] * _PARTS + part
+    made = replace(
+        found,
+        fields={},
+        families=families,
+        namespaces=[reader.namespace(family) for family in families],
+        which=which,
+        requests=found.requests[rows],
+        keys=pa.concat_arrays([found.keys, found.keys, labelled]),
+        bounds=np.concatenate([[0], np.flatnonzero(which[1:] != which[:-1]) + 1, [len(which)]]),
+    )
+    values = np.concatenate([counts, sums, float64_at(data, inner["value"]) * (inner["value"] > 0)])
+    return known(made, fine[rows], times[rows], starts[rows], values, group)
+
+
+def _parts(family: Family) -> tuple[Family, Family, Family]:
+    counter = family._replace(data=SUM, temporality=CUMULATIVE, is_monotonic=1)
+    return (
+        counter._replace(name=family.name + b"_count"),
+        counter._replace(name=family.name + b"_sum"),
+        family._replace(data=GAUGE),
+    )
+
+
+def _label(name: str, value: str) -> bytes:
+    """A serialised attribute of a point; both texts are short."""
+    text = b"\x0a" + bytes([len(value)]) + value.encode()
+    pair = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x12" + bytes([len(text)]) + text
+    return b"\x3a" + bytes([len(pair)]) + pair

@@ -1,0 +1,153 @@
+"""What the tests of the receivers share: sinks that keep, requests that are built, HTTP without a client library."""
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+
+from penstock.model.point import Chunk, Kind
+from penstock.receive.sink import Done, Format
+
+NOW = 1_700_000_000_000_000_000  # nanoseconds since the epoch
+SECOND = 1_000_000_000
+
+
+class KeepingSink:
+    """Takes all chunks and says at once that they are safe, unless told to hold, refuse or fail."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.refuses = False
+        self.fails: BaseException | None = None
+        self.raw: list[tuple[Format, bytes]] = []
+        self._lock = threading.Lock()
+        self._holds = False
+        self._held: list[Done] = []
+
+    def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
+        return self._take(lambda: self.chunks.extend(chunks), done)
+
+    def submit_raw(self, kind: Format, bodies: Sequence[bytes], done: Done) -> bool:
+        return self._take(lambda: self.raw.extend((kind, body) for body in bodies), done)
+
+    def _take(self, keep: Callable[[], None], done: Done) -> bool:
+        if self.refuses:
+            return False
+        if self.fails is None:
+            keep()
+        with self._lock:
+            if self._holds:
+                self._held.append(done)
+                return True
+        done(self.fails)
+        return True
+
+    def hold(self) -> None:
+        self._holds = True
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def release(self) -> None:
+        with self._lock:
+            self._holds = False
+            held, self._held = self._held, []
+        for done in held:
+            done(self.fails)
+
+    def points(self, metric: str, kind: Kind | None = None) -> list[dict[str, Any]]:
+        """All rows of that metric, labels as a dict."""
+        return [
+            {**row, "labels": json.loads(row["entity"])}
+            for chunk in self.chunks
+            if chunk.metric == metric and kind in (None, chunk.kind)
+            for row in chunk.points.to_pylist()
+        ]
+
+    def values(self, metric: str) -> list[float]:
+        return [row["value"] for row in self.points(metric)]
+
+
+class Answered(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def post(port: int, path: str, body: bytes, **headers: str) -> Answered:
+    """POST with these headers, `_` in a name meaning `-`."""
+    return call("POST", port, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def call(method: str, port: int, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answered:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path, body, dict(headers or {}))
+        answer = connection.getresponse()
+        return Answered(answer.status, dict(answer.getheaders()), answer.read())
+    finally:
+        connection.close()
+
+
+def attribute(name: str, value: Any) -> KeyValue:
+    match value:
+        case bool():
+            return KeyValue(key=name, value=AnyValue(bool_value=value))
+        case int():
+            return KeyValue(key=name, value=AnyValue(int_value=value))
+        case float():
+            return KeyValue(key=name, value=AnyValue(double_value=value))
+        case bytes():
+            return KeyValue(key=name, value=AnyValue(bytes_value=value))
+        case _:
+            return KeyValue(key=name, value=AnyValue(string_value=value))
+
+
+def request(
+    *metrics: Metric, resource: Mapping[str, Any] | None = None, scope: str = "tests"
+) -> ExportMetricsServiceRequest:
+    """One resource, one scope, these metrics."""
+    made = ExportMetricsServiceRequest()
+    of_resource = made.resource_metrics.add()
+    for name, value in ({"service.name": "shop"} if resource is None else resource).items():
+        of_resource.resource.attributes.append(attribute(name, value))
+    of_scope = of_resource.scope_metrics.add()
+    of_scope.scope.name = scope
+    of_scope.metrics.extend(metrics)
+    return made
+
+
+def gauge(name: str, *values: float, time: int = NOW, **labels: Any) -> Metric:
+    metric = Metric(name=name)
+    for value in values:
+        point = metric.gauge.data_points.add(time_unix_nano=time)
+        if isinstance(value, int):
+            point.as_int = value
+        else:
+            point.as_double = value
+        point.attributes.extend(attribute(*label) for label in labels.items())
+    return metric
+
+
+def counter(
+    name: str,
+    *points: tuple[int, float],
+    start: int = 0,
+    temporality: int = 2,
+    is_monotonic: bool = True,
+    **labels: Any,
+) -> Metric:
+    """A sum with points of (time, value)."""
+    metric = Metric(name=name)
+    metric.sum.aggregation_temporality = temporality  # type: ignore[assignment]
+    metric.sum.is_monotonic = is_monotonic
+    for time, value in points:
+        point = metric.sum.data_points.add(time_unix_nano=time, start_time_unix_nano=start, as_double=value)
+        point.attributes.extend(attribute(*label) for label in labels.items())
+    return metric

@@ -1,0 +1,61 @@
+"""Compressed bodies, and those that only pretend."""
+
+import gzip
+import tracemalloc
+import zlib
+
+import cramjam
+import pytest
+
+from penstock.receive.bodies import Encoding, TooLarge, decompressed
+
+TEXT = b"what comes in " * 1000
+COMPRESSED = [
+    (Encoding.IDENTITY, TEXT),
+    (Encoding.GZIP, gzip.compress(TEXT)),
+    (Encoding.GZIP, gzip.compress(TEXT[:500]) + gzip.compress(TEXT[500:])),
+    (Encoding.DEFLATE, zlib.compress(TEXT)),
+    (Encoding.DEFLATE, zlib.compress(TEXT, wbits=-15)),
+    (Encoding.ZSTD, bytes(cramjam.zstd.compress(TEXT))),
+    (Encoding.SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT))),
+    (Encoding.SNAPPY, bytes(cramjam.snappy.compress(TEXT))),
+]
+
+
+@pytest.mark.parametrize(("encoding", "body"), COMPRESSED)
+def test_every_encoding_is_read(encoding: Encoding, body: bytes) -> None:
+    assert decompressed(body, encoding, len(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize(("encoding", "body"), COMPRESSED)
+def test_one_byte_too_many_is_too_large(encoding: Encoding, body: bytes) -> None:
+    with pytest.raises(TooLarge, match=f"more than {len(TEXT) - 1} bytes"):
+        decompressed(body, encoding, len(TEXT) - 1)
+
+
+@pytest.mark.parametrize("encoding", [encoding for encoding in Encoding if encoding is not Encoding.IDENTITY])
+@pytest.mark.parametrize(
+    "body",
+    [b"nonsense", b"\xff" * 100, gzip.compress(TEXT)[:-20], zlib.compress(TEXT)[:50]],
+    ids=["words", "ones", "half a gzip", "half a zlib"],
+)
+def test_what_is_not_compressed_so_is_refused(encoding: Encoding, body: bytes) -> None:
+    with pytest.raises(ValueError, match="the body"):
+        decompressed(body, encoding, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "bomb"),
+    [
+        (Encoding.GZIP, gzip.compress(bytes(200_000_000), 1)),
+        (Encoding.ZSTD, bytes(cramjam.zstd.compress(bytes(200_000_000)))),
+        (Encoding.SNAPPY, b"\x80\x84\xaf\x5f" + b"\x00"),  # says that it is 200 MB
+    ],
+    ids=["gzip", "zstd", "snappy"],
+)
+def test_a_bomb_does_not_go_off(encoding: Encoding, bomb: bytes) -> None:
+    tracemalloc.start()
+    with pytest.raises(TooLarge):
+        decompressed(bomb, encoding, 1_000_000)
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()

@@ -1,0 +1,184 @@
+"""The intake: one answer for each request, and only when what it brought is safe."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.receive.bodies import Encoding
+from penstock.receive.config import IntakeConfig
+from penstock.receive.intake import Intake, Request
+from penstock.receive.sink import Answer, Format, Status
+from penstock.telemetry import Telemetry
+from penstock.testing import wait_until
+from tests.receive.support import NOW, SECOND, KeepingSink, counter, gauge, request
+
+BODY = request(gauge("cpu", 0.5)).SerializeToString()
+
+
+class Sender:
+    """Keeps the answers to what it sent, in the order of their coming."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self.answers: list[tuple[Any, Answer]] = []
+
+    def send(self, token: object, body: bytes = BODY, kind: Format = Format.OTLP) -> bool:
+        return self._intake.submit(Request(kind, body, Encoding.IDENTITY, 1_000_000, token, self.answers.extend))
+
+    def wait(self, count: int) -> list[Status]:
+        wait_until(lambda: len(self.answers) >= count)
+        return [answer.status for _, answer in self.answers]
+
+
+@pytest.fixture
+def relay() -> KeepingSink:
+    return KeepingSink()
+
+
+@pytest.fixture
+def both(sink: KeepingSink, relay: KeepingSink) -> Iterator[Intake]:
+    intake = Intake(sink, relay).start()
+    yield intake
+    sink.release()
+    relay.release()
+    assert intake.close(10.0)
+
+
+def test_nobody_is_answered_before_the_sink_says_that_it_is_safe(intake: Intake, sink: KeepingSink) -> None:
+    sink.hold()
+    sender = Sender(intake)
+    sender.send(1)
+    wait_until(lambda: sink.held)
+
+    assert not sender.answers
+    sink.release()
+    assert sender.wait(1) == [Status.TAKEN]
+
+
+def test_the_answer_waits_for_the_relay_and_for_the_points(both: Intake, sink: KeepingSink, relay: KeepingSink) -> None:
+    relay.hold()
+    sender = Sender(both)
+    sender.send(1)
+    wait_until(lambda: relay.held and sink.chunks)
+
+    assert not sender.answers
+    relay.release()
+    assert sender.wait(1) == [Status.TAKEN]
+    assert relay.raw == [(Format.OTLP, BODY)]
+
+
+def test_a_full_relay_keeps_the_points_out_so_that_they_are_not_counted_twice(
+    both: Intake, sink: KeepingSink, relay: KeepingSink
+) -> None:
+    relay.refuses = True
+    sender = Sender(both)
+    sender.send(1)
+
+    assert sender.wait(1) == [Status.BUSY]
+    assert not sink.chunks
+
+
+def test_a_failing_disk_is_told_and_cumulative_values_come_again(intake: Intake, sink: KeepingSink) -> None:
+    sender = Sender(intake)
+    bodies = [
+        request(counter("c", (NOW + step * SECOND, value), start=1)).SerializeToString()
+        for step, value in enumerate([1.0, 5.0], 1)
+    ]
+    sender.send(1, bodies[0])
+    sender.wait(1)
+    sink.fails = OSError("no space")
+    sender.send(2, bodies[1])
+    assert sender.wait(2)[1] is Status.BROKEN
+    assert "no space" in sender.answers[1][1].message
+
+    sink.fails = None
+    sender.send(3, bodies[1])
+
+    assert sender.wait(3)[2] is Status.TAKEN
+    assert sink.values("c") == [4.0]
+
+
+def test_requests_that_gather_while_one_is_decoded_are_decoded_together(sink: KeepingSink) -> None:
+    may_go, entered = threading.Event(), threading.Event()
+
+    class Slow(KeepingSink):
+        def submit(self, chunks: Any, done: Any) -> bool:
+            entered.set()
+            may_go.wait(10)
+            return super().submit(chunks, done)
+
+    slow = Slow()
+    intake = Intake(slow).start()
+    sender = Sender(intake)
+    sender.send(0)
+    assert entered.wait(10)
+    for token in range(1, 6):
+        sender.send(token)
+    may_go.set()
+
+    assert sender.wait(6) == [Status.TAKEN] * 6
+    assert [token for token, _ in sender.answers] == list(range(6))
+    assert [len(chunk) for chunk in slow.chunks] == [1, 5]
+    assert intake.close(10.0)
+
+
+def test_only_the_bad_request_of_a_group_is_refused(sink: KeepingSink) -> None:
+    intake = Intake(sink)
+    sender = Sender(intake)
+    for token, body in enumerate([BODY, b"nonsense", BODY]):
+        sender.send(token, body)
+    intake.start()
+
+    sender.wait(3)
+    assert {token: answer.status for token, answer in sender.answers} == {
+        0: Status.TAKEN,
+        1: Status.BAD,
+        2: Status.TAKEN,
+    }
+    assert intake.close(10.0)
+
+
+def test_what_waits_is_bounded_in_bytes(sink: KeepingSink) -> None:
+    intake = Intake(sink, config=IntakeConfig(max_held=1024))
+    sender = Sender(intake)
+    taken = 0
+    while sender.send(taken):
+        taken += 1
+
+    assert taken == 1024 // len(BODY)
+    intake.start()
+    assert sender.wait(taken) == [Status.TAKEN] * taken
+    assert sender.send("again")
+    assert intake.close(10.0)
+
+
+def test_closing_answers_what_waits_and_takes_nothing_more(sink: KeepingSink) -> None:
+    intake = Intake(sink).start()
+    sender = Sender(intake)
+    sender.send(1)
+
+    assert intake.close(10.0)
+    assert sender.wait(1) == [Status.TAKEN]
+    assert not sender.send(2)
+
+
+def test_everything_is_counted(intake: Intake, sink: KeepingSink) -> None:
+    sender = Sender(intake)
+    sender.send(1)
+    sender.send(2, b"nonsense")
+    sender.send(3, request(gauge("cpu", 1.0, time=0)).SerializeToString())
+    sender.wait(3)
+    telemetry = Telemetry()
+    telemetry.watch(intake.samples)
+
+    rendered = telemetry.render().decode()
+
+    assert 'penstock_receive_requests_total{format="otlp",status="taken"} 2.0' in rendered
+    assert 'penstock_receive_requests_total{format="otlp",status="bad"} 1.0' in rendered
+    assert 'penstock_receive_points_total{format="otlp"} 1.0' in rendered
+    assert 'penstock_receive_refused_total{reason="malformed"} 1.0' in rendered
+    assert 'penstock_receive_refused_total{reason="time"} 1.0' in rendered
+    assert "penstock_receive_streams 1.0" in rendered
+    assert "penstock_receive_held_bytes 0.0" in rendered

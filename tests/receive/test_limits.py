@@ -1,0 +1,116 @@
+"""What one sender can make us hold, whatever it sends."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+
+from penstock.errors import ConfigError
+from penstock.receive.config import AuthConfig, HttpReceiverConfig, IntakeConfig, Limits
+from penstock.receive.decoder import Decoder
+from penstock.receive.series import OVERFLOW
+from penstock.receive.sink import Format, Refusal
+from penstock.testing import FakeClock
+from tests.receive.support import NOW, SECOND, counter, gauge, request
+from tests.receive.test_otlp import decode, decoder
+
+
+def entities(using: Decoder, *labels: str) -> list[str]:
+    decoded = decode(request(*(gauge("m", 1.0, a=label) for label in labels), resource={}), using=using)
+    return [entity for chunk in decoded.chunks for entity in chunk.points["entity"].to_pylist()]
+
+
+def sample(using: Decoder, name: str) -> float:
+    return next(sample.value for sample in using.samples() if sample.name == name)
+
+
+def test_series_beyond_the_limit_are_added_up_in_one_and_counted() -> None:
+    using = decoder(max_series_per_metric=2)
+
+    found = entities(using, "1", "2", "3", "4", "1")
+
+    assert found == ['{"a":"1"}', '{"a":"2"}', OVERFLOW, OVERFLOW, '{"a":"1"}']
+    assert sample(using, "penstock_receive_overflowed_total") == 2
+    assert sample(using, "penstock_receive_series") == 3
+
+
+def test_counters_in_the_overflow_are_still_counted_each_for_itself() -> None:
+    using = decoder(max_series_per_metric=1)
+    for step, values in enumerate([(1, 10, 100), (2, 11, 101)], 1):
+        metrics = [
+            counter("c", (NOW + step * SECOND, float(value)), start=NOW, a=str(place))
+            for place, value in enumerate(values)
+        ]
+        (chunk,) = decode(request(*metrics, resource={}), using=using).chunks
+    assert chunk.points["value"].to_pylist() == [1.0, 1.0, 1.0]
+    assert chunk.points["entity"].to_pylist() == ['{"a":"0"}', OVERFLOW, OVERFLOW]
+
+
+@pytest.mark.parametrize(
+    ("config", "metrics", "reason"),
+    [
+        ({"max_labels": 2}, [gauge("m", 1.0, a="1", b="2", c="3")], Refusal.LABELS),
+        ({"max_label_name": 5}, [gauge("m", 1.0, longer="1")], Refusal.LABELS),
+        ({"max_label_value": 5}, [gauge("m", 1.0, a="longer")], Refusal.LABELS),
+        ({"max_label_name": 5}, [gauge("longer", 1.0)], Refusal.LABELS),
+        ({}, [gauge("", 1.0)], Refusal.LABELS),
+        ({}, [gauge("with\0zero", 1.0)], Refusal.LABELS),
+        ({"max_metrics": 1}, [gauge("other", 1.0)], Refusal.METRICS),
+        ({"max_streams": 1}, [gauge("m", 1.0, a="1")], Refusal.STREAMS),
+        ({"max_future": 10}, [gauge("m", 1.0, time=NOW + 11 * SECOND)], Refusal.TIME),
+    ],
+)
+def test_points_beyond_a_limit_are_refused_with_the_reason(
+    config: dict[str, int], metrics: list[Metric], reason: Refusal
+) -> None:
+    using = decoder(**config)
+    decode(request(gauge("m", 1.0), resource={}), using=using)
+
+    decoded = decode(request(*metrics, gauge("m", 2.0), resource={}), using=using)
+
+    assert decoded.account.reasons == {reason: 1}
+    assert decoded.account.rejected.tolist() == [1]
+    assert [chunk.points["value"].to_pylist() for chunk in decoded.chunks] == [[2.0]]
+
+
+def test_a_series_that_was_silent_for_long_is_forgotten_and_its_place_is_free() -> None:
+    clock = FakeClock(NOW / SECOND)
+    using = Decoder(IntakeConfig(expiry=60, max_streams=2), clock)
+
+    def send(name: str, value: float, time: int) -> list[float]:
+        body = request(counter("c", (time, value), start=1, a=name)).SerializeToString()
+        return [v for chunk in using.decode(Format.OTLP, [body]).chunks for v in chunk.points["value"].to_pylist()]
+
+    send("old", 1.0, NOW)
+    send("kept", 1.0, NOW)
+    clock.advance(50)
+    assert send("kept", 2.0, NOW + SECOND) == [1.0]
+    clock.advance(50)
+
+    assert using.expire() == 1
+    assert send("new", 1.0, NOW + 2 * SECOND) == []
+    assert send("new", 5.0, NOW + 3 * SECOND) == [4.0]
+    assert send("kept", 5.0, NOW + 3 * SECOND) == [3.0]
+    assert sample(using, "penstock_receive_streams") == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Limits(max_body=10), "limits.max_body must be >= 1024 bytes, got 10"),
+        (lambda: Limits(read_timeout=0), "limits.read_timeout must be > 0, got 0"),
+        (lambda: Limits(max_connections=0), "limits.max_connections must be >= 1, got 0"),
+        (lambda: IntakeConfig(max_streams=-1), "intake.max_streams must be >= 1, got -1"),
+        (lambda: IntakeConfig(expiry="5s"), "intake.expiry must be >= 60 s, got 5"),
+        (lambda: IntakeConfig(initial_value=cast(Any, "maybe")), "initial_value must be one of auto, keep, drop, got"),
+        (lambda: HttpReceiverConfig(port=70000), "port must be within 0 and 65535, got 70000"),
+        (lambda: HttpReceiverConfig(host="0.0.0.0"), "host '0.0.0.0' is open to the network: set tls"),
+        (lambda: HttpReceiverConfig(otlp_path="v1"), "otlp_path must start with /"),
+        (lambda: AuthConfig(), "auth must have token_file or token_env"),
+        (lambda: AuthConfig(token_env="NO_SUCH_TOKEN").tokens(), "auth: no token in \\$NO_SUCH_TOKEN"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_its_name(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -1,0 +1,67 @@
+"""A real Prometheus that scrapes itself and writes to us: what we count is what it says."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import MissingRequirement
+from penstock.model.point import Kind
+from penstock.receive.http import HttpReceiver
+from penstock.testing import wait_until
+from tests.conftest import missing
+from tests.receive.support import KeepingSink
+from tests.servers import Prometheus
+
+pytestmark = pytest.mark.server
+COUNTER = "process_cpu_seconds_total"
+TYPES = {
+    "prometheus_http_requests_total": Kind.COUNTER,
+    "prometheus_http_request_duration_seconds_bucket": Kind.COUNTER,
+    "go_goroutines": Kind.GAUGE,
+}
+
+
+class Scraping(Prometheus):
+    """It scrapes itself every 200 ms, and writes what it finds to `port`."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        super().__init__(folder)
+        (folder / "prometheus.yml").write_text(
+            f"""
+global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}
+scrape_configs:
+  - job_name: itself
+    static_configs: [{{targets: ["127.0.0.1:{self.port}"]}}]
+remote_write:
+  - url: http://127.0.0.1:{port}/api/v1/write
+    queue_config: {{batch_send_deadline: 200ms}}
+    metadata_config: {{send_interval: 300ms}}
+"""
+        )
+
+
+@pytest.fixture
+def scraping(http: HttpReceiver, tmp_path: Path) -> Iterator[Scraping]:
+    try:
+        server = Scraping(tmp_path / "prometheus", http.port)
+    except MissingRequirement as error:
+        missing(error)
+    with server:
+        yield server
+
+
+def test_what_a_real_prometheus_writes_adds_up_to_what_it_says(scraping: Scraping, sink: KeepingSink) -> None:
+    wait_until(lambda: len(sink.points(COUNTER)) >= 8 and len(sink.points("up")) >= 8, 60)
+    increments = sink.points(COUNTER, Kind.COUNTER)
+    last = max(row["time"] for row in increments).timestamp()
+    first = min(row["time"] for row in increments).timestamp()
+    (series,) = scraping.query(f"{COUNTER}[1m]", last)
+    said = {round(float(time), 3): float(value) for time, value in series["values"]}
+    start = max(time for time in said if time < first)
+
+    assert {row["value"] for row in sink.points("up")} == {1.0}
+    assert increments[0]["labels"] == {"instance": f"127.0.0.1:{scraping.port}", "job": "itself"}
+    total = sum(row["value"] for row in increments if row["time"].timestamp() <= last)
+    assert total == pytest.approx(said[round(last, 3)] - said[start])
+    assert {chunk.metric: chunk.kind for chunk in sink.chunks if chunk.metric in TYPES} == TYPES

@@ -1,0 +1,144 @@
+"""The OpenTelemetry SDK and its own exporters against us: the tables' rows equal what was recorded."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import Counter, Histogram, MeterProvider
+from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExporter, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
+from opentelemetry.sdk.resources import Resource
+
+from penstock.aggregate.l1 import L1, L1Config
+from penstock.batch import ThreadPolicy
+from penstock.model.finals import nearest_rank, with_finals
+from penstock.model.level import Level
+from penstock.model.partial import PARTIALS
+from penstock.model.segment import decode
+from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
+from penstock.receive.grpc import GrpcReceiver
+from penstock.receive.http import HttpReceiver
+from penstock.receive.intake import Intake
+from penstock.spool import Durability, FastQueue, FastQueueConfig
+
+DELTA = {Counter: AggregationTemporality.DELTA, Histogram: AggregationTemporality.DELTA}
+
+
+class Edge:
+    """Receivers, intake, L1 and a durable queue, as the service puts them together."""
+
+    def __init__(self, folder: Path) -> None:
+        self.queue = FastQueue(folder, FastQueueConfig(durability=Durability.DISK))
+        self.l1 = L1.with_own_queue(
+            "sdk", self.queue.push_many, L1Config(durability=Durability.DISK), threads=ThreadPolicy.fixed(1)
+        )
+        self.intake = Intake(self.l1).start()
+        self.http = HttpReceiver(HttpReceiverConfig(port=0), self.intake).start()
+        self.grpc = GrpcReceiver(GrpcReceiverConfig(port=0), self.intake).start()
+
+    def close(self) -> None:
+        for receiver in (self.http, self.grpc):
+            receiver.close(5.0)
+        assert self.intake.close(5.0)
+        self.l1.close(5.0)
+        self.queue.close()
+
+    def rows(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """All that the durable queue holds, with final values of one day, by metric and label `kind`."""
+        leases = self.queue.lease(10_000)
+        partials = pa.concat_tables([decode(lease.data) for lease in leases])
+        days = pa.array([0] * partials.num_rows, pa.int64()).cast(PARTIALS.field("bucket").type)
+        one_day = partials.set_column(PARTIALS.get_field_index("bucket"), "bucket", days)
+        rows = with_finals(one_day, Level.DAY).to_pylist()
+        return {(row["metric"], json.loads(row["entity"]).get("kind", "")): row for row in rows}
+
+
+@pytest.fixture
+def edge(tmp_path: Path) -> Iterator[Edge]:
+    edge = Edge(tmp_path / "queue")
+    yield edge
+    edge.close()
+
+
+def exporters(edge: Edge, protocol: str, temporality: Any) -> MetricExporter:
+    if protocol == "grpc":
+        endpoint = f"http://127.0.0.1:{edge.grpc.port}"
+        return GrpcExporter(endpoint=endpoint, insecure=True, preferred_temporality=temporality)
+    return HttpExporter(endpoint=f"http://127.0.0.1:{edge.http.port}/v1/metrics", preferred_temporality=temporality)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("temporality", [None, DELTA], ids=["cumulative", "delta"])
+def test_every_instrument_of_the_sdk_arrives_as_it_was_recorded(edge: Edge, protocol: str, temporality: Any) -> None:
+    reader = PeriodicExportingMetricReader(exporters(edge, protocol, temporality), export_interval_millis=3_600_000)
+    views = [View(instrument_name="exponential", aggregation=ExponentialBucketHistogramAggregation())]
+    provider = MeterProvider([reader], resource=Resource.create({"service.name": "shop"}), views=views)
+    meter = provider.get_meter("tests")
+    rng = random.Random(3)
+    observed = {"counter": 0.0, "level": 0.0}
+
+    def total(_: CallbackOptions) -> list[Observation]:
+        return [Observation(observed["counter"], {"kind": "a"})]
+
+    def level(_: CallbackOptions) -> list[Observation]:
+        return [Observation(observed["level"], {"kind": "a"})]
+
+    counter = meter.create_counter("counter")
+    up_down = meter.create_up_down_counter("up_down")
+    explicit = meter.create_histogram("explicit")
+    exponential = meter.create_histogram("exponential")
+    gauge = meter.create_gauge("gauge")
+    meter.create_observable_counter("observable_counter", [total])
+    meter.create_observable_gauge("observable_gauge", [level])
+    meter.create_observable_up_down_counter("observable_up_down", [level])
+    counted, latencies, levels, ups = 0.0, [], [], 0
+
+    for _ in range(3):
+        for _ in range(200):
+            amount, latency = rng.randrange(10), rng.lognormvariate(3, 1)
+            counter.add(amount, {"kind": "a"})
+            counter.add(1, {"kind": "b"})
+            counted += amount
+            latencies.append(latency)
+            explicit.record(latency, {"kind": "a"})
+            exponential.record(latency, {"kind": "a"})
+        ups += 3
+        up_down.add(3, {"kind": "a"})
+        observed["counter"] += 7.5
+        observed["level"] = rng.random()
+        levels.append(observed["level"])
+        gauge.set(observed["level"], {"kind": "a"})
+        assert provider.force_flush()
+    provider.shutdown()  # exports once more
+    levels.append(levels[-1])
+
+    rows = edge.rows()
+    assert rows["counter", "a"]["value"] == pytest.approx(counted)
+    assert rows["counter", "b"]["value"] == pytest.approx(600)
+    assert rows["observable_counter", "a"]["value"] == pytest.approx(22.5)
+    assert rows["gauge", "a"]["max"] == pytest.approx(max(levels))
+    assert rows["observable_gauge", "a"]["avg"] == pytest.approx(sum(levels) / len(levels))
+    assert rows["observable_up_down", "a"]["min"] == pytest.approx(min(levels))
+    assert rows["up_down", "a"]["max"] == pytest.approx(ups)
+    for name in ("explicit", "exponential"):
+        row = rows[name, "a"]
+        assert row["count"] == len(latencies)
+        assert row["sum"] == pytest.approx(sum(latencies))
+    for rank in (50, 90, 99):
+        exact = nearest_rank(latencies, rank)
+        assert rows["exponential", "a"][f"p{rank}"] == pytest.approx(exact, rel=0.05)
+        low, high = bucket_of(exact)
+        assert low <= rows["explicit", "a"][f"p{rank}"] <= high
+
+
+def bucket_of(value: float) -> tuple[float, float]:
+    """The bucket of the SDK's default bounds that holds `value`."""
+    bounds = [0.0, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 500.0, 750.0, 1000.0, 2500.0, 5000.0, 7500.0, 10000.0]
+    return max(bound for bound in bounds if bound < value), min(bound for bound in bounds if bound >= value)

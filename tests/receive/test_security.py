@@ -1,0 +1,214 @@
+"""Who may send, over what, and how slowly."""
+
+import gzip
+import http.client
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.receive.config import AuthConfig, GrpcReceiverConfig, HttpReceiverConfig, Limits, TlsConfig
+from penstock.receive.grpc import GrpcReceiver
+from penstock.receive.http import HttpReceiver
+from penstock.receive.intake import Intake
+from penstock.testing import wait_until
+from tests.receive.support import KeepingSink, gauge, post, request
+
+BODY = request(gauge("cpu", 0.5)).SerializeToString()
+PROTOBUF = {"Content-Type": "application/x-protobuf"}
+EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+
+
+@contextmanager
+def running(intake: Intake, **config: Any) -> Iterator[HttpReceiver]:
+    receiver = HttpReceiver(HttpReceiverConfig(port=0, **config), intake).start()
+    try:
+        yield receiver
+    finally:
+        receiver.close(1.0)
+
+
+@contextmanager
+def serving(intake: Intake, **config: Any) -> Iterator[GrpcReceiver]:
+    receiver = GrpcReceiver(GrpcReceiverConfig(port=0, **config), intake).start()
+    try:
+        yield receiver
+    finally:
+        receiver.close(1.0)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> TlsConfig:
+    """A certificate for 127.0.0.1 that is its own authority, also for clients."""
+    folder = tmp_path_factory.mktemp("certificates")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", *options, *names, *files], check=True, capture_output=True)
+    return TlsConfig(cert_file=certificate, key_file=key, client_ca_file=certificate)
+
+
+def post_securely(port: int, tls: TlsConfig, *, with_certificate: bool) -> int:
+    context = ssl.create_default_context(cafile=tls.cert_file)
+    if with_certificate:
+        context.load_cert_chain(tls.cert_file, tls.key_file)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)
+    try:
+        connection.request("POST", "/v1/metrics", BODY, PROTOBUF)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_a_client_with_its_certificate_is_let_in_and_one_without_is_not(
+    intake: Intake, certificates: TlsConfig
+) -> None:
+    with running(intake, tls=certificates) as receiver:
+        assert post_securely(receiver.port, certificates, with_certificate=True) == 200
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            post_securely(receiver.port, certificates, with_certificate=False)
+
+
+def test_grpc_takes_the_same_certificates(intake: Intake, certificates: TlsConfig) -> None:
+    pair = [Path(path).read_bytes() for path in (certificates.key_file, certificates.cert_file)]
+    with serving(intake, tls=certificates) as receiver:
+        address = f"localhost:{receiver.port}"
+        with grpc.secure_channel(address, grpc.ssl_channel_credentials(pair[1], *pair)) as channel:
+            assert channel.unary_unary(EXPORT)(BODY, timeout=10) == b""
+        with (
+            grpc.secure_channel(address, grpc.ssl_channel_credentials(pair[1])) as channel,
+            pytest.raises(grpc.RpcError),
+        ):
+            channel.unary_unary(EXPORT)(BODY, timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Bearer some-other-token-of-length", 401),
+        ("Bearer first-token-of-two", 200),
+        ("bearer second-token-of-two", 200),
+        ("Bearer second-token-of-tw", 401),
+        ("Basic first-token-of-two", 401),
+        ("", 401),
+        ("Bearer ünknöwn", 401),
+    ],
+)
+def test_any_known_token_opens_and_nothing_else_does(intake: Intake, tmp_path: Path, header: str, status: int) -> None:
+    (tmp_path / "tokens").write_text("first-token-of-two\nsecond-token-of-two\n")
+    headers = {"Authorization": header.encode().decode("latin-1")} if header else {}
+    with running(intake, auth=AuthConfig(token_file=tmp_path / "tokens")) as receiver:
+        answered = post(receiver.port, "/v1/metrics", BODY, Content_Type="application/x-protobuf", **headers)
+
+    assert answered.status == status
+    assert ("WWW-Authenticate" in answered.headers) is (status == 401)
+
+
+def test_a_new_token_is_known_after_a_reload(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST_TOKEN", "the-token-of-yesterday")
+    with running(intake, auth=AuthConfig(token_env="PENSTOCK_TEST_TOKEN")) as receiver:
+        monkeypatch.setenv("PENSTOCK_TEST_TOKEN", "the-token-of-today")
+        receiver.reload()
+        told = {"Content_Type": "application/x-protobuf", "Authorization": "Bearer the-token-of-today"}
+        assert post(receiver.port, "/v1/metrics", BODY, **told).status == 200
+
+
+def test_grpc_wants_a_token_in_its_metadata(intake: Intake, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("first-token-of-two")
+    with (
+        serving(intake, auth=AuthConfig(token_file=tmp_path / "tokens")) as receiver,
+        grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel,
+    ):
+        export = channel.unary_unary(EXPORT)
+        assert export(BODY, timeout=10, metadata=[("authorization", "Bearer first-token-of-two")]) == b""
+        with pytest.raises(grpc.RpcError) as refused:
+            export(BODY, timeout=10)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_short_token_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("short")
+    with pytest.raises(ConfigError, match="at least 16 characters"):
+        AuthConfig(token_file=tmp_path / "tokens").tokens()
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_that_is_too_long_is_413_before_it_is_read(intake: Intake, is_chunked: bool) -> None:
+    with running(intake, limits=Limits(max_body=2000)) as receiver:
+        connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=10)
+        body: Any = iter([b"x" * 1000] * 3) if is_chunked else b"x" * 2001
+        connection.request("POST", "/v1/metrics", body, PROTOBUF, encode_chunked=is_chunked)
+        assert connection.getresponse().status == 413
+        connection.close()
+
+
+def test_a_bomb_is_413(intake: Intake) -> None:
+    with running(intake, limits=Limits(max_decompressed=1_000_000)) as receiver:
+        told = {"Content_Type": "application/x-protobuf", "Content_Encoding": "gzip"}
+        answered = post(receiver.port, "/v1/metrics", gzip.compress(bytes(50_000_000)), **told)
+    assert answered.status == 413
+    assert b"more than 1000000 bytes" in answered.body
+
+
+def test_a_client_that_does_not_finish_its_body_is_cut_off(intake: Intake) -> None:
+    with running(intake, limits=Limits(read_timeout=0.1)) as receiver, _connected(receiver.port) as client:
+        client.sendall(b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-protobuf\r\n")
+        client.sendall(b"Content-Length: 100\r\n\r\nhalf of")
+        assert client.recv(100).startswith(b"HTTP/1.1 408")
+        assert _ends(client)
+
+
+def test_a_client_that_does_not_finish_its_header_is_cut_off(intake: Intake) -> None:
+    with running(intake, limits=Limits(idle_timeout=0.2)) as receiver, _connected(receiver.port) as client:
+        client.sendall(b"POST /v1/metrics HTTP/1.1\r\nHost:")
+        assert _ends(client)
+
+
+def test_connections_beyond_the_limit_are_closed_at_once(intake: Intake) -> None:
+    with running(intake, limits=Limits(max_connections=1)) as receiver, _connected(receiver.port):
+        wait_until(lambda: next(iter(receiver.samples())).value == 1)
+        with _connected(receiver.port) as second:
+            assert _ends(second)
+
+
+@contextmanager
+def _connected(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        yield client
+
+
+def _ends(client: socket.socket) -> bool:
+    try:
+        while client.recv(1000):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it(intake: Intake) -> None:
+    with running(intake) as receiver, pytest.raises(PenstockError, match=f"127.0.0.1:{receiver.port}"):
+        HttpReceiver(HttpReceiverConfig(port=receiver.port), intake).start()
+    with serving(intake) as server, pytest.raises(PenstockError, match=f"127.0.0.1:{server.port}"):
+        GrpcReceiver(GrpcReceiverConfig(port=server.port), intake).start()
+
+
+def test_what_is_under_way_is_answered_when_the_receiver_stops(intake: Intake, sink: KeepingSink) -> None:
+    sink.hold()
+    with running(intake) as receiver, _connected(receiver.port) as client:
+        client.sendall(b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-protobuf\r\n")
+        client.sendall(b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
+        wait_until(lambda: sink.held)
+        receiver.stop_accepting()
+        sink.release()
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+        with pytest.raises(ConnectionRefusedError):
+            post(receiver.port, "/v1/metrics", BODY)
