@@ -1,6 +1,10 @@
 """The `penstock` command: one thin layer that parses and prints; the work is done elsewhere.
 
-Exit codes: 0 done, 1 it ran and something is wrong (a point missing, a requirement missing), 2 the call was wrong.
+Exit codes:
+  0  done; `run`: ended in good order
+  1  it ran and something is wrong: a point or a requirement is missing, a queue is damaged, a port is taken
+  2  the call or the configuration is wrong: nothing was done
+  4  `run`: ended, but not everything was drained in time; it stays in the durable queues
 """
 
 import sys
@@ -10,8 +14,13 @@ import click
 
 from penstock import __version__
 from penstock.errors import ConfigError, PenstockError
+from penstock.service.bench_commands import bench
+from penstock.service.completion_commands import completion
+from penstock.service.config_commands import config
+from penstock.service.query_commands import query
 from penstock.service.queue_commands import queue
 from penstock.service.relay import relay
+from penstock.service.run_commands import run
 from penstock.service.spark_commands import spark
 
 
@@ -35,8 +44,16 @@ def main() -> None:
     \b
     Examples:
       penstock demo                    the whole pipeline on this machine, in half a minute
+      penstock run                     receive OTLP and Prometheus, make tables of it
+      penstock query                   what the tables hold
       penstock doctor                  what this machine has, what is missing, what to do
-      eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"   completion (zsh, fish too)
+      penstock completion bash         completion for your shell (zsh, fish too)
+    \b
+    Exit codes:
+      0  done
+      1  it ran and something is wrong: a point missing, a queue damaged, a port taken
+      2  the call or the configuration is wrong
+      4  run: not everything was drained in time; it stays in the durable queues
     """
 
 
@@ -100,6 +117,11 @@ def doctor(as_json: bool) -> None:
     sys.exit(0 if all(finding.ok for finding in findings if finding.required) else 1)
 
 
+main.add_command(bench)
+main.add_command(completion)
+main.add_command(config)
+main.add_command(query)
 main.add_command(queue)
 main.add_command(relay)
+main.add_command(run)
 main.add_command(spark)

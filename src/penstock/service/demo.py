@@ -4,7 +4,6 @@ generator ─► batch queue (L1) ─► durable queue ─► segments ─► Sp
 """
 
 import fcntl
-import os
 import shutil
 import time
 from collections import Counter
@@ -16,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.aggregate.l1 import L1
-from penstock.batch import BatchQueue, BatchQueueConfig, PartitionPolicy, ThreadPolicy
 from penstock.errors import ConfigError
-from penstock.export.segments import SegmentWriter
+from penstock.export.exporters.segments import SegmentExporter
+from penstock.export.send_queue import SendQueue
 from penstock.model.definition import Definition, Definitions
 from penstock.model.function import Function
 from penstock.model.level import Level
 from penstock.service.generator import DURATION, Day, generate
+from penstock.service.standard_error import stderr_to
 from penstock.spark.delta import DeltaTables
 from penstock.spark.tables import Tables, read_level, read_top_n
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
@@ -94,21 +94,20 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
     progress = Progress()
     generated: Counter[str] = Counter()
     queue = FastQueue(folder / "queue", FastQueueConfig(durability=Durability.DISK, full_behavior=FullBehavior.BLOCK))
-    batch = BatchQueue(
-        "l1", BatchQueueConfig(threads=ThreadPolicy.cpu_cores(1.0), partitions=PartitionPolicy.adaptive())
-    )
-    l1 = L1(batch, queue.push, definitions=DEFINITIONS)
-    writer = SegmentWriter(queue, folder / "segments")
-    writer.start()
+    l1 = L1.with_own_queue("l1", queue.push_many, definitions=DEFINITIONS)
+    segments = SegmentExporter(folder / "segments")
+    sender = SendQueue(queue, segments).start()
 
     def feed() -> None:
         for chunk in generate(day, end=time.time()):
-            if not l1.produce(chunk):
+            if not l1.produce(chunk, timeout=60.0):
                 raise RuntimeError("the batch queue refused a chunk")
             generated[chunk.metric] += len(chunk)
             progress.generated += len(chunk)
         l1.close()
-        writer.close()
+        if not sender.flush():
+            raise TimeoutError(f"{len(sender)} blocks could not be sealed: {sender.stats().errors}")
+        sender.close()
         queue.close()
         progress.fed = True
 
@@ -116,7 +115,7 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
         return start_session(), time.monotonic() - began
 
     def draw() -> None:
-        progress.partials, progress.segments = writer.rows, writer.segments
+        progress.partials, progress.segments = segments.rows, segments.segments
         show(progress)
 
     with ThreadPoolExecutor(2, "penstock-demo") as pool:
@@ -129,7 +128,7 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
             for task in tasks:
                 task.result()
 
-        with _stderr_to(folder / "spark.log"):  # Java inherits it, and keeps it
+        with stderr_to(folder / "spark.log"):  # Java inherits it, and keeps it
             starting = pool.submit(start_spark)
             try:
                 watch(pool.submit(feed), starting)
@@ -145,20 +144,7 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
     draw()
     seconds = time.monotonic() - began
     problems = differences(tables, {**generated, PERCENTILE: generated[DURATION]})
-    return Outcome(folder, tables, dict(generated), writer.rows, writer.segments, seconds, spark_seconds, problems)
-
-
-@contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    """Send this process's standard error, and that of what it starts, to a file for a while."""
-    kept = os.dup(2)
-    with open(path, "ab") as log:
-        os.dup2(log.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+    return Outcome(folder, tables, dict(generated), segments.rows, segments.segments, seconds, spark_seconds, problems)
 
 
 def counts_of(tables: Tables) -> dict[str, dict[str, int]]:

@@ -163,6 +163,7 @@ def _account(outcome: demo.Outcome) -> Panel:
         "[bold]Try next[/bold]",
         f"  {command} demo --points 5000000",
         f"  {command} queue inspect {here}/queue",
+        f"  {command} query {DURATION} --tables {here}/tables --by service --since 2d --plot",
         f"  {command} spark tables --tables {here}/tables",
         f"  {command} doctor",
     ]

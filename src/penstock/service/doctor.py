@@ -41,7 +41,7 @@ def examine(folder: Path | None = None) -> list[Finding]:
         _package("Arrow", "pyarrow", "spark"),
         _package("Delta tables", "deltalake", "spark"),
         _package("AMQP client", "pika", "amqp", required=False),
-        _package("OTLP messages", "opentelemetry-proto", "otlp", required=False),
+        _package("OTLP messages", "opentelemetry-proto", "receive", required=False),
         _broker(),
         *_disk(folder or Path.cwd()),
         _cores(),

@@ -1,0 +1,142 @@
+"""HTTP for operators: `/metrics`, `/healthz`, `/readyz`, `/status.json`, and a page at `/` that shows the flow live."""
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+_TIMEOUT = 5.0  # seconds for a request to arrive: an operator's tool is never slower
+_MOST = 32  # requests at a time
+
+
+class Observed(Protocol):
+    """What the admin server can be asked about."""
+
+    def metrics(self) -> bytes: ...
+
+    def unhealthy(self) -> list[str]:
+        """Why starting the process again would help; empty if it would not."""
+        ...
+
+    def unready(self) -> list[str]:
+        """Why nothing should be sent here now; empty if all is well."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What is wrong and yet no reason to send elsewhere."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """What the page shows."""
+        ...
+
+
+class AdminServer:
+    """Answers on one address until it is closed.
+
+    Threads: one of its own, and one for each request, of which there are at most 32 at a time.
+    """
+
+    def __init__(self, host: str, port: int, observed: Observed) -> None:
+        self._server = _Server((host, port), _handler(observed))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="penstock-admin", daemon=True
+        )
+
+    @property
+    def port(self) -> int:
+        port: int = self._server.server_address[1]
+        return port
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(1.0)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._room = threading.BoundedSemaphore(_MOST)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("A request to the admin port broke off. client=%s", client_address)
+
+
+def _handler(observed: Observed) -> type[BaseHTTPRequestHandler]:
+    def verdict(found: list[str], word: str) -> tuple[HTTPStatus, str, bytes]:
+        status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
+        body = {word: not found, "reasons": found, "notes": observed.notes()}
+        return status, "application/json", json.dumps(body).encode() + b"\n"
+
+    routes: dict[str, Callable[[], tuple[HTTPStatus, str, bytes]]] = {
+        "/metrics": lambda: (HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", observed.metrics()),
+        "/healthz": lambda: verdict(observed.unhealthy(), "healthy"),
+        "/readyz": lambda: verdict(observed.unready(), "ready"),
+        "/status.json": lambda: (HTTPStatus.OK, "application/json", json.dumps(observed.status()).encode()),
+        "/": lambda: (HTTPStatus.OK, "text/html; charset=utf-8", _page()),
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _TIMEOUT
+        protocol_version = "HTTP/1.1"
+        server_version = "penstock"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            route = routes.get(self.path.partition("?")[0])
+            if route is None:
+                known = ", ".join(routes)
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"not here; there are {known}\n".encode())
+                return
+            try:
+                self._answer(*route())
+            except Exception:
+                log.exception("A request to the admin port failed. path=%s", self.path)
+                self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"see the log\n")
+
+        do_HEAD = do_GET  # noqa: N815 - the base class's name
+
+        def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Content-Security-Policy", "default-src 'self' 'unsafe-inline'")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            log.debug("Admin request. request=%s", args[0] if args else "")
+
+    return Handler
+
+
+def _page() -> bytes:
+    return Path(__file__).with_name("status.html").read_bytes()

@@ -1,0 +1,1 @@
+"""The configuration: its classes, how it is read, shown and documented."""

@@ -1,0 +1,85 @@
+"""A YAML file as values that remember their line. Safe YAML only, no key twice."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock.errors import ConfigError
+
+_PLAIN = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+_DEEPEST = 50  # no configuration is nested like that; a file that refers to itself is
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A value (of a mapping: its entries, of a list: its members, each located) and the line where it stands."""
+
+    value: Any
+    line: int
+
+    def plain(self) -> Any:
+        """The value without its lines."""
+        if isinstance(self.value, dict):
+            return {key: entry.plain() for key, entry in self.value.items()}
+        return [entry.plain() for entry in self.value] if isinstance(self.value, list) else self.value
+
+
+def read_document(path: Path) -> Located:
+    """What the file holds; ConfigError names the file and the line."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}: name a file that is there, or make one: penstock config init"
+        ) from (error)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error}") from error
+    return parse_document(text, str(path))
+
+
+def parse_document(text: str, name: str) -> Located:
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        return Located({}, 1) if node is None else _located(loader, node, name, 0)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{name}:{line}: not YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not YAML: {error}") from error
+    finally:
+        loader.dispose()
+
+
+def _located(loader: yaml.SafeLoader, node: yaml.Node, name: str, depth: int) -> Located:
+    line = node.start_mark.line + 1
+    if depth > _DEEPEST:
+        raise ConfigError(f"{name}:{line}: nested more than {_DEEPEST} deep")
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        raise ConfigError(f"{name}:{line}: not YAML: {tag} is not allowed")
+    if isinstance(node, yaml.SequenceNode):
+        return Located([_located(loader, one, name, depth + 1) for one in node.value], line)
+    if isinstance(node, yaml.MappingNode):
+        _refuse_twice(loader, node, name)
+        loader.flatten_mapping(node)  # `<<: *other`
+        entries: dict[str, Located] = {}
+        for key_node, value_node in node.value:
+            found = _located(loader, value_node, name, depth + 1)
+            # The key's line: a value may begin below it.
+            entries[str(loader.construct_object(key_node))] = Located(found.value, key_node.start_mark.line + 1)
+        return Located(entries, line)
+    return Located(loader.construct_object(node), line)
+
+
+def _refuse_twice(loader: yaml.SafeLoader, node: yaml.MappingNode, name: str) -> None:
+    seen: dict[str, int] = {}
+    for key_node, _ in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{name}:{key_node.start_mark.line + 1}: a key must be a word")
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if key in seen and key != "<<":
+            raise ConfigError(f"{name}:{line}: {key} is set twice, first in line {seen[key]}")
+        seen[key] = line

@@ -1,0 +1,242 @@
+"""What can be set, read off the configuration classes: keys, their kinds, their flags and environment variables.
+
+    class QueueConfig:                    schema_of(ServiceConfig)
+        max_bytes: int | str = "1Gi"  ──►   Key("exporter.queue.max_bytes", SIZE, default "1Gi",
+        'Most bytes.'                         --exporter-queue-max-bytes, PENSTOCK_EXPORTER_QUEUE_MAX_BYTES)
+
+The annotation says the kind: `int | str` is a size, `float | str` a duration, a dataclass a section, a mapping of
+dataclasses a section for every name that the user gives.
+"""
+
+import ast
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from penstock.errors import ConfigError
+from penstock.units import parse_bytes, parse_duration
+
+PREFIX = "PENSTOCK"
+NAME = "NAME"  # stands for what the user calls an entry of a mapping of sections
+_YES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+KeyPath = tuple[str, ...]
+
+
+class Kind(Enum):
+    """What a value is; the text is what `--help` and the documentation call it."""
+
+    BOOL = "true or false"
+    INT = "a whole number"
+    FLOAT = "a number"
+    TEXT = "text"
+    PATH = "a path"
+    SIZE = "a size, as 512Mi"
+    DURATION = "a duration, as 30s"
+    CHOICE = "one of"
+    TEXTS = "a list of texts"
+    TABLE = "a mapping of texts"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One setting."""
+
+    path: KeyPath
+    kind: Kind
+    default: Any
+    doc: str
+    is_optional: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def flag(self) -> str:
+        return "--" + "-".join(self.path).replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "_".join((PREFIX, *self.path)).upper()
+
+    @property
+    def describes(self) -> str:
+        """Its kind for people."""
+        return f"one of {', '.join(self.choices)}" if self.kind is Kind.CHOICE else self.kind.value
+
+    def checked(self, value: Any, name: str) -> Any:
+        """`value`, as a file gives it, if it is of this kind; ConfigError says what is expected. `name`: the key's."""
+        if value is None and (self.is_optional or self.default is None):
+            return None
+        match self.kind:
+            case Kind.BOOL:
+                fits = isinstance(value, bool)
+            case Kind.INT:
+                fits = isinstance(value, int) and not isinstance(value, bool)
+            case Kind.FLOAT:
+                fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+            case Kind.SIZE:
+                parse_bytes(value, name)
+                fits = True
+            case Kind.DURATION:
+                parse_duration(value, name)
+                fits = True
+            case Kind.CHOICE:
+                fits = value in self.choices
+            case Kind.TEXTS:
+                value = [value] if isinstance(value, str) else value
+                fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
+                value = tuple(value) if fits else value
+            case Kind.TABLE:
+                fits = isinstance(value, dict) and all(isinstance(one, (str, int, float)) for one in value.values())
+                value = {str(one): _as_text(text) for one, text in value.items()} if fits else value
+            case _:
+                fits = isinstance(value, str)
+        if not fits:
+            raise ConfigError(f"{name} must be {self.describes}, got {value!r}")
+        return value
+
+    def parsed(self, text: str, name: str) -> Any:
+        """The value that a flag or an environment variable gives as text."""
+        if text == "" and (self.is_optional or self.default is None):
+            return None
+        match self.kind:
+            case Kind.BOOL:
+                return self.checked(_YES.get(text.lower(), text), name)
+            case Kind.INT | Kind.FLOAT:
+                try:
+                    return int(text) if self.kind is Kind.INT else float(text)
+                except ValueError:
+                    raise ConfigError(f"{name} must be {self.kind.value}, got {text!r}") from None
+            case Kind.SIZE | Kind.DURATION:
+                # A bare number means what it means in a file.
+                number = text.replace(".", "", 1).isdigit()
+                return self.checked((int(text) if text.isdigit() else float(text)) if number else text, name)
+            case Kind.TEXTS:
+                return tuple(part.strip() for part in text.split(",") if part.strip())
+            case Kind.TABLE:
+                pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+                if not all(found for _, found, _ in pairs):
+                    raise ConfigError(f"{name} must be KEY=VALUE,KEY=VALUE, got {text!r}")
+                return {key.strip(): value.strip() for key, _, value in pairs}
+        return self.checked(text, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A group of settings: what one configuration class holds."""
+
+    path: KeyPath
+    kind: type[Any]
+    doc: str
+    keys: Mapping[str, Key]
+    sections: Mapping[str, "Section"]
+    is_optional: bool = False  # None unless something in it is set
+    is_named: bool = False  # one for every name that the user gives
+
+    def walk(self) -> Iterator[Key]:
+        """Every key in it and below."""
+        yield from self.keys.values()
+        for section in self.sections.values():
+            yield from section.walk()
+
+
+def schema_of(kind: type[Any], path: KeyPath = ()) -> Section:
+    """Everything that can be set in a configuration class; `path` is where it stands."""
+    if (kind, path) not in _read:
+        _read[(kind, path)] = _schema(kind, path)
+    return _read[(kind, path)]
+
+
+_read: dict[tuple[type[Any], KeyPath], Section] = {}
+
+
+def _schema(kind: type[Any], path: KeyPath) -> Section:
+    hints = get_type_hints(kind)
+    keys: dict[str, Key] = {}
+    sections: dict[str, Section] = {}
+    docs = field_docs(kind)
+    for field in fields(kind):
+        here = (*path, field.name)
+        plain, is_optional = _without_none(hints[field.name])
+        doc = docs.get(field.name, "")
+        if is_dataclass(plain):
+            found = schema_of(plain, here)  # type: ignore[arg-type]  # a class, never an instance
+            sections[field.name] = _placed(found, doc, is_optional=is_optional)
+        elif get_origin(plain) in (Mapping, dict) and is_dataclass(get_args(plain)[1]):
+            sections[field.name] = _placed(schema_of(get_args(plain)[1], (*here, NAME)), doc, is_named=True)
+        else:
+            value_kind, choices = _kind_of(plain, ".".join(here))
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            keys[field.name] = Key(here, value_kind, default, doc, is_optional, choices)
+    return Section(path, kind, inspect.cleandoc(kind.__doc__ or ""), keys, sections)
+
+
+def _placed(section: Section, doc: str, *, is_optional: bool = False, is_named: bool = False) -> Section:
+    return Section(
+        section.path, section.kind, doc or section.doc, section.keys, section.sections, is_optional, is_named
+    )
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) in (Union, types.UnionType):
+        parts = [part for part in get_args(hint) if part is not type(None)]
+        if len(parts) < len(get_args(hint)):
+            return (parts[0] if len(parts) == 1 else Union[tuple(parts)]), True  # noqa: UP007 - built from parts
+    return hint, False
+
+
+def _kind_of(hint: Any, name: str) -> tuple[Kind, tuple[str, ...]]:
+    parts = set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
+    if get_origin(hint) is Literal:
+        return Kind.CHOICE, get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return Kind.CHOICE, tuple(member.value for member in hint)
+    if Path in parts:
+        return Kind.PATH, ()
+    if get_origin(hint) is tuple:
+        return Kind.TEXTS, ()
+    if get_origin(hint) in (Mapping, dict):
+        return Kind.TABLE, ()
+    for kinds, kind in _KINDS:
+        if parts == kinds:
+            return kind, ()
+    raise TypeError(f"{name} is declared as {hint}, which no configuration file can hold")
+
+
+_KINDS: tuple[tuple[set[type], Kind], ...] = (
+    ({bool}, Kind.BOOL),
+    ({int}, Kind.INT),
+    ({float}, Kind.FLOAT),
+    ({str}, Kind.TEXT),
+    ({int, str}, Kind.SIZE),
+    ({float, str}, Kind.DURATION),
+)
+
+
+def field_docs(kind: type[Any]) -> dict[str, str]:
+    """The text behind each field of a class, as editors show it; empty where the source cannot be had."""
+    docs: dict[str, str] = {}
+    for one in reversed(kind.__mro__[:-1]):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+        except (OSError, TypeError, SyntaxError):
+            continue
+        statements = getattr(body, "body", [])
+        for field, text in pairwise(statements):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                assert isinstance(field.target, ast.Name)
+                docs[field.target.id] = " ".join(str(text.value.value).split())
+    return docs
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

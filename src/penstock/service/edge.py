@@ -1,0 +1,226 @@
+"""One process of the edge: its stages assembled from the configuration, started back to front, closed front to back.
+
+receivers ─┬─► relay ─► a send queue for each destination
+           └─► L1 ─► segment queue ─► segments
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.clock import Clock, SystemClock
+from penstock.errors import PenstockError
+from penstock.export.breaker import CircuitState
+from penstock.export.send_queue import SendQueue
+from penstock.service.config.tree import ServiceConfig
+from penstock.service.pace import Paced
+from penstock.service.receivers import Front, MakeFront
+from penstock.service.relaying import Relay, make_exporter
+from penstock.spool import FastQueue
+from penstock.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+FULL = 0.95  # of a queue: above it senders are about to be turned away
+LAST_WORDS = 0.5  # seconds of the deadline that are kept for closing what was drained
+SEGMENTS = "rollup"
+
+
+class Edge:
+    """The stages of one process. `index` tells those of several processes apart: each has its own queues and writer.
+
+    Loss: none of what was answered for, as far as the queues' durability says, whatever moment the process dies.
+    Threads: `start` and `close` once, from one thread; the others from any.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        telemetry: Telemetry,
+        make_front: MakeFront,
+        *,
+        index: int = 0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = for_process(config, index)
+        self._telemetry = telemetry
+        self._make_front = make_front
+        self._clock: Clock = clock or SystemClock()
+        self._senders: dict[str, SendQueue] = {}
+        self._relay: Relay | None = None
+        self._l1: Any = None
+        self._pace: Paced | None = None
+        self._front: Front | None = None
+        self.state = "starting"
+
+    # -- start: back to front ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Every stage has its consumer when it starts. What fails takes down what was started, and is raised."""
+        try:
+            self._start_relay()
+            if self.config.pipelines.rollup:
+                self._start_rollup()
+            self._front = self._make_front(self.config, self._l1, self._relay)
+            self._front.start()
+            self._telemetry.watch(self._front.samples)
+        except BaseException:
+            self.close(self._clock.monotonic() + 5.0)
+            raise
+        self.state = "running"
+
+    def _start_relay(self) -> None:
+        relays = self.config.relays()
+        for name, section in relays.items():
+            queue = replace(section.queue, path=_private(self.config.queue_path(name)))
+            sender = SendQueue.open(make_exporter(section), queue).start()
+            self._senders[name] = sender
+            self._telemetry.watch(sender.samples, queue=name)
+        if relays:
+            self._relay = Relay({name: (self._senders[name], section.formats) for name, section in relays.items()})
+
+    def _start_rollup(self) -> None:
+        from penstock.aggregate.l1 import L1, L1Config
+        from penstock.export.exporters.segments import SegmentExporter
+        from penstock.service.spark_child import definitions_of
+
+        segments, l1 = self.config.segments, self.config.l1
+        defined = definitions_of(self.config)
+        folder = _private(self.config.resolved(segments.path))
+        exporter = SegmentExporter(
+            folder, writer=segments.writer, max_blocks=segments.max_blocks, max_bytes=segments.max_bytes
+        )
+        self._pace = Paced(exporter, float(segments.interval))
+        queue = FastQueue(_private(self.config.resolved(segments.queue.path)), segments.queue.queue_config())
+        self._senders[SEGMENTS] = SendQueue(queue, self._pace, segments.queue, owns_queue=True).start()
+        self._telemetry.watch(self._senders[SEGMENTS].samples, queue=SEGMENTS)
+        self._telemetry.watch(exporter.samples)
+        settings = L1Config(
+            durability=segments.queue.durability,
+            max_bytes=l1.max_bytes,
+            flush_interval=l1.flush_interval,
+            flush_rows=l1.flush_rows,
+            max_metrics=l1.max_metrics,
+        )
+        self._l1 = L1.with_own_queue("l1", queue.push_many, settings, definitions=defined)
+        self._telemetry.watch(self._l1.samples)
+        self._telemetry.watch(lambda: self._l1.queue.stats().samples())
+
+    # -- stop: front to back -------------------------------------------------------------------------------------------
+
+    def close(self, deadline: float) -> list[str]:
+        """Take nothing more, answer everybody, empty the queues as far as the time allows; what was not done.
+
+        What a durable queue still holds then is not lost: the next start goes on with it.
+        """
+        self.state = "stopping"
+        late: list[str] = []
+        if self._pace is not None:
+            self._pace.hurry()
+        if self._front is not None:
+            self._guarded(late, "receivers", partial(self._close_front, self._front, late, deadline))
+        if self._relay is not None:
+            self._relay.close()
+        if self._l1 is not None:
+            self._guarded(late, "L1", lambda: self._l1.close(self._left(deadline)))
+        self._drain(deadline)
+        for name, sender in self._senders.items():
+            self._guarded(late, name, partial(sender.close, self._left(deadline)))
+            log.info("Queue is closed. queue=%s left=%d", name, len(sender))
+        self.state = "stopped"
+        return late
+
+    def _close_front(self, front: Front, late: list[str], deadline: float) -> None:
+        if not front.close(self._left(deadline)):
+            late.append("not every request was answered: its sender will send it again")
+
+    def _drain(self, deadline: float) -> None:
+        """Wait while the queues empty; a destination that is being left alone is not waited for."""
+        pause = threading.Event()
+        while self._left(deadline) > LAST_WORDS and any(_is_emptying(sender) for sender in self._senders.values()):
+            pause.wait(0.01)
+
+    def _left(self, deadline: float) -> float:
+        return max(0.0, deadline - self._clock.monotonic())
+
+    @staticmethod
+    def _guarded(late: list[str], name: str, close: Callable[[], object]) -> None:
+        """One stage that fails to close must not keep the next from closing."""
+        try:
+            close()
+        except (PenstockError, OSError) as error:
+            late.append(f"{name}: {error}")
+            log.error("A stage did not close in good order. stage=%s reason=%s", name, error)
+
+    def reload(self) -> None:
+        """Read tokens anew, where receivers ask for them. Exporters read theirs at every connect."""
+        if self._front is not None:
+            self._front.reload()
+
+    # -- how it goes ---------------------------------------------------------------------------------------------------
+
+    def ports(self) -> dict[str, int]:
+        return self._front.ports() if self._front is not None else {}
+
+    def unready(self) -> list[str]:
+        """Why nothing should be sent here now."""
+        return [f"{self.state}"] if self.state != "running" else list(self._full())
+
+    def _full(self) -> Iterator[str]:
+        for name, sender in self._senders.items():
+            stats = sender.stats()
+            share = max(stats.queue.size / stats.queue.max_size, stats.queue.bytes / stats.queue.max_bytes)
+            if share >= FULL:
+                why = f", its destination is failing (circuit {stats.circuit.value})" if stats.circuit_opened else ""
+                yield f"queue {name} is {share:.0%} full{why}"
+
+
+def _is_emptying(sender: SendQueue) -> bool:
+    if not len(sender):
+        return False
+    stats = sender.stats()
+    return stats.circuit is CircuitState.CLOSED and not stats.backoff
+
+
+def for_process(config: ServiceConfig, index: int) -> ServiceConfig:
+    """The configuration of one of several processes: the first is as a single one would be, the others stand beside."""
+    if config.processes > 1 and config.intake.initial_value == "auto":
+        # A stream that is new to this process may have been counted by another, before its connection moved.
+        config = replace(config, intake=replace(config.intake, initial_value="drop"))
+    if not index:
+        return config
+    queue = replace(config.segments.queue, path=beside(config.segments.queue.path, index))
+    named = {
+        name: replace(one, queue=replace(one.queue, path=beside(_named_path(config, name), index)))
+        for name, one in config.exporters.items()
+    }
+    relay = replace(config.exporter.queue, path=beside(config.exporter.queue.path, index))
+    return replace(
+        config,
+        segments=replace(config.segments, writer=f"{config.segments.writer}.{index}", queue=queue),
+        exporter=replace(config.exporter, queue=relay),
+        exporters=named,
+    )
+
+
+def _named_path(config: ServiceConfig, name: str) -> str:
+    own = str(config.exporters[name].queue.path)
+    return own if Path(own) != Path(type(config.exporter.queue)().path) else f"./queue-{name}"
+
+
+def beside(path: str | Path, index: int) -> str:
+    """The folder of that process: `queue`, `queue.1`, `queue.2` …"""
+    return f"{str(path).rstrip('/')}.{index}"
+
+
+def _private(folder: Path) -> Path:
+    """The folder, made if need be, for nobody else to look into."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise PenstockError(f"{folder}: {error.strerror}; name a folder that is yours with data_dir") from error
+    return folder

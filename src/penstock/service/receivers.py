@@ -1,0 +1,107 @@
+"""The front of the edge: the receivers that the configuration asks for, and the intake behind them."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from penstock.clock import Clock, SystemClock
+from penstock.receive.sink import RawSink, Sink
+from penstock.service.config.tree import ServiceConfig
+from penstock.telemetry import Buckets, Sample
+
+log = logging.getLogger(__name__)
+
+
+class Receiver(Protocol):
+    """What takes requests in."""
+
+    port: int
+
+    def start(self) -> object: ...
+
+    def stop_accepting(self) -> None: ...
+
+    def close(self, timeout: float) -> object: ...
+
+    def reload(self) -> object: ...
+
+    def samples(self) -> Iterable[Sample | Buckets]: ...
+
+
+class Answering(Protocol):
+    """What answers them: the intake."""
+
+    def start(self) -> object: ...
+
+    def close(self, timeout: float) -> bool: ...
+
+    def samples(self) -> Iterable[Sample | Buckets]: ...
+
+
+class Front:
+    """Receivers before one intake, started and closed in the right order."""
+
+    def __init__(self, intake: Answering, receivers: dict[str, Receiver], clock: Clock | None = None) -> None:
+        self._intake = intake
+        self.receivers = receivers
+        self._clock: Clock = clock or SystemClock()
+
+    def start(self) -> None:
+        self._intake.start()
+        for receiver in self.receivers.values():
+            receiver.start()
+
+    def close(self, timeout: float) -> bool:
+        """Take nothing more, answer what was taken; whether all was answered in time."""
+        deadline = self._clock.monotonic() + timeout
+        for receiver in self.receivers.values():
+            receiver.stop_accepting()
+        # The intake first: it answers those whose connections the receivers still hold open.
+        is_done = self._intake.close(max(0.0, deadline - self._clock.monotonic()))
+        for receiver in self.receivers.values():
+            receiver.close(max(0.5, deadline - self._clock.monotonic()))
+        return is_done
+
+    def reload(self) -> None:
+        for receiver in self.receivers.values():
+            receiver.reload()
+
+    def ports(self) -> dict[str, int]:
+        return {name: receiver.port for name, receiver in self.receivers.items() if receiver.port}
+
+    def samples(self) -> Iterator[Sample | Buckets]:
+        """For `Telemetry.watch`."""
+        yield from self._intake.samples()
+        for receiver in self.receivers.values():
+            yield from receiver.samples()
+
+
+MakeFront = Callable[[ServiceConfig, Sink | None, RawSink | None], Front]
+
+
+def make_front(config: ServiceConfig, sink: Sink | None, relay: RawSink | None, *, began: float | None = None) -> Front:
+    """What the configuration enables, not yet started. Imports only what it needs.
+
+    `began`: when the service did (now). Streams that began later are new, also those that had to wait for it to listen.
+    """
+    from penstock.service.doctor import require_extra
+
+    require_extra("receive", "aiohttp", "numpy")
+    from penstock.receive.http import HttpReceiver
+    from penstock.receive.intake import Intake
+
+    intake = Intake(sink, relay, config.intake, began=began)
+    receivers: dict[str, Receiver] = {}
+    if config.receivers.http.enabled:
+        receivers["http"] = HttpReceiver(config.receivers.http, intake)
+    if config.receivers.grpc.enabled:
+        require_extra("receive", "grpc")
+        from penstock.receive.grpc import GrpcReceiver
+
+        receivers["grpc"] = GrpcReceiver(config.receivers.grpc, intake)
+    if config.receivers.amqp.enabled:
+        require_extra("amqp", "pika")
+        from penstock.receive.rabbitmq import RabbitReceiver
+
+        receivers["amqp"] = RabbitReceiver(config.receivers.amqp, intake)
+    return Front(intake, receivers)

@@ -1,0 +1,131 @@
+"""The relay pipeline: requests as they came, pushed to the queue of every destination that understands them."""
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError, QueueFull
+from penstock.export.exporter import Exporter
+from penstock.export.send_queue import SendQueue
+from penstock.service.config.destinations import ExporterConfig
+from penstock.spool import Durability, FullBehavior
+
+if TYPE_CHECKING:
+    from penstock.export.exporters.otlp_http import Signal
+    from penstock.receive.sink import Done, Format
+
+log = logging.getLogger(__name__)
+_PUSHERS = 16  # threads that wait for the disk: together they share one sync
+
+
+def make_exporter(config: ExporterConfig, signal: "Signal" = "metrics") -> Exporter:
+    """The exporter that a section describes. `signal`: what OTLP bodies are. Imports only what it needs."""
+    match config.type:
+        case "otlp_http":
+            from penstock.export.exporters.otlp_http import OtlpHttpExporter
+
+            return OtlpHttpExporter(replace(config.otlp(), signal=signal))
+        case "remote_write":
+            from penstock.export.exporters.remote_write import RemoteWriteExporter
+
+            return RemoteWriteExporter(config.remote_write())
+        case "console":
+            from penstock.export.exporters.console import ConsoleExporter
+
+            return ConsoleExporter()
+        case "amqp":
+            from penstock.service.doctor import require_extra
+
+            require_extra("amqp", "pika")
+            from penstock.export.exporters.amqp import AmqpConfig, AmqpExporter
+
+            return AmqpExporter(
+                AmqpConfig(
+                    url=config.url,
+                    exchange=config.exchange,
+                    routing_key=config.routing_key,
+                    password_file=config.token_file,
+                    tls=config.tls,
+                )
+            )
+    raise ConfigError("exporter.type must say what the destination speaks, got 'none'")
+
+
+class Relay:
+    """Hands each request to all destinations of its format: a `RawSink`.
+
+    Loss: none of what `done(None)` was said for, as far as each queue's durability and `full_behavior` say.
+    Delivery: at least once. Where one destination's queue takes a request and another's refuses it, the sender is told
+        to send it again, and the first gets it twice.
+    Threads: every method may be called from any thread.
+    Blocks: never; a queue that may keep a pusher waiting is pushed to by threads of ours.
+    """
+
+    def __init__(self, senders: Mapping[str, tuple[SendQueue, Iterable[str]]]) -> None:
+        self._senders: dict[str, list[SendQueue]] = {}
+        for sender, formats in senders.values():
+            for name in formats:
+                self._senders.setdefault(name, []).append(sender)
+        waits = any(_may_wait(sender) for sender, _ in senders.values())
+        self._pool = ThreadPoolExecutor(_PUSHERS, "penstock-relay") if waits else None
+
+    def submit_raw(self, kind: "Format", bodies: Sequence[bytes], done: "Done") -> bool:
+        """As `Sink.submit`: False if the first queue has no room for the first of them."""
+        pushes = [(sender, body) for body in bodies for sender in self._senders.get(kind.value, ())]
+        if self._pool is not None and pushes:
+            together = _Together(len(pushes), done)
+            for sender, body in pushes:
+                self._pool.submit(together.push, sender, body)
+            return True
+        for number, (sender, body) in enumerate(pushes):
+            try:
+                sender.push(body)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the sender must hear of it
+                if number == 0 and isinstance(error, QueueFull):
+                    return False
+                done(error)
+                return True
+        done(None)
+        return True
+
+    def close(self) -> None:
+        """Take nothing more. What is still under way is answered: by its queue, or because that is closed."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+
+class _Together:
+    """Pushes of several threads that have one answer: the first error, or None when all are done."""
+
+    def __init__(self, count: int, done: "Done") -> None:
+        self._done = done
+        # _lock guards everything below.
+        self._lock = threading.Lock()
+        self._left = count
+        self._error: BaseException | None = None
+
+    def push(self, sender: SendQueue, body: bytes) -> None:
+        error: BaseException | None = None
+        try:
+            sender.push(body)
+        except Exception as refused:  # noqa: BLE001 - whatever it is, the sender must hear of it
+            error = refused
+        with self._lock:
+            self._left -= 1
+            self._error = self._error or error
+            is_last = not self._left
+        if is_last:
+            self._done(self._error)
+
+
+def _may_wait(sender: SendQueue) -> bool:
+    config = sender.config
+    return (
+        config.durability is Durability.FSYNC
+        or config.full_behavior is FullBehavior.BLOCK
+        or not config.always_queue
+        or not config.enabled
+    )

@@ -1,0 +1,262 @@
+"""The whole service: the edge in this process or in several, the Spark job in its own, the admin port over all of it.
+
+Start: admin (so that one can look), Spark, then the edge back to front.
+Stop: the edge front to back, Spark after its batch, admin last; one deadline for all of it.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock import __version__
+from penstock.clock import Clock, SystemClock
+from penstock.errors import PenstockError
+from penstock.service.admin import AdminServer
+from penstock.service.child import Child
+from penstock.service.config.address import parse_address
+from penstock.service.config.load import Loaded
+from penstock.service.config.show import as_yaml, entries
+from penstock.service.config.tree import ServiceConfig
+from penstock.service.edge import Edge, beside
+from penstock.service.receivers import make_front
+from penstock.service.status import flow
+from penstock.spool.examine import overview
+from penstock.spool.meta import META_NAME
+from penstock.telemetry import Sample, Telemetry
+
+log = logging.getLogger(__name__)
+START_TIMEOUT = 60.0
+RELOADABLE = ("logging.level", "logging.format")
+
+
+class Service:
+    """Everything that `penstock run` runs.
+
+    Threads: `start`, `close` and `reload` from one thread at a time; the others from any.
+    """
+
+    def __init__(
+        self, loaded: Loaded[ServiceConfig], *, clock: Clock | None = None, began: float | None = None
+    ) -> None:
+        self.loaded = loaded
+        self.config = config = loaded.config
+        self._clock: Clock = clock or SystemClock()
+        self.telemetry = Telemetry()
+        self.telemetry.watch(self._own_samples)
+        self._started_at = time.time() if began is None else began
+        self._edge: Edge | None = None
+        self._workers: list[Child] = []
+        self._spark: Child | None = None
+        self._admin: AdminServer | None = None
+        self._is_stopping = False
+        self._held: list[socket.socket] = []  # ports that the workers share
+        if config.processes == 1:
+            self._edge = Edge(config, self.telemetry, partial(make_front, began=self._started_at))
+        if config.spark.enabled and config.pipelines.rollup:
+            self._spark = self._child("spark", "penstock.service.spark_child", lambda: {"config": self._text()})
+
+    def _child(self, name: str, module: str, first: Callable[[], dict[str, Any]], **labels: str) -> Child:
+        child = Child(name, module, first, clock=self._clock)
+        self.telemetry.watch(child.samples)
+        self.telemetry.watch_values(child.values, **labels)
+        return child
+
+    def _text(self) -> str:
+        return as_yaml(self.loaded, with_secrets=True)
+
+    # -- start and stop ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Return when everything that takes requests does. What fails takes down what was started, and is raised."""
+        config = self.config
+        self._look_for_left_queues()
+        if config.admin.enabled:
+            host, port = parse_address(config.admin.listen, "admin.listen")
+            try:
+                self._admin = AdminServer(host, port, self)
+            except OSError as error:
+                raise PenstockError(
+                    f"admin.listen {config.admin.listen}: {error.strerror}; if another penstock runs here, "
+                    "choose another port: --admin-listen 127.0.0.1:PORT"
+                ) from error
+            self._admin.start()
+            log.info("Admin port listens. host=%s port=%d", host, self._admin.port)
+        try:
+            if self._spark is not None:
+                self._spark.start()
+            if self._edge is not None:
+                self._edge.start()
+            else:
+                self._start_workers()
+        except BaseException:
+            self.close(timeout=5.0)
+            raise
+        log.info("Penstock runs. version=%s processes=%d", __version__, config.processes)
+
+    def _start_workers(self) -> None:
+        self.loaded = replace(self.loaded, config=self._with_shared_ports())
+        for index in range(self.config.processes):
+            self._workers.append(
+                self._child(
+                    f"receiver-{index}",
+                    "penstock.service.worker",
+                    lambda index=index: {"config": self._text(), "index": index},  # type: ignore[misc]  # bound now
+                    process=str(index),
+                )
+            )
+        for worker in self._workers:
+            worker.start()
+        deadline = self._clock.monotonic() + START_TIMEOUT
+        pause = threading.Event()
+        for worker in self._workers:
+            while _asked(worker, "unready") != []:
+                if worker.has_ended or self._clock.monotonic() > deadline or not worker.is_up:
+                    raise PenstockError(f"{worker.name} did not start: its messages above say why")
+                pause.wait(0.02)
+
+    def _with_shared_ports(self) -> ServiceConfig:
+        """Ports that all processes listen on; one that is 0 is chosen here, once for all of them."""
+        receivers = self.config.receivers
+        changed = {}
+        for name in ("http", "grpc"):
+            one = getattr(receivers, name)
+            if one.enabled:
+                port = one.port or self._hold_a_port(one.host)
+                changed[name] = replace(one, port=port, reuse_port=True)
+        self.config = replace(self.config, receivers=replace(receivers, **changed))
+        return self.config
+
+    def _hold_a_port(self, host: str) -> int:
+        """A free port, kept for us: bound and never listened on, so that no request goes there."""
+        held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((host, 0))
+        self._held.append(held)
+        port: int = held.getsockname()[1]
+        return port
+
+    def close(self, timeout: float | None = None) -> list[str]:
+        """Stop front to back within `timeout` seconds (`shutdown.timeout`); what was not done in time."""
+        timeout = float(self.config.shutdown.timeout) if timeout is None else timeout
+        deadline = self._clock.monotonic() + timeout
+        self._is_stopping = True
+        late: list[str] = []
+        for worker in self._workers:
+            worker.stop()
+        if self._edge is not None and self._edge.state != "stopped":
+            late += self._edge.close(deadline)
+        late += [f"{worker.name} was killed" for worker in self._workers if not worker.join(self._left(deadline))]
+        if self._spark is not None:
+            self._spark.stop()
+            if not self._spark.join(max(1.0, self._left(deadline))):
+                log.warning("Spark was killed in the middle of a batch, which it will run again. timeout=%.0f", timeout)
+        if self._admin is not None:
+            self._admin.close()
+        for held in self._held:
+            held.close()
+        return late
+
+    def kill(self) -> None:
+        """End the processes at once. What is durable stays."""
+        for child in (*self._workers, *([self._spark] if self._spark else [])):
+            child.kill()
+
+    def _left(self, deadline: float) -> float:
+        return max(0.0, deadline - self._clock.monotonic())
+
+    def _look_for_left_queues(self) -> None:
+        """Queues of processes that a smaller `processes` does not start would wait for ever."""
+        config = self.config
+        paths = [config.resolved(config.segments.queue.path), *(config.queue_path(name) for name in config.relays())]
+        for path in paths:
+            for index in range(config.processes, config.processes + 64):
+                left = beside(path, index)
+                if Path(left, META_NAME).exists() and (blocks := overview(left).blocks):
+                    log.warning(
+                        "A queue is left of a process that is not started any more: run once with more processes and "
+                        "stop, which drains it. path=%s blocks=%d processes=%d",
+                        left, blocks, index + 1,
+                    )  # fmt: skip
+
+    # -- reload --------------------------------------------------------------------------------------------------------
+
+    def reload(self, fresh: Loaded[ServiceConfig]) -> list[str]:
+        """Take over what can change while everything runs; the keys that need a restart."""
+        before, after = ({name: value for name, value, _ in entries(one)} for one in (self.loaded, fresh))
+        changed = [name for name in after if before.get(name) != after[name]]
+        changed += [name for name in before if name not in after]
+        config = replace(self.config, logging=fresh.config.logging)
+        self.loaded, self.config = replace(self.loaded, config=config), config
+        if self._edge is not None:
+            self._edge.reload()
+        for child in (*self._workers, *([self._spark] if self._spark else [])):
+            _asked(child, "reload", config=self._text())
+        return [name for name in changed if name not in RELOADABLE]
+
+    # -- how it goes: for the admin port -------------------------------------------------------------------------------
+
+    def metrics(self) -> bytes:
+        return self.telemetry.render()
+
+    def unhealthy(self) -> list[str]:
+        return []  # what dies is started again by us; a service that cannot even answer this is unhealthy
+
+    def unready(self) -> list[str]:
+        if self._is_stopping:
+            return ["stopping"]
+        if self._edge is not None:
+            return self._edge.unready()
+        if not self._workers:
+            return ["starting"]
+        return [f"{worker.name}: {reason}" for worker in self._workers for reason in _reasons(worker)]
+
+    def notes(self) -> list[str]:
+        """What is wrong and yet no reason to send elsewhere: what is received waits in the segments."""
+        problem = self._spark.problem() if self._spark is not None else None
+        return [f"{problem}; what is received waits in {self.config.segments.path}"] if problem else []
+
+    def status(self) -> dict[str, Any]:
+        reasons = self.unready()
+        return {
+            "version": __version__,
+            "time": time.time(),
+            "ready": not reasons,
+            "reasons": reasons + self.notes(),
+            "flow": flow(self.telemetry.values()),
+        }
+
+    def ports(self) -> dict[str, int]:
+        """Where everything listens."""
+        admin = {"admin": self._admin.port} if self._admin is not None else {}
+        if self._edge is not None:
+            return {**self._edge.ports(), **admin}
+        found = _asked(self._workers[0], "ports") if self._workers else None
+        return {**(found or {}), **admin}
+
+    def _own_samples(self) -> list[Sample]:
+        return [
+            Sample("penstock_service_info", 1, (__version__,)),
+            Sample("penstock_service_start_time_seconds", self._started_at),
+        ]
+
+
+def _asked(child: Child, what: str, **more: Any) -> Any:
+    """The child's answer; None if it has none to give now."""
+    try:
+        return child.ask(what, **more)
+    except OSError:
+        return None
+
+
+def _reasons(worker: Child) -> list[str]:
+    problem = worker.problem()
+    if problem:
+        return ["down"]
+    answer = _asked(worker, "unready")
+    return ["no answer"] if answer is None else list(answer)

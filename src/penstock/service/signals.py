@@ -1,0 +1,27 @@
+"""Signals, heard on a thread: at once, whichever thread the kernel gives them to, whatever the main thread does.
+
+Python runs a handler in the main thread, when that comes back from what it waits for. While it waits for a lock or for
+Java, a signal that another thread received would lie there unheard.
+"""
+
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+
+def hear(heard: Callable[[int], object], *numbers: signal.Signals) -> None:
+    """Call `heard` with the number of each of these signals, from now on, on a thread of its own. Main thread only."""
+    ours, pythons = socket.socketpair()
+    pythons.setblocking(False)
+    signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+
+    def listen() -> None:
+        with pythons:  # kept open: Python knows its number only
+            while byte := ours.recv(1):
+                if byte[0] in numbers:
+                    heard(byte[0])
+
+    threading.Thread(target=listen, name="penstock-signals", daemon=True).start()

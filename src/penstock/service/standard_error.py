@@ -1,0 +1,19 @@
+"""Standard error, lent out: Java writes to it whatever it likes, and keeps it as it was when it started."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def stderr_to(path: Path) -> Iterator[None]:
+    """Send this process's standard error, and that of what it starts, to a file for a while."""
+    kept = os.dup(2)
+    with open(path, "ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,63 @@
+"""One of several receiving processes: `python -m penstock.service.worker DESCRIPTOR`, started by the service only."""
+
+import logging
+import signal
+import sys
+import threading
+from typing import Any
+
+from penstock.clock import SystemClock
+from penstock.errors import ConfigError, MissingRequirement, PenstockError
+from penstock.service.channel import Answerer
+from penstock.service.child import FINAL
+from penstock.service.config.load import load
+from penstock.service.config.tree import ServiceConfig
+from penstock.service.edge import Edge
+from penstock.service.logs import set_up_logs
+from penstock.service.receivers import make_front
+from penstock.service.signals import hear
+from penstock.telemetry import Telemetry
+
+log = logging.getLogger("penstock.service.worker")  # by name: as a program it is called __main__
+
+
+def main(descriptor: int) -> int:
+    """Run until told to stop, or until the service is gone; the exit code says whether starting again may help."""
+    stopping = threading.Event()
+    answerer = Answerer(descriptor, stopping.set)
+    hear(lambda _: stopping.set(), signal.SIGTERM, signal.SIGINT)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the service tells us what to reload
+    first = answerer.first()
+    config = load(ServiceConfig, text=first["config"]).config
+    set_up_logs(config.logging.number, config.logging.format)
+    telemetry = Telemetry()
+    edge = Edge(config, telemetry, make_front, index=first["index"])
+
+    def reload(message: dict[str, Any]) -> None:
+        fresh = load(ServiceConfig, text=message["config"]).config
+        set_up_logs(fresh.logging.number, fresh.logging.format)
+        edge.reload()
+
+    answerer.start(
+        {
+            "values": lambda _: list(telemetry.values()),
+            "unready": lambda _: edge.unready(),
+            "ports": lambda _: edge.ports(),
+            "reload": reload,
+        }
+    )
+    try:
+        edge.start()
+    except (ConfigError, MissingRequirement) as error:
+        log.error("A receiving process cannot start. process=%d reason=%s", first["index"], error)
+        return FINAL
+    except (PenstockError, OSError) as error:
+        log.error("A receiving process cannot start now. process=%d reason=%s", first["index"], error)
+        return 1
+    stopping.wait()
+    late = edge.close(SystemClock().monotonic() + float(config.shutdown.timeout))
+    return 1 if late else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,123 @@
+"""The admin port: what operators and their tools ask."""
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.service.admin import AdminServer
+from penstock.service.status import flow
+from penstock.telemetry import Sample, Telemetry, Value
+
+
+class Observed:
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def metrics(self) -> bytes:
+        return b"penstock_service_info 1\n"
+
+    def unhealthy(self) -> list[str]:
+        return []
+
+    def unready(self) -> list[str]:
+        return self.reasons
+
+    def notes(self) -> list[str]:
+        return ["spark is down"]
+
+    def status(self) -> dict[str, Any]:
+        raise RuntimeError("cannot say")
+
+
+@pytest.fixture
+def observed() -> Observed:
+    return Observed()
+
+
+@pytest.fixture
+def url(observed: Observed) -> Iterator[str]:
+    server = AdminServer("127.0.0.1", 0, observed)
+    server.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.close()
+
+
+def get(url: str) -> tuple[int, str, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers["Content-Type"], error.read().decode()
+
+
+def test_metrics_are_served_as_prometheus_wants_them(url: str) -> None:
+    assert get(f"{url}/metrics") == (200, "text/plain; version=0.0.4; charset=utf-8", "penstock_service_info 1\n")
+
+
+def test_ready_says_why_it_is_not(url: str, observed: Observed) -> None:
+    status, _, body = get(f"{url}/readyz")
+    assert (status, json.loads(body)) == (200, {"ready": True, "reasons": [], "notes": ["spark is down"]})
+
+    observed.reasons = ["queue relay is 97% full"]
+    status, _, body = get(f"{url}/readyz")
+    assert (status, json.loads(body)["reasons"]) == (503, ["queue relay is 97% full"])
+
+
+def test_healthy_is_about_the_process_only(url: str, observed: Observed) -> None:
+    observed.reasons = ["stopping"]
+    assert get(f"{url}/healthz")[0] == 200
+
+
+def test_the_page_needs_nothing_from_elsewhere(url: str) -> None:
+    status, kind, body = get(f"{url}/")
+    assert (status, kind) == (200, "text/html; charset=utf-8")
+    assert "//" not in body.replace("</", ""), "the page loads something from another place"
+
+
+def test_a_failing_question_is_a_500_and_the_next_one_is_answered(url: str) -> None:
+    assert get(f"{url}/status.json")[0] == 500
+    assert get(f"{url}/healthz")[0] == 200
+
+
+def test_what_is_not_there_is_a_404_that_says_what_is(url: str) -> None:
+    status, _, body = get(f"{url}/nothing")
+    assert status == 404
+    assert "/readyz" in body
+
+
+def test_clients_that_say_nothing_do_not_keep_others_out(url: str) -> None:
+    port = int(url.rpartition(":")[2])
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(10)]
+    assert get(f"{url}/healthz")[0] == 200
+    for one in silent:
+        one.close()
+
+
+def test_the_status_adds_up_what_several_processes_say() -> None:
+    values = [Value("penstock_queue_size", "", {"queue": "relay", "process": str(n)}, 3.0 + n) for n in range(2)] + [
+        Value("penstock_queue_bytes", "", {"queue": "relay"}, 50.0),
+        Value("penstock_queue_max_bytes", "", {"queue": "relay"}, 100.0),
+    ]
+
+    rows = {row["name"]: row for row in flow(values)["Queue relay"]}
+
+    assert rows["waiting"]["value"] == 7.0
+    assert rows["bytes"]["share"] == 0.5
+
+
+def test_values_of_another_process_are_rendered_beside_ours() -> None:
+    theirs, ours = Telemetry(), Telemetry()
+    theirs.watch(lambda: [Sample("penstock_queue_size", 4)], queue="relay")
+    ours.watch(lambda: [Sample("penstock_queue_size", 5)], queue="relay", process="0")
+    ours.watch_values(theirs.values, process="1")
+
+    text = ours.render().decode()
+
+    assert 'penstock_queue_size{process="0",queue="relay"} 5.0' in text
+    assert 'penstock_queue_size{process="1",queue="relay"} 4.0' in text
+    assert text.count("# TYPE penstock_queue_size ") == 1

@@ -1,0 +1,113 @@
+"""The command line as a whole: every command explains itself, with examples; completion; the quick benchmark."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from penstock import cli
+from penstock.cli import main
+
+
+def commands(command: click.Command = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from commands(inner, (*path, name))
+
+
+COMMANDS = sorted(commands())
+
+
+def test_the_commands_are_those_that_the_documentation_names() -> None:
+    names = {path[0] for path in COMMANDS if path}
+    wanted = {"bench", "completion", "config", "demo", "doctor", "query", "queue", "relay", "run", "spark"}
+    assert names == wanted
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "penstock")
+def test_every_command_has_help_with_examples_that_it_accepts(path: tuple[str, ...]) -> None:
+    ran = CliRunner().invoke(main, [*path, "--help"])
+
+    assert ran.exit_code == 0, ran.output
+    assert "Examples:" in ran.output
+    examples = ran.output.split("Examples:")[1]
+    assert " ".join(("penstock", *path)).strip() in examples
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "penstock")
+def test_every_option_is_explained(path: tuple[str, ...]) -> None:
+    command: click.Command = main
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    silent = [param.name for param in command.params if isinstance(param, click.Option) and not param.help]
+    assert silent == []
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "penstock")
+def test_the_examples_name_only_options_that_there_are(path: tuple[str, ...]) -> None:
+    examples = CliRunner().invoke(main, [*path, "--help"]).output.split("Examples:")[1].split("Options:")[0]
+    for line in examples.splitlines():
+        words = line.split()
+        if not words or words[0] != "penstock" or "<" in line:
+            continue
+        command: click.Command = main
+        rest = words[1:]
+        while rest and isinstance(command, click.Group) and rest[0] in command.commands:
+            command = command.commands[rest.pop(0)]
+        context = click.Context(command)
+        known = {spelled for param in command.get_params(context) for spelled in (*param.opts, *param.secondary_opts)}
+        given = (
+            {word.partition("=")[0] for word in rest[: rest.index("--")] if "--" in rest}
+            if "--" in rest
+            else {word.partition("=")[0] for word in rest}
+        )
+        unknown = {word for word in given if word.startswith("--")} - known
+        assert not unknown, f"{line.strip()}: {unknown}"
+
+
+def test_the_exit_codes_are_explained_where_people_look() -> None:
+    text = CliRunner().invoke(main, ["--help"]).output
+    for code in ("0", "1", "2", "4"):
+        assert f"\n    {code}  " in text
+        assert f"\n  {code}  " in (cli.__doc__ or "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_its_script(shell: str) -> None:
+    ran = CliRunner().invoke(main, ["completion", shell])
+    assert ran.exit_code == 0
+    assert "_PENSTOCK_COMPLETE" in ran.output
+
+
+def test_flags_made_from_the_configuration_are_completed(tmp_path: Path) -> None:
+    environ = {
+        **os.environ,
+        "_PENSTOCK_COMPLETE": "bash_complete",
+        "COMP_WORDS": "penstock run --receivers-http-p",
+        "COMP_CWORD": "2",
+    }
+    program = "from penstock.cli import main; main(prog_name='penstock')"
+    ran = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
+    assert "--receivers-http-port" in ran.stdout
+
+
+def test_the_quick_benchmark_measures_queue_and_ingest() -> None:
+    ran = CliRunner().invoke(main, ["bench", "--seconds", "0.1", "--json"])
+    assert ran.exit_code == 0, ran.output
+    found = {one["name"]: one["rate"] for one in json.loads(ran.stdout)}
+    assert found.keys() == {"queue, memory", "queue, disk", "queue, fsync", "ingest, disk"}
+    assert all(rate > 0 for rate in found.values())
+
+
+def test_a_benchmark_that_there_is_not_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = CliRunner().invoke(main, ["bench", "nothing"])
+    assert ran.exit_code == 1
+    assert "durable_queue" in ran.output

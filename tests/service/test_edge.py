@@ -1,0 +1,305 @@
+"""One process of the edge: started back to front, closed front to back, nothing answered for is lost."""
+
+import re
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigError, PenstockError, QueueFull
+from penstock.export.config import SendQueueConfig
+from penstock.export.send_queue import SendQueue
+from penstock.model.point import chunk_type, entity_of
+from penstock.model.segment import read, sealed
+from penstock.receive.sink import Format
+from penstock.service import edge as edge_module
+from penstock.service.config.load import load
+from penstock.service.config.tree import ServiceConfig
+from penstock.service.edge import Edge, for_process
+from penstock.service.receivers import Front
+from penstock.service.relaying import Relay
+from penstock.service.service import Service
+from penstock.spool import Durability, FastQueue, FastQueueConfig
+from penstock.telemetry import Sample, Telemetry
+from penstock.testing import FailingExporter, MemoryExporter, wait_until
+
+
+class FakeIntake:
+    """Records the order in which it is started and closed."""
+
+    def __init__(self, diary: list[str]) -> None:
+        self.diary = diary
+
+    def start(self) -> None:
+        self.diary.append("intake started")
+
+    def close(self, timeout: float) -> bool:
+        self.diary.append("intake closed")
+        return True
+
+    def samples(self) -> Iterable[Sample]:
+        return []
+
+
+class FakeReceiver(FakeIntake):
+    port = 4318
+
+    def start(self) -> None:
+        self.diary.append("receiver started")
+
+    def stop_accepting(self) -> None:
+        self.diary.append("receiver stopped accepting")
+
+    def close(self, timeout: float) -> bool:
+        self.diary.append("receiver closed")
+        return True
+
+    def reload(self) -> None:
+        self.diary.append("receiver reloaded")
+
+
+class Rig:
+    """An edge whose front is ours to drive."""
+
+    def __init__(self, text: str, folder: Path) -> None:
+        self.diary: list[str] = []
+        self.telemetry = Telemetry()
+        self.sink: Any = None
+        self.relay: Any = None
+        config = load(ServiceConfig, text=f"data_dir: {folder}\n{text}").config
+        self.edge = Edge(config, self.telemetry, self.front)
+
+    def front(self, config: ServiceConfig, sink: Any, relay: Any) -> Front:
+        self.sink, self.relay = sink, relay
+        return Front(FakeIntake(self.diary), {"http": FakeReceiver(self.diary)})
+
+    def send(self, count: int) -> list[BaseException | None]:
+        """Points of one metric; the answers, as they come."""
+        answers: list[BaseException | None] = []
+        chunk = chunk_type("cpu").of([entity_of({"host": "a"})] * count, [1_700_000_000_000_000] * count, [1.0] * count)
+        assert self.sink.submit([chunk], answers.append)
+        return answers
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Callable[[str], Rig]]:
+    made: list[Rig] = []
+
+    def make(text: str = "") -> Rig:
+        made.append(Rig(text, tmp_path))
+        made[-1].edge.start()
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.edge.state != "stopped":
+            one.edge.close(time.monotonic() + 5)
+
+
+def soon(seconds: float = 10.0) -> float:
+    return time.monotonic() + seconds
+
+
+def test_points_that_were_answered_for_are_sealed_when_it_has_closed(rig: Callable[..., Rig], tmp_path: Path) -> None:
+    one = rig()
+    answers = one.send(100)
+    wait_until(lambda: answers == [None])
+
+    assert one.edge.close(soon()) == []
+
+    segments = tmp_path / "segments"
+    rows = [read(segments / segment.name) for segment in sealed(segments)]
+    assert sum(sum(table["count"].to_pylist()) for table in rows) == 100
+
+
+def test_it_starts_back_to_front_and_stops_front_to_back(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    assert one.edge.unready() == []
+    one.edge.close(soon())
+
+    assert one.diary == [
+        "intake started", "receiver started", "receiver stopped accepting", "intake closed", "receiver closed",
+    ]  # fmt: skip
+    assert one.edge.unready() == ["stopped"]
+
+
+def test_queue_folders_are_nobody_elses_business(rig: Callable[..., Rig], tmp_path: Path) -> None:
+    rig("exporter: {type: console}\nexporters: {b: {type: console}}")
+    for name in ("queue", "queue-b", "rollup-queue", "segments"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700, name
+
+
+def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
+    def refuse(*_: Any) -> Front:
+        raise ConfigError("no port")
+
+    config = load(ServiceConfig, text=f"data_dir: {tmp_path}").config
+    before = threading.active_count()
+    edge = Edge(config, Telemetry(), refuse)
+    with pytest.raises(ConfigError, match="no port"):
+        edge.start()
+
+    wait_until(lambda: threading.active_count() <= before)
+    FastQueue(tmp_path / "rollup-queue").close()  # its lock is free
+
+
+def test_several_processes_have_queues_and_writers_of_their_own() -> None:
+    text = "exporter: {type: console}\nexporters: {b: {type: console}}"
+    config = load(ServiceConfig, text=text).config
+    second = for_process(config, 2)
+
+    assert for_process(config, 0) == config
+    assert second.segments.writer == "edge.2"
+    assert str(second.segments.queue.path) == "./rollup-queue.2"
+    assert {str(second.queue_path(name)) for name in second.relays()} == {"queue.2", "queue-b.2"}
+
+
+def test_a_stream_that_another_process_may_have_counted_is_not_counted_again() -> None:
+    def initial(text: str) -> str:
+        return for_process(load(ServiceConfig, text=text).config, 0).intake.initial_value
+
+    assert initial("processes: 1") == "auto"
+    assert initial("processes: 2") == "drop"
+    assert initial("processes: 2\nintake: {initial_value: keep}") == "keep"
+
+
+def test_a_relay_only_edge_needs_no_l1(rig: Callable[..., Rig], tmp_path: Path) -> None:
+    one = rig("pipelines: {rollup: false}\nexporter: {type: console}")
+
+    assert one.sink is None
+    assert not (tmp_path / "rollup-queue").exists()
+
+
+def test_a_queue_that_is_nearly_full_is_a_reason(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = MemoryExporter()
+    exporter.hold()
+    monkeypatch.setattr(edge_module, "make_exporter", lambda _: exporter)
+    one = rig(
+        "pipelines: {rollup: false}\nexporter: {type: console, queue: {max_bytes: 1000, adaptive_enabled: false}}"
+    )
+    answers: list[BaseException | None] = []
+    assert one.relay.submit_raw(Format.OTLP, [b"x" * 960], answers.append)
+
+    (reason,) = one.edge.unready()
+    assert reason.startswith("queue relay is 96% full")
+    exporter.release()
+
+
+def test_stopping_waits_for_a_queue_that_empties_and_not_for_a_destination_that_is_down(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = MemoryExporter(), FailingExporter()
+    bad.fail_with(ConnectionRefusedError("down"))
+    exporters = iter([good, bad])
+    monkeypatch.setattr(edge_module, "make_exporter", lambda _: next(exporters))
+    one = rig(
+        "pipelines: {rollup: false}\nexporter: {type: console, queue: {workers: 1}}\n"
+        "exporters: {down: {type: console, queue: {workers: 1, circuit_breaker: {threshold: 1}}}}"
+    )
+    answers: list[BaseException | None] = []
+    for number in range(50):
+        assert one.relay.submit_raw(Format.OTLP, [b"request %d" % number], answers.append)
+    began = time.monotonic()
+
+    assert one.edge.close(soon(30)) == []
+
+    assert time.monotonic() - began < 10
+    assert answers == [None] * 50
+    assert len(good.batches) == 50
+
+
+def senders(tmp_path: Path, *exporters: MemoryExporter, **settings: Any) -> list[SendQueue]:
+    return [
+        SendQueue.open(exporter, SendQueueConfig(path=tmp_path / f"q{n}", workers=1, **settings))
+        for n, exporter in enumerate(exporters)
+    ]
+
+
+def test_a_request_goes_to_the_destinations_that_understand_it(tmp_path: Path) -> None:
+    both, otlp = senders(tmp_path, MemoryExporter(), MemoryExporter())
+    relay = Relay({"a": (both, ("otlp", "remote_write")), "b": (otlp, ("otlp",))})
+    answers: list[BaseException | None] = []
+
+    relay.submit_raw(Format.OTLP, [b"1", b"2"], answers.append)
+    relay.submit_raw(Format.REMOTE_WRITE, [b"3"], answers.append)
+    relay.submit_raw(Format.EVENTS, [b"4"], answers.append)
+
+    assert answers == [None] * 3
+    assert (len(both), len(otlp)) == (3, 2)
+    both.close()
+    otlp.close()
+
+
+def test_a_full_queue_refuses_before_anything_was_taken(tmp_path: Path) -> None:
+    (full,) = senders(tmp_path, MemoryExporter(), max_bytes=1000, full_behavior="drop_newest", adaptive_enabled=False)
+    relay = Relay({"a": (full, ("otlp",))})
+    answers: list[BaseException | None] = []
+
+    assert relay.submit_raw(Format.OTLP, [b"x" * 900], answers.append)
+    assert not relay.submit_raw(Format.OTLP, [b"x" * 900], answers.append)
+    assert relay.submit_raw(Format.OTLP, [b"x" * 50, b"x" * 900], answers.append)
+
+    assert answers[0] is None
+    assert isinstance(answers[1], QueueFull)
+    full.close()
+
+
+def test_a_queue_that_syncs_is_waited_for_by_threads_of_its_own(tmp_path: Path) -> None:
+    (safe,) = senders(tmp_path, MemoryExporter(), durability="fsync")
+    relay = Relay({"a": (safe, ("otlp",))})
+    answers: list[BaseException | None] = []
+    for _ in range(10):
+        assert relay.submit_raw(Format.OTLP, [b"1", b"2", b"3"], answers.append)
+
+    relay.close()
+
+    wait_until(lambda: len(answers) == 10)
+    assert answers == [None] * 10
+    assert len(safe) == 30
+    safe.close()
+
+
+def test_segments_are_few_however_many_requests_there_are(rig: Callable[..., Rig], tmp_path: Path) -> None:
+    one = rig("segments: {interval: 60s}")
+    for _ in range(20):
+        wait_until(one.send(1).__len__)  # answered: one after the other, each is a block of its own
+    began = time.monotonic()
+    assert one.edge.close(soon(30)) == []
+
+    assert time.monotonic() - began < 10  # what gathers is not waited for at the end
+    assert 1 <= len(sealed(tmp_path / "segments")) <= 3
+
+
+def test_a_queue_of_a_process_that_is_not_started_any_more_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FastQueue(tmp_path / "rollup-queue.2", FastQueueConfig(durability=Durability.DISK)) as left:
+        left.push(b"a block")
+    with FastQueue(tmp_path / "rollup-queue.3"):
+        pass  # empty: nothing to say
+    Service(load(ServiceConfig, text=f"data_dir: {tmp_path}\nspark: {{enabled: false}}"))._look_for_left_queues()
+
+    (record,) = caplog.records
+    assert f"path={tmp_path}/rollup-queue.2 blocks=1 processes=3" in record.getMessage()
+
+
+def test_a_folder_that_cannot_be_made_is_said_with_the_key_that_names_another(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = f"data_dir: {tmp_path}/file/data\nspark: {{enabled: false}}\nadmin: {{enabled: false}}"
+    with pytest.raises(
+        PenstockError, match=r"file/data\S*: Not a directory; name a folder that is yours with data_dir"
+    ):
+        Service(load(ServiceConfig, text=settings)).start()
+
+
+def test_an_admin_port_that_is_taken_is_said_with_the_flag_that_chooses_another(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        settings = f"data_dir: {tmp_path}\nspark: {{enabled: false}}\nadmin: {{listen: '{address}'}}"
+        with pytest.raises(PenstockError, match=f"admin.listen {re.escape(address)}: .* in use; .*--admin-listen"):
+            Service(load(ServiceConfig, text=settings)).start()

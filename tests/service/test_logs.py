@@ -1,0 +1,70 @@
+"""Logs: for people in a terminal, for programs otherwise."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.service.logs import set_up_logs
+
+log = logging.getLogger("penstock.test")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level, own = list(root.handlers), root.level, logging.getLogger("penstock").level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("penstock").setLevel(own)
+
+
+def test_a_terminal_gets_lines_for_people() -> None:
+    stream = Terminal()
+    set_up_logs(logging.INFO, "auto", stream)
+    log.info("Queue started dropping. queue=%s reason=%s", "relay", "oldest")
+
+    assert stream.getvalue().endswith("INFO    Queue started dropping. queue=relay reason=oldest\n")
+
+
+def test_anything_else_gets_one_object_a_line_with_the_fields_by_name() -> None:
+    stream = io.StringIO()
+    set_up_logs(logging.INFO, "auto", stream)
+    log.warning("Queue started dropping. queue=%s count=%d", "relay", 3)
+    log.info("Ready in %s", "a moment")
+
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (first["event"], first["queue"], first["count"]) == ("Queue started dropping", "relay", 3)
+    assert first["level"] == "warning"
+    assert first["time"].endswith("Z")
+    assert second["message"] == "Ready in a moment"
+
+
+def test_where_it_broke_is_part_of_the_object() -> None:
+    stream = io.StringIO()
+    set_up_logs(logging.INFO, "json", stream)
+    try:
+        raise ValueError("broken\nin two lines")
+    except ValueError:
+        log.exception("It failed. part=%s", "x")
+
+    (line,) = stream.getvalue().splitlines()
+    assert "in two lines" in json.loads(line)["exception"]
+
+
+def test_settings_can_change_and_nothing_is_said_twice() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    set_up_logs(logging.ERROR, "human", first)
+    set_up_logs(logging.DEBUG, "human", second)
+    log.debug("Heard.")
+
+    assert first.getvalue() == ""
+    assert second.getvalue().count("Heard.") == 1

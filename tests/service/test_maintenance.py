@@ -1,0 +1,48 @@
+"""Tables are kept small while the service runs."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from penstock.model.definition import Definition, Definitions
+from penstock.model.function import AVG
+from penstock.model.level import Level
+from penstock.service.maintenance import Maintenance, expire
+from penstock.spark.delta import DeltaTables
+from penstock.spark.tables import LEVEL_ROWS
+from tests.service.test_query import NOW, add, partials
+
+DAY = 86400.0
+KEEP = {"minute": 7 * DAY, "hour": 30 * DAY, "day": 365 * DAY, "top_n": 3 * DAY}
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> DeltaTables:
+    made = DeltaTables(tmp_path / "tables")
+    for part in ("first", "second"):  # the same series and minutes, in two batches
+        add(made, "minute", partials("cpu", AVG).select(LEVEL_ROWS.names), part)
+    return made
+
+
+def test_rows_of_one_series_and_bucket_become_one_and_no_answer_changes(tables: DeltaTables) -> None:
+    before = sum(tables.partials(Level.MINUTE)["count"].to_pylist())
+    Maintenance(tables, 3600.0, KEEP, Definitions).once(NOW)
+
+    assert tables.describe("minute").rows == 40
+    assert sum(tables.partials(Level.MINUTE)["count"].to_pylist()) == before == 80
+
+
+def test_what_is_too_old_goes_and_a_metrics_own_lifetime_counts(tables: DeltaTables) -> None:
+    later = NOW + timedelta(days=8)
+    own = Definitions((Definition(name="cpu", source="cpu", ttl={Level.MINUTE: 9 * DAY}),))
+
+    assert dict(expire(tables, KEEP, own, later))["minute"] == 0
+    assert dict(expire(tables, KEEP, Definitions(), later))["minute"] == 80
+    assert tables.describe("minute").rows == 0
+
+
+def test_nothing_is_done_where_it_is_switched_off(tables: DeltaTables) -> None:
+    maintenance = Maintenance(tables, 0.0, KEEP, Definitions)
+    maintenance.start()
+    assert not maintenance._thread.is_alive()

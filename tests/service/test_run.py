@@ -1,0 +1,157 @@
+"""`penstock run` as a real process: what it answered for survives whatever becomes of it."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from penstock.cli import main
+from penstock.service import run_commands
+from penstock.testing import wait_until
+from tests.service.running import Running, Sender, sealed_sum
+
+PATIENCE = 90.0  # seconds: a machine that does many things at once takes its time to start Python twice
+
+
+def test_the_service_began_when_its_process_did() -> None:
+    assert run_commands.process_began() == pytest.approx(psutil.Process().create_time(), abs=2.0)
+
+
+def under_load(running: Running, most: int = 4) -> list[Sender]:
+    senders = [Sender(running.port, number) for number in range(most)]
+    for sender in senders:
+        sender.start()
+    wait_until(lambda: sum(sender.answered for sender in senders) > 200, PATIENCE)
+    return senders
+
+
+def account(senders: list[Sender]) -> tuple[int, int]:
+    for sender in senders:
+        sender.stop()
+    return sum(sender.answered for sender in senders), sum(sender.sent for sender in senders)
+
+
+def test_sigterm_under_load_loses_nothing_that_was_answered_for(tmp_path: Path) -> None:
+    with Running(tmp_path) as running:
+        senders = under_load(running)
+        assert running.stop() == 0, running.text()
+        answered, sent = account(senders)
+
+        assert answered <= sealed_sum(tmp_path / "segments", "orders") <= sent
+        assert running.events()[-1] == "Penstock has ended."
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_kill_9_under_load_loses_nothing_that_was_answered_for(tmp_path: Path, processes: int) -> None:
+    with Running(tmp_path, processes=str(processes)) as running:
+        senders = under_load(running)
+        everyone = psutil.Process(running.process.pid).children(recursive=True) if running.process else []
+        running.kill()
+        for one in everyone:
+            one.kill()  # workers have sessions of their own
+        psutil.wait_procs(everyone, PATIENCE)
+        answered, sent = account(senders)
+
+        running.start()
+        assert running.stop() == 0, running.text()
+
+        assert answered <= sealed_sum(tmp_path / "segments", "orders") <= sent
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_dies_is_there_again_and_the_others_go_on(tmp_path: Path) -> None:
+    with Running(tmp_path, processes="2") as running:
+        assert running.process is not None
+        victim = psutil.Process(running.process.pid).children()[0]
+        senders = under_load(running)
+        victim.kill()
+        wait_until(lambda: 'child_restarts_total{child="receiver-0"} 1.0' in running.ask("/metrics")[1], PATIENCE)
+        wait_until(lambda: running.ask("/readyz")[0] == 200, PATIENCE)
+
+        assert running.stop() == 0, running.text()
+        answered, sent = account(senders)
+        assert answered <= sealed_sum(tmp_path / "segments", "orders") <= sent
+
+
+def test_one_port_has_the_metrics_of_all_processes_which_end_when_the_service_is_killed(tmp_path: Path) -> None:
+    with Running(tmp_path, processes="2") as running:
+        assert running.process is not None
+        workers = psutil.Process(running.process.pid).children(recursive=True)
+        assert len(workers) == 2
+        text = running.ask("/metrics")[1]
+        assert {f'penstock_queue_size{{process="{n}",queue="rollup"}} 0.0' in text for n in range(2)} == {True}
+        status = json.loads(running.ask("/status.json")[1])
+        assert status["ready"] is True
+        assert "Queue rollup" in status["flow"]
+        running.kill()
+
+        assert psutil.wait_procs(workers, PATIENCE)[1] == []
+
+
+def test_sighup_reloads_what_can_be_and_names_what_cannot(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token-of-some-length\n")
+    text = f"spark: {{enabled: false}}\nreceivers: {{http: {{auth: {{token_file: {tokens}}}}}}}\n"
+    with Running(tmp_path, text) as running:
+        running.file.write_text(text + "logging: {level: debug}\nl1: {flush_rows: 7}\n")
+        running.signal(signal.SIGHUP)
+        wait_until(lambda: "Reloaded, but for what needs a restart" in running.events(), PATIENCE)
+        (line,) = [one for one in running.log() if one.get("event", "").startswith("Reloaded")]
+        assert line["keys"] == "l1.flush_rows"
+
+        tokens.unlink()
+        running.signal(signal.SIGHUP)
+        wait_until(lambda: "Tokens or certificates were not reloaded, the old ones hold" in running.events(), PATIENCE)
+
+        running.file.write_text("nonsense: 1\n")
+        running.signal(signal.SIGHUP)
+        wait_until(lambda: "The configuration was not reloaded, the old one holds" in running.events(), PATIENCE)
+        assert running.ask("/readyz")[0] == 200
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    """A destination that takes and never answers holds the drain up; whoever is in a hurry says so again."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = {"exporter_type": "otlp_http", "exporter_url": url, "pipelines_rollup": "false"}
+        with Running(tmp_path, **settings) as running:
+            under_load(running)
+            running.signal(signal.SIGTERM)
+            wait_until(lambda: "Stopping" in running.events(), PATIENCE)
+            threading.Event().wait(1.5 * run_commands.SAME_SIGNAL)
+            running.signal(signal.SIGTERM)
+
+            assert running.wait(20) == 4  # well within shutdown.timeout, which the drain would take
+            assert "Stopped at once" in running.text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--processes", "0"], "--processes: processes must be >= 1, got 0"),
+        (["--receivers-http-host", "0.0.0.0"], "is open to the network"),
+    ],
+)
+def test_a_configuration_that_is_wrong_is_refused_before_anything_starts(flags: list[str], message: str) -> None:
+    ran = CliRunner().invoke(main, ["run", *flags])
+    assert ran.exit_code == 2
+    assert message in ran.output
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with Running(tmp_path) as running:
+        other = tmp_path / "other"
+        other.mkdir()
+        command = [sys.executable, "-m", "penstock", "run", "--spark-enabled", "false", "--admin-enabled", "false"]
+        command += ["--receivers-http-port", str(running.port), "--receivers-grpc-enabled", "false"]
+        ran = subprocess.run(command, cwd=other, capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 1
+        assert f"cannot listen on 127.0.0.1:{running.port}" in ran.stderr
