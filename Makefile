@@ -8,7 +8,7 @@ INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/
 COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
 .PHONY: help setup demo test test-fast lint types contract doctor lock clean
-.PHONY: peers bench-batch bench-spool bench-amqp bench-export bench-spark soak-batch soak-spool soak-amqp soak-export soak-spark
+.PHONY: peers bench-batch bench-spool bench-amqp bench-export bench-ingest bench-spark soak-batch soak-spool soak-amqp soak-export bench-l1 soak-l1 soak-spark
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -49,7 +49,7 @@ soak-batch: setup  ## A long campaign against the batch queue's invariants
 bench-spool: peers  ## The durable queue against its targets and its peers, some minutes
 	@$(BIN)/python -m bench.durable_queue
 
-soak-spool: setup  ## The durable queue through 200 kills a level and long random lives, some minutes
+soak-spool: setup  ## The durable queue through 200 kills a level and long random lives (PENSTOCK_SOAK_KILLS, _LIVES)
 	@$(BIN)/python -m pytest tests/spool -m soak
 
 bench-amqp: peers  ## The consumer pool against pika, aio-pika, dramatiq and FastStream
@@ -61,13 +61,22 @@ soak-amqp: setup  ## Ten minutes of consumers under random deaths, with the ledg
 bench-spark: peers  ## Roll-up on Spark beside DuckDB, Polars and Spark's own Parquet path, some minutes
 	@$(BIN)/python -m bench.spark_rollup
 
-soak-spark: setup  ## The job killed thirty times at any moment; the tables must be exact
+bench-l1: setup  ## L1: requests answered once they are safe, by durability and senders
+	@$(BIN)/python -m bench.l1
+
+soak-l1: setup  ## L1 killed a hundred times under load: what a sender was told is safe must be there
+	@$(BIN)/python -m pytest -m soak tests/aggregate
+
+soak-spark: setup  ## The job killed thirty times at any moment, and hundreds of lives of crashes; the tables must be exact
 	@$(BIN)/python -m pytest -m soak tests/spark
+
+bench-ingest: setup  ## Points a second from request to segment, beside Prometheus and VictoriaMetrics
+	@$(BIN)/python -m bench.ingest
 
 bench-export: setup  ## The send queue against a plain loop of the same HTTP client
 	@$(BIN)/python -m bench.export
 
-soak-export: setup  ## A destination that is down for a minute under load, then up again
+soak-export: setup  ## A destination that is down for a minute under load, a broker that is killed
 	@$(BIN)/python -m pytest -m soak tests/export
 
 doctor: setup  ## What this machine has, what is missing, what to do

@@ -9,10 +9,12 @@ Debian's packages are installed when we are root. Where a server cannot be had, 
 `tests/conftest.py` turns that into a skip, or into a failure where CI=true.
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -31,10 +33,13 @@ SYSTEM = ("/usr/bin", "/usr/sbin")  # where packages put programs, whatever PATH
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A port that nobody has, and that the system gives to no client: one that keeps trying a dead server could be
+    given the server's own port, meet itself there, and keep the server from coming back."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def provide(package: str, program: str, *folders: str) -> str:
@@ -181,6 +186,7 @@ class RabbitMQ(Server):
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_RELAXED_COMMAND_CHECK": "1",  # so that it ends when asked, though it still lists a killed broker
             "RABBITMQ_MNESIA_BASE": str(self.folder / "mnesia"),
             "RABBITMQ_LOG_BASE": str(self.folder / "log"),
             "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
@@ -197,7 +203,7 @@ class RabbitMQ(Server):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        # The port mapper made itself a daemon; it ends when asked, once no broker is registered with it.
+        # The port mapper made itself a daemon, out of reach of our signals to the broker's group.
         subprocess.run(["epmd", "-kill"], env={**os.environ, **self.environ()}, capture_output=True, check=False)
 
     def ready(self) -> bool:

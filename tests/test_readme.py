@@ -32,5 +32,5 @@ def test_links_lead_to_files_that_are_there(document: Path) -> None:
 def test_make_targets_that_are_named_exist(document: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     text = document.read_text()
-    for target in re.findall(r"`make ([a-z-]+)", text) + re.findall(r"(?m)^\$ make ([a-z-]+)", text):
+    for target in re.findall(r"`make ([a-z0-9-]+)", text) + re.findall(r"(?m)^\$ make ([a-z0-9-]+)", text):
         assert re.search(rf"(?m)^{target}:", makefile), f"{document.name} names make {target}"

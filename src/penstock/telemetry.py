@@ -4,17 +4,19 @@ Hot paths keep plain integers. A component hands over a function that reads them
 called when somebody scrapes, so that counting costs nothing while nobody looks.
 """
 
+import logging
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from penstock.errors import UndeclaredMetric
 
+log = logging.getLogger(__name__)
 Kind = Literal["counter", "gauge", "histogram"]
 
 
@@ -71,8 +73,36 @@ DECLARATIONS: dict[str, Declaration] = {
     for declaration in (
         # the pipeline at the edge
         Declaration("penstock_points_received_total", "counter", "Points handed to L1", ("metric",)),
-        Declaration("penstock_l1_partials_total", "counter", "Merged rows that left L1", ("metric",)),
+        Declaration("penstock_l1_partials_total", "counter", "Merged rows that left L1"),
+        Declaration("penstock_l1_blocks_total", "counter", "Blocks of merged rows that left L1"),
+        Declaration("penstock_l1_held_bytes", "gauge", "Bytes of points and merged rows that L1 holds"),
+        Declaration("penstock_l1_limit_bytes", "gauge", "Bytes that L1 may hold"),
+        Declaration("penstock_l1_turned_away_total", "counter", "Requests that L1 had no room for"),
+        Declaration("penstock_l1_failed_chunks_total", "counter", "Chunks that could not be merged", ("metric",)),
         Declaration("penstock_points_not_numbers_total", "counter", "NaN and infinite points left out", ("metric",)),
+        # the receivers
+        Declaration("penstock_receive_requests_total", "counter", "Requests answered", ("format", "status")),
+        Declaration("penstock_receive_bytes_total", "counter", "Bytes of requests, decompressed", ("format",)),
+        Declaration("penstock_receive_points_total", "counter", "Rows of points handed over", ("format",)),
+        Declaration("penstock_receive_refused_total", "counter", "Requests or points not taken", ("reason",)),
+        Declaration("penstock_receive_held_bytes", "gauge", "Bytes of requests that wait for their answer"),
+        Declaration("penstock_receive_waiting_requests", "gauge", "Requests that wait for their answer"),
+        Declaration("penstock_receive_connections", "gauge", "Open connections", ("receiver",)),
+        Declaration("penstock_receive_decode_seconds_total", "counter", "Seconds of decompressing and decoding"),
+        Declaration(
+            "penstock_receive_group_requests",
+            "histogram",
+            "Requests decoded together",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+        ),
+        Declaration("penstock_receive_streams", "gauge", "Streams of senders that are known"),
+        Declaration("penstock_receive_series", "gauge", "Series that they make up"),
+        Declaration("penstock_receive_metrics", "gauge", "Metrics by name and kind"),
+        Declaration("penstock_receive_overflowed_total", "counter", "Streams that went to an overflow series"),
+        Declaration("penstock_receive_expired_total", "counter", "Streams forgotten after their silence"),
+        Declaration("penstock_receive_resets_total", "counter", "Resets of cumulative streams"),
+        Declaration("penstock_receive_out_of_order_total", "counter", "Cumulative points that were not younger"),
+        Declaration("penstock_receive_first_seen_total", "counter", "First cumulative points, only measured from"),
         # the batch queue
         Declaration("penstock_batch_queue_used", "gauge", "Items held", ("queue",)),
         Declaration("penstock_batch_queue_capacity", "gauge", "Items that all partitions may hold", ("queue",)),
@@ -112,6 +142,7 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("penstock_queue_ack_total", "counter", "Blocks done with"),
         Declaration("penstock_queue_redelivered_total", "counter", "Blocks handed out more than once"),
         Declaration("penstock_queue_dead_letter_total", "counter", "Blocks moved to the dead-letter queue"),
+        Declaration("penstock_queue_dead_letter_dropped_total", "counter", "Dead letters lost: their queue was full"),
         Declaration("penstock_queue_dropped_total", "counter", "Blocks dropped or refused", ("reason",)),
         Declaration("penstock_queue_disk_full_total", "counter", "Writes refused by a full disk"),
         Declaration("penstock_fastqueue_inmemory_blocks", "gauge", "Blocks in the memory layer"),
@@ -158,6 +189,11 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("penstock_spark_restarts_total", "counter", "Times a failed query was started again"),
         Declaration("penstock_spark_lag_segments", "gauge", "Sealed segments that are not in the tables yet"),
         Declaration("penstock_spark_quarantined_segments", "gauge", "Damaged segments set aside"),
+        # the service
+        Declaration("penstock_service_info", "gauge", "Always 1; the version that runs", ("version",)),
+        Declaration("penstock_service_start_time_seconds", "gauge", "When the service was started"),
+        Declaration("penstock_service_child_up", "gauge", "1 while a process of ours runs", ("child",)),
+        Declaration("penstock_service_child_restarts_total", "counter", "Times it was started again", ("child",)),
         # AMQP consumers
         Declaration("penstock_amqp_connected", "gauge", "1 while the connection and every consumer is up"),
         Declaration("penstock_amqp_reconnects_total", "counter", "Connections opened after the first"),
@@ -204,7 +240,17 @@ def declared(name: str, kind: Kind | None = None) -> Declaration:
     return declaration
 
 
+class Value(NamedTuple):
+    """One line of `/metrics`: what a sample becomes, and how values travel from another process."""
+
+    name: str  # as it is declared
+    suffix: str  # of a histogram's lines
+    labels: dict[str, str]
+    value: float
+
+
 Source = Callable[[], Iterable[Sample | Buckets]]
+ValueSource = Callable[[], Iterable[Value]]
 
 
 class Telemetry:
@@ -217,7 +263,7 @@ class Telemetry:
         self.registry = CollectorRegistry(auto_describe=False)
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._sources: list[tuple[Source, dict[str, str]]] = []
+        self._sources: list[tuple[ValueSource, dict[str, str]]] = []
         self.registry.register(_Watched(self))
 
     def watch(self, source: Source, **labels: str) -> Callable[[], None]:
@@ -226,6 +272,10 @@ class Telemetry:
         `labels` are added to each of its samples: `queue="relay"` tells one queue's from another's. What several
         sources say under one name and the same labels is added up, which suits counts but neither ratios nor ages.
         """
+        return self.watch_values(lambda: _values_of(source()), **labels)
+
+    def watch_values(self, source: ValueSource, **labels: str) -> Callable[[], None]:
+        """The same for values that have their labels already, as those of another process."""
         watched = (source, labels)
         with self._lock:
             self._sources.append(watched)
@@ -237,14 +287,18 @@ class Telemetry:
 
         return unwatch
 
-    def samples(self) -> Iterator[tuple[Sample | Buckets, dict[str, str]]]:
-        """What every watched source says now, with its labels."""
+    def values(self) -> Iterator[Value]:
+        """What every watched source says now. One that the disk or a process fails is left out."""
         with self._lock:
             sources = list(self._sources)
         for source, labels in sources:
-            for sample in source():
-                declaration = declared(sample.name)
-                yield sample, labels | dict(zip(declaration.labels, sample.labels, strict=True))
+            try:
+                found = list(source())
+            except OSError as error:
+                log.warning("Metrics of one part cannot be read. labels=%s reason=%s", labels, error)
+                continue
+            for one in found:
+                yield one._replace(labels=labels | one.labels) if labels else one
 
     def render(self) -> bytes:
         """The text that `/metrics` serves."""
@@ -259,12 +313,10 @@ class _Watched:
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
-        for sample, labels in self._telemetry.samples():
-            series = families.setdefault(sample.name, {})
-            parts = sample.samples() if isinstance(sample, Buckets) else [("", (), sample.value)]
-            for suffix, further, value in parts:
-                key = (sample.name + suffix, (*labels.items(), *further))
-                series[key] = series.get(key, 0.0) + value
+        for one in self._telemetry.values():
+            series = families.setdefault(one.name, {})
+            key = (one.name + one.suffix, tuple(one.labels.items()))
+            series[key] = series.get(key, 0.0) + one.value
         for name, series in families.items():
             declaration = declared(name)
             # A counter without "_total" is named as its users know it; the format calls such a family untyped.
@@ -273,3 +325,13 @@ class _Watched:
             for (sample_name, pairs), value in series.items():
                 family.add_sample(sample_name, dict(pairs), value)
             yield family
+
+
+def _values_of(samples: Iterable[Sample | Buckets]) -> Iterator[Value]:
+    for sample in samples:
+        labels = dict(zip(declared(sample.name).labels, sample.labels, strict=True))
+        if isinstance(sample, Buckets):
+            for suffix, further, value in sample.samples():
+                yield Value(sample.name, suffix, labels | dict(further), value)
+        else:
+            yield Value(sample.name, "", labels, sample.value)
