@@ -32,7 +32,7 @@ class FakeClock:
             self._now += seconds
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 30.0) -> None:
     """Return as soon as `condition()` is true; AssertionError if it is not within `timeout` seconds.
 
     For what another thread or process will do soon. It is no substitute for an event where there is one.
