@@ -17,14 +17,15 @@ from penstock.export.send_queue import SendQueue
 from penstock.model.point import chunk_type, entity_of
 from penstock.model.segment import read, sealed
 from penstock.receive.sink import Format
-from penstock.service import edge as edge_module
+from penstock.service import queues as queues_module
 from penstock.service.config.load import load
 from penstock.service.config.tree import ServiceConfig
-from penstock.service.edge import Edge, for_process
+from penstock.service.edge import Edge
+from penstock.service.queues import for_process
 from penstock.service.receivers import Front
 from penstock.service.relaying import Relay
 from penstock.service.service import Service
-from penstock.spool import Durability, FastQueue, FastQueueConfig
+from penstock.spool import FastQueue
 from penstock.telemetry import Sample, Telemetry
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 
@@ -178,7 +179,7 @@ def test_a_relay_only_edge_needs_no_l1(rig: Callable[..., Rig], tmp_path: Path) 
 def test_a_queue_that_is_nearly_full_is_a_reason(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = MemoryExporter()
     exporter.hold()
-    monkeypatch.setattr(edge_module, "make_exporter", lambda _: exporter)
+    monkeypatch.setattr(queues_module, "make_exporter", lambda _: exporter)
     one = rig(
         "pipelines: {rollup: false}\nexporter: {type: console, queue: {max_bytes: 1000, adaptive_enabled: false}}"
     )
@@ -196,7 +197,7 @@ def test_stopping_waits_for_a_queue_that_empties_and_not_for_a_destination_that_
     good, bad = MemoryExporter(), FailingExporter()
     bad.fail_with(ConnectionRefusedError("down"))
     exporters = iter([good, bad])
-    monkeypatch.setattr(edge_module, "make_exporter", lambda _: next(exporters))
+    monkeypatch.setattr(queues_module, "make_exporter", lambda _: next(exporters))
     one = rig(
         "pipelines: {rollup: false}\nexporter: {type: console, queue: {workers: 1}}\n"
         "exporters: {down: {type: console, queue: {workers: 1, circuit_breaker: {threshold: 1}}}}"
@@ -273,19 +274,6 @@ def test_segments_are_few_however_many_requests_there_are(rig: Callable[..., Rig
 
     assert time.monotonic() - began < 10  # what gathers is not waited for at the end
     assert 1 <= len(sealed(tmp_path / "segments")) <= 3
-
-
-def test_a_queue_of_a_process_that_is_not_started_any_more_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with FastQueue(tmp_path / "rollup-queue.2", FastQueueConfig(durability=Durability.DISK)) as left:
-        left.push(b"a block")
-    with FastQueue(tmp_path / "rollup-queue.3"):
-        pass  # empty: nothing to say
-    Service(load(ServiceConfig, text=f"data_dir: {tmp_path}\nspark: {{enabled: false}}"))._look_for_left_queues()
-
-    (record,) = caplog.records
-    assert f"path={tmp_path}/rollup-queue.2 blocks=1 processes=3" in record.getMessage()
 
 
 def test_a_folder_that_cannot_be_made_is_said_with_the_key_that_names_another(tmp_path: Path) -> None:

@@ -7,26 +7,22 @@ receivers ─┬─► relay ─► a send queue for each destination
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import PenstockError
-from penstock.export.breaker import CircuitState
 from penstock.export.send_queue import SendQueue
 from penstock.service.config.tree import ServiceConfig
 from penstock.service.pace import Paced
+from penstock.service.queues import SEGMENTS, SegmentQueue, are_emptying, for_process, relay_queue
 from penstock.service.receivers import Front, MakeFront
-from penstock.service.relaying import Relay, make_exporter
-from penstock.spool import FastQueue
+from penstock.service.relaying import Relay
 from penstock.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 FULL = 0.95  # of a queue: above it senders are about to be turned away
 LAST_WORDS = 0.5  # seconds of the deadline that are kept for closing what was drained
-SEGMENTS = "rollup"
 
 
 class Edge:
@@ -74,30 +70,23 @@ class Edge:
 
     def _start_relay(self) -> None:
         relays = self.config.relays()
-        for name, section in relays.items():
-            queue = replace(section.queue, path=_private(self.config.queue_path(name)))
-            sender = SendQueue.open(make_exporter(section), queue).start()
-            self._senders[name] = sender
-            self._telemetry.watch(sender.samples, queue=name)
+        for name in relays:
+            self._senders[name] = relay_queue(self.config, name).start()
+            self._telemetry.watch(self._senders[name].samples, queue=name)
         if relays:
             self._relay = Relay({name: (self._senders[name], section.formats) for name, section in relays.items()})
 
     def _start_rollup(self) -> None:
         from penstock.aggregate.l1 import L1, L1Config
-        from penstock.export.exporters.segments import SegmentExporter
         from penstock.service.spark_child import definitions_of
 
         segments, l1 = self.config.segments, self.config.l1
         defined = definitions_of(self.config)
-        folder = _private(self.config.resolved(segments.path))
-        exporter = SegmentExporter(
-            folder, writer=segments.writer, max_blocks=segments.max_blocks, max_bytes=segments.max_bytes
-        )
-        self._pace = Paced(exporter, float(segments.interval))
-        queue = FastQueue(_private(self.config.resolved(segments.queue.path)), segments.queue.queue_config())
-        self._senders[SEGMENTS] = SendQueue(queue, self._pace, segments.queue, owns_queue=True).start()
-        self._telemetry.watch(self._senders[SEGMENTS].samples, queue=SEGMENTS)
-        self._telemetry.watch(exporter.samples)
+        opened = SegmentQueue.open(self.config)
+        self._pace = opened.pace
+        self._senders[SEGMENTS] = opened.sender.start()
+        self._telemetry.watch(opened.sender.samples, queue=SEGMENTS)
+        self._telemetry.watch(opened.samples)
         settings = L1Config(
             durability=segments.queue.durability,
             max_bytes=l1.max_bytes,
@@ -105,7 +94,7 @@ class Edge:
             flush_rows=l1.flush_rows,
             max_metrics=l1.max_metrics,
         )
-        self._l1 = L1.with_own_queue("l1", queue.push_many, settings, definitions=defined)
+        self._l1 = L1.with_own_queue("l1", opened.queue.push_many, settings, definitions=defined)
         self._telemetry.watch(self._l1.samples)
         self._telemetry.watch(lambda: self._l1.queue.stats().samples())
 
@@ -140,7 +129,7 @@ class Edge:
     def _drain(self, deadline: float) -> None:
         """Wait while the queues empty; a destination that is being left alone is not waited for."""
         pause = threading.Event()
-        while self._left(deadline) > LAST_WORDS and any(_is_emptying(sender) for sender in self._senders.values()):
+        while self._left(deadline) > LAST_WORDS and are_emptying(self._senders.values()):
             pause.wait(0.01)
 
     def _left(self, deadline: float) -> float:
@@ -176,51 +165,3 @@ class Edge:
             if share >= FULL:
                 why = f", its destination is failing (circuit {stats.circuit.value})" if stats.circuit_opened else ""
                 yield f"queue {name} is {share:.0%} full{why}"
-
-
-def _is_emptying(sender: SendQueue) -> bool:
-    if not len(sender):
-        return False
-    stats = sender.stats()
-    return stats.circuit is CircuitState.CLOSED and not stats.backoff
-
-
-def for_process(config: ServiceConfig, index: int) -> ServiceConfig:
-    """The configuration of one of several processes: the first is as a single one would be, the others stand beside."""
-    if config.processes > 1 and config.intake.initial_value == "auto":
-        # A stream that is new to this process may have been counted by another, before its connection moved.
-        config = replace(config, intake=replace(config.intake, initial_value="drop"))
-    if not index:
-        return config
-    queue = replace(config.segments.queue, path=beside(config.segments.queue.path, index))
-    named = {
-        name: replace(one, queue=replace(one.queue, path=beside(_named_path(config, name), index)))
-        for name, one in config.exporters.items()
-    }
-    relay = replace(config.exporter.queue, path=beside(config.exporter.queue.path, index))
-    return replace(
-        config,
-        segments=replace(config.segments, writer=f"{config.segments.writer}.{index}", queue=queue),
-        exporter=replace(config.exporter, queue=relay),
-        exporters=named,
-    )
-
-
-def _named_path(config: ServiceConfig, name: str) -> str:
-    own = str(config.exporters[name].queue.path)
-    return own if Path(own) != Path(type(config.exporter.queue)().path) else f"./queue-{name}"
-
-
-def beside(path: str | Path, index: int) -> str:
-    """The folder of that process: `queue`, `queue.1`, `queue.2` …"""
-    return f"{str(path).rstrip('/')}.{index}"
-
-
-def _private(folder: Path) -> Path:
-    """The folder, made if need be, for nobody else to look into."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)
-    except OSError as error:
-        raise PenstockError(f"{folder}: {error.strerror}; name a folder that is yours with data_dir") from error
-    return folder

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from penstock import __version__
@@ -23,11 +22,10 @@ from penstock.service.config.address import parse_address
 from penstock.service.config.load import Loaded
 from penstock.service.config.show import as_yaml, entries
 from penstock.service.config.tree import ServiceConfig
-from penstock.service.edge import Edge, beside
+from penstock.service.edge import Edge
+from penstock.service.left_queues import LeftQueues
 from penstock.service.receivers import make_front
 from penstock.service.status import flow
-from penstock.spool.examine import overview
-from penstock.spool.meta import META_NAME
 from penstock.telemetry import Sample, Telemetry
 
 log = logging.getLogger(__name__)
@@ -54,6 +52,7 @@ class Service:
         self._workers: list[Child] = []
         self._spark: Child | None = None
         self._admin: AdminServer | None = None
+        self._left_queues = LeftQueues(config, self.telemetry, clock=self._clock)
         self._is_stopping = False
         self._held: list[socket.socket] = []  # ports that the workers share
         if config.processes == 1:
@@ -75,7 +74,6 @@ class Service:
     def start(self) -> None:
         """Return when everything that takes requests does. What fails takes down what was started, and is raised."""
         config = self.config
-        self._look_for_left_queues()
         if config.admin.enabled:
             host, port = parse_address(config.admin.listen, "admin.listen")
             try:
@@ -90,6 +88,8 @@ class Service:
         try:
             if self._spark is not None:
                 self._spark.start()
+            self._left_queues.start()
+            self._left_queues.wait_for_order()
             if self._edge is not None:
                 self._edge.start()
             else:
@@ -152,6 +152,7 @@ class Service:
         if self._edge is not None and self._edge.state != "stopped":
             late += self._edge.close(deadline)
         late += [f"{worker.name} was killed" for worker in self._workers if not worker.join(self._left(deadline))]
+        late += self._left_queues.close(deadline)
         if self._spark is not None:
             self._spark.stop()
             if not self._spark.join(max(1.0, self._left(deadline))):
@@ -169,20 +170,6 @@ class Service:
 
     def _left(self, deadline: float) -> float:
         return max(0.0, deadline - self._clock.monotonic())
-
-    def _look_for_left_queues(self) -> None:
-        """Queues of processes that a smaller `processes` does not start would wait for ever."""
-        config = self.config
-        paths = [config.resolved(config.segments.queue.path), *(config.queue_path(name) for name in config.relays())]
-        for path in paths:
-            for index in range(config.processes, config.processes + 64):
-                left = beside(path, index)
-                if Path(left, META_NAME).exists() and (blocks := overview(left).blocks):
-                    log.warning(
-                        "A queue is left of a process that is not started any more: run once with more processes and "
-                        "stop, which drains it. path=%s blocks=%d processes=%d",
-                        left, blocks, index + 1,
-                    )  # fmt: skip
 
     # -- reload --------------------------------------------------------------------------------------------------------
 
@@ -217,9 +204,10 @@ class Service:
         return [f"{worker.name}: {reason}" for worker in self._workers for reason in _reasons(worker)]
 
     def notes(self) -> list[str]:
-        """What is wrong and yet no reason to send elsewhere: what is received waits in the segments."""
+        """What is wrong and yet no reason to send elsewhere."""
         problem = self._spark.problem() if self._spark is not None else None
-        return [f"{problem}; what is received waits in {self.config.segments.path}"] if problem else []
+        waiting = [f"{problem}; what is received waits in {self.config.segments.path}"] if problem else []
+        return waiting + self._left_queues.notes()
 
     def status(self) -> dict[str, Any]:
         reasons = self.unready()

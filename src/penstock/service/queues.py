@@ -1,0 +1,111 @@
+"""The send queues of one process, as its configuration describes them: one for each destination, one for segments."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import PenstockError
+from penstock.export.breaker import CircuitState
+from penstock.export.send_queue import SendQueue
+from penstock.service.config.tree import ServiceConfig
+from penstock.service.pace import Paced
+from penstock.service.relaying import make_exporter
+from penstock.spool import FastQueue
+from penstock.telemetry import Sample
+
+if TYPE_CHECKING:
+    from penstock.export.exporters.segments import SegmentExporter
+
+SEGMENTS = "rollup"  # what the queue before segments is called
+
+
+def relay_queue(config: ServiceConfig, name: str) -> SendQueue:
+    """The queue before that destination, not yet started."""
+    section = config.relays()[name]
+    return SendQueue.open(make_exporter(section), replace(section.queue, path=private(config.queue_path(name))))
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentQueue:
+    """The queue before segments, not yet started: what is pushed to `queue` is sealed at the pace of `pace`."""
+
+    sender: SendQueue
+    queue: FastQueue
+    pace: Paced
+    exporter: "SegmentExporter"
+
+    @classmethod
+    def open(cls, config: ServiceConfig) -> "SegmentQueue":
+        from penstock.export.exporters.segments import SegmentExporter  # brings pyarrow, which a relay does without
+
+        segments = config.segments
+        folder = private(config.resolved(segments.path))
+        exporter = SegmentExporter(
+            folder, writer=segments.writer, max_blocks=segments.max_blocks, max_bytes=segments.max_bytes
+        )
+        pace = Paced(exporter, float(segments.interval))
+        queue = FastQueue(private(config.resolved(segments.queue.path)), segments.queue.queue_config())
+        try:
+            sender = SendQueue(queue, pace, segments.queue, owns_queue=True)
+        except BaseException:
+            queue.close()
+            raise
+        return cls(sender, queue, pace, exporter)
+
+    def samples(self) -> Iterator[Sample]:
+        """Of the exporter: the queue's own are the sender's."""
+        yield from self.exporter.samples()
+
+
+def are_emptying(senders: Iterable[SendQueue]) -> bool:
+    """Whether it is worth waiting for any of them: a destination that is being left alone is not waited for."""
+    return any(_is_emptying(sender) for sender in senders)
+
+
+def _is_emptying(sender: SendQueue) -> bool:
+    if not len(sender):
+        return False
+    stats = sender.stats()
+    return stats.circuit is CircuitState.CLOSED and not stats.backoff
+
+
+def for_process(config: ServiceConfig, index: int) -> ServiceConfig:
+    """The configuration of one of several processes: the first is as a single one would be, the others stand beside."""
+    if config.processes > 1 and config.intake.initial_value == "auto":
+        # A stream that is new to this process may have been counted by another, before its connection moved.
+        config = replace(config, intake=replace(config.intake, initial_value="drop"))
+    if not index:
+        return config
+    queue = replace(config.segments.queue, path=beside(config.segments.queue.path, index))
+    named = {
+        name: replace(one, queue=replace(one.queue, path=beside(_named_path(config, name), index)))
+        for name, one in config.exporters.items()
+    }
+    relay = replace(config.exporter.queue, path=beside(config.exporter.queue.path, index))
+    return replace(
+        config,
+        segments=replace(config.segments, writer=f"{config.segments.writer}.{index}", queue=queue),
+        exporter=replace(config.exporter, queue=relay),
+        exporters=named,
+    )
+
+
+def _named_path(config: ServiceConfig, name: str) -> str:
+    own = str(config.exporters[name].queue.path)
+    return own if Path(own) != Path(type(config.exporter.queue)().path) else f"./queue-{name}"
+
+
+def beside(path: str | Path, index: int) -> str:
+    """The folder of that process: `queue`, `queue.1`, `queue.2` …"""
+    return f"{str(path).rstrip('/')}.{index}" if index else str(path)
+
+
+def private(folder: Path) -> Path:
+    """The folder, made if need be, for nobody else to look into."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise PenstockError(f"{folder}: {error.strerror}; name a folder that is yours with data_dir") from error
+    return folder
