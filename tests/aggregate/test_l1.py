@@ -12,6 +12,7 @@ from penstock.aggregate.l1 import L1, OTHERS, L1Config
 from penstock.batch import BatchQueue, BatchQueueConfig, ThreadPolicy
 from penstock.errors import ConfigError, QueueClosed, QueueFull
 from penstock.model import point
+from penstock.model.definition import Definitions
 from penstock.model.definition_file import parse_definitions
 from penstock.model.point import chunk_type
 from penstock.telemetry import Telemetry
@@ -197,6 +198,19 @@ def test_a_scrape_shows_points_in_and_rows_out() -> None:
     assert "penstock_l1_blocks_total 1.0" in scrape
 
 
+def test_new_definitions_hold_for_what_comes_from_then_on_and_every_point_counts_once() -> None:
+    downstream = Downstream()
+    old, new = (parse_definitions({"metrics": [{"name": name, "source": "cpu"}]}) for name in ("old", "new"))
+    l1 = L1.with_own_queue("l1-redefined", downstream.push, definitions=old, threads=ONE_THREAD)
+    for number, definitions in enumerate((old, new, Definitions()), start=1):
+        l1.redefine(definitions)
+        l1.produce(points(Cpu, 30))
+        wait_until(partial(_has_taken, l1, 30 * number))
+    l1.close()
+
+    assert downstream.counts() == {"old": 30, "new": 30, "cpu": 30}
+
+
 def test_definitions_make_several_metrics_of_one_source_and_drop_what_is_not_defined() -> None:
     downstream = Downstream()
     definitions = parse_definitions(
@@ -271,6 +285,10 @@ def test_settings_without_sense_are_refused_by_name() -> None:
 
 def _refused_more_than(downstream: Downstream, times: int) -> bool:
     return downstream.refused > times
+
+
+def _has_taken(l1: L1, count: int) -> bool:
+    return _value(l1, "penstock_points_received_total") == count
 
 
 def _value(l1: L1, name: str) -> float:

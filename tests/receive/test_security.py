@@ -46,8 +46,11 @@ def serving(intake: Intake, **config: Any) -> Iterator[GrpcReceiver]:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> TlsConfig:
+    return certified(tmp_path_factory.mktemp("certificates"))
+
+
+def certified(folder: Path) -> TlsConfig:
     """A certificate for 127.0.0.1 that is its own authority, also for clients."""
-    folder = tmp_path_factory.mktemp("certificates")
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
@@ -56,10 +59,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> TlsConfig:
     return TlsConfig(cert_file=certificate, key_file=key, client_ca_file=certificate)
 
 
-def post_securely(port: int, tls: TlsConfig, *, with_certificate: bool) -> int:
+def post_securely(port: int, tls: TlsConfig, *, with_certificate: bool, of: TlsConfig | None = None) -> int:
     context = ssl.create_default_context(cafile=tls.cert_file)
     if with_certificate:
-        context.load_cert_chain(tls.cert_file, tls.key_file)
+        shown = of or tls
+        context.load_cert_chain(shown.cert_file, shown.key_file)
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)
     try:
         connection.request("POST", "/v1/metrics", BODY, PROTOBUF)
@@ -88,6 +92,73 @@ def test_grpc_takes_the_same_certificates(intake: Intake, certificates: TlsConfi
             pytest.raises(grpc.RpcError),
         ):
             channel.unary_unary(EXPORT)(BODY, timeout=5)
+
+
+def call_securely(port: int, tls: TlsConfig) -> bytes:
+    pair = [Path(path).read_bytes() for path in (tls.key_file, tls.cert_file)]
+    with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(pair[1], *pair)) as channel:
+        answer: bytes = channel.unary_unary(EXPORT)(BODY, timeout=5)
+        return answer
+
+
+def put(tls: TlsConfig, where: TlsConfig) -> None:
+    """Let these files be what is found there, as a renewal does."""
+    for name in ("cert_file", "key_file", "client_ca_file"):
+        Path(getattr(where, name)).write_bytes(Path(getattr(tls, name)).read_bytes())
+
+
+@pytest.fixture
+def renewal(tmp_path: Path, certificates: TlsConfig) -> tuple[TlsConfig, TlsConfig]:
+    """Files that hold the old certificates now, and the new ones to put there."""
+    names = ("cert", "key", "ca")
+    for folder in ("live", "fresh"):
+        (tmp_path / folder).mkdir()
+    cert, key, ca = (tmp_path / "live" / name for name in names)
+    live = TlsConfig(cert_file=cert, key_file=key, client_ca_file=ca)
+    put(certificates, live)
+    return live, certified(tmp_path / "fresh")
+
+
+def test_http_serves_new_certificates_and_trusts_new_clients_only_after_a_reload(
+    intake: Intake, certificates: TlsConfig, renewal: tuple[TlsConfig, TlsConfig]
+) -> None:
+    live, fresh = renewal
+    with running(intake, tls=live) as receiver:
+        put(fresh, live)
+        assert post_securely(receiver.port, certificates, with_certificate=True) == 200
+        receiver.reload()
+        assert post_securely(receiver.port, fresh, with_certificate=True) == 200
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            post_securely(receiver.port, certificates, with_certificate=True)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            post_securely(receiver.port, fresh, with_certificate=True, of=certificates)
+
+
+def test_grpc_serves_new_certificates_and_trusts_new_clients_only_after_a_reload(
+    intake: Intake, certificates: TlsConfig, renewal: tuple[TlsConfig, TlsConfig]
+) -> None:
+    live, fresh = renewal
+    with serving(intake, tls=live) as receiver:
+        put(fresh, live)
+        assert call_securely(receiver.port, certificates) == b""
+        receiver.reload()
+        assert call_securely(receiver.port, fresh) == b""
+        assert call_securely(receiver.port, fresh) == b""
+        with pytest.raises(grpc.RpcError):
+            call_securely(receiver.port, certificates)
+
+
+def test_certificates_that_do_not_belong_together_are_refused_and_the_old_ones_go_on(
+    intake: Intake, certificates: TlsConfig, renewal: tuple[TlsConfig, TlsConfig]
+) -> None:
+    live, fresh = renewal
+    with running(intake, tls=live) as http_receiver, serving(intake, tls=live) as grpc_receiver:
+        Path(live.cert_file).write_bytes(Path(fresh.cert_file).read_bytes())  # and its key is still on its way
+        for receiver in (http_receiver, grpc_receiver):
+            with pytest.raises(ConfigError, match=r"tls.cert_file .*live/cert and tls.key_file"):
+                receiver.reload()
+        assert post_securely(http_receiver.port, certificates, with_certificate=True) == 200
+        assert call_securely(grpc_receiver.port, certificates) == b""
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ class FakeReceiver(FakeIntake):
         self.diary.append("receiver closed")
         return True
 
+    def check_secrets(self) -> None: ...
+
     def reload(self) -> None:
         self.diary.append("receiver reloaded")
 

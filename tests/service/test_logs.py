@@ -40,12 +40,14 @@ def test_anything_else_gets_one_object_a_line_with_the_fields_by_name() -> None:
     set_up_logs(logging.INFO, "auto", stream)
     log.warning("Queue started dropping. queue=%s count=%d", "relay", 3)
     log.info("Ready in %s", "a moment")
+    log.info("Reloaded.")
 
-    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    first, second, third = (json.loads(line) for line in stream.getvalue().splitlines())
     assert (first["event"], first["queue"], first["count"]) == ("Queue started dropping", "relay", 3)
     assert first["level"] == "warning"
     assert first["time"].endswith("Z")
     assert second["message"] == "Ready in a moment"
+    assert (third["message"], third["event"]) == ("Reloaded.", "Reloaded")
 
 
 def test_where_it_broke_is_part_of_the_object() -> None:

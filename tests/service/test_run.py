@@ -45,7 +45,7 @@ def test_sigterm_under_load_loses_nothing_that_was_answered_for(tmp_path: Path) 
         answered, sent = account(senders)
 
         assert answered <= sealed_sum(tmp_path / "segments", "orders") <= sent
-        assert running.events()[-1] == "Penstock has ended."
+        assert running.events()[-1] == "Penstock has ended"
 
 
 @pytest.mark.timeout(300)
@@ -109,12 +109,64 @@ def test_sighup_reloads_what_can_be_and_names_what_cannot(tmp_path: Path) -> Non
 
         tokens.unlink()
         running.signal(signal.SIGHUP)
-        wait_until(lambda: "Tokens or certificates were not reloaded, the old ones hold" in running.events(), PATIENCE)
+        wait_until(lambda: len(refusals(running)) == 1, PATIENCE)
+        assert f"auth.token_file {tokens}" in refusals(running)[0]
 
         running.file.write_text("nonsense: 1\n")
         running.signal(signal.SIGHUP)
-        wait_until(lambda: "The configuration was not reloaded, the old one holds" in running.events(), PATIENCE)
+        wait_until(lambda: len(refusals(running)) == 2, PATIENCE)
         assert running.ask("/readyz")[0] == 200
+
+
+def refusals(running: Running) -> list[str]:
+    return [one["reason"] for one in running.log() if one.get("event") == "Not reloaded, the old settings hold"]
+
+
+DEFINED = "metrics: [{name: %s, source: orders, function: sum, entity: []}]\nundefined: drop\n"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_definitions_that_change_under_load_hold_for_new_points_and_no_point_is_lost_or_counted_twice(
+    tmp_path: Path, processes: int
+) -> None:
+    definitions = tmp_path / "metrics.yaml"
+    definitions.write_text(DEFINED % "before")
+    text = f"spark: {{enabled: false}}\ndefinitions: {definitions}\n"
+    with Running(tmp_path, text, processes=str(processes)) as running:
+        senders = under_load(running)
+        definitions.write_text(DEFINED % "after")
+        running.signal(signal.SIGHUP)
+        wait_until(lambda: "Reloaded" in running.events(), PATIENCE)
+        known = sum(sender.answered for sender in senders)
+        wait_until(lambda: sum(sender.answered for sender in senders) > known + 200, PATIENCE)
+
+        definitions.write_text("metrics: [{name: nothing}]")
+        running.signal(signal.SIGHUP)
+        wait_until(lambda: refusals(running), PATIENCE)
+        assert f"{definitions}: metrics[0] (nothing).source: a text is expected, got None" in refusals(running)[0]
+
+        assert running.stop() == 0, running.text()
+        answered, sent = account(senders)
+
+    sums = [sealed_sum(tmp_path / "segments", name) for name in ("before", "after", "orders")]
+    assert answered <= sum(sums) <= sent
+    assert sums[0] > 0
+    assert sums[1] > 200
+    assert sums[2] == 0
+
+
+def test_a_reload_that_a_worker_cannot_do_is_no_reload(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token-of-some-length\n")
+    text = f"spark: {{enabled: false}}\nreceivers: {{http: {{auth: {{token_file: {tokens}}}}}}}\n"
+    with Running(tmp_path, text, processes="2") as running:
+        running.signal(signal.SIGHUP)
+        wait_until(lambda: "Reloaded" in running.events(), PATIENCE)  # shared ports are no change
+        tokens.unlink()
+        running.signal(signal.SIGHUP)
+        wait_until(lambda: refusals(running), PATIENCE)
+        assert f"auth.token_file {tokens}: No such file" in refusals(running)[0]
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:

@@ -198,6 +198,13 @@ class L1:
         self._mergers.append(merger)
         return kind
 
+    def redefine(self, definitions: Definitions) -> None:
+        """Make what comes from now on by these. A chunk is made by the old or by the new ones, never by both."""
+        with self._lock:
+            self._definitions = definitions
+            for merger in self._mergers:
+                merger.redefine(definitions)
+
     # Out
 
     def _push_rounds(self) -> None:

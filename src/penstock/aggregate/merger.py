@@ -26,7 +26,11 @@ class Merger:
         self.failed_chunks = 0
         self._all_definitions = definitions
         self._pending = pending
-        self._made_of: tuple[type[Chunk], tuple[Definition, ...]] | None = None
+        self._made_of: tuple[type[Chunk], Definitions, tuple[Definition, ...]] | None = None
+
+    def redefine(self, definitions: Definitions) -> None:
+        """Make what comes next by these. May be called from any thread: a batch looks at the definitions once."""
+        self._all_definitions = definitions
 
     def consume(self, batch: list[Held]) -> None:
         groups: dict[tuple[Round | None, type[Chunk]], list[Held]] = {}
@@ -57,22 +61,24 @@ class Merger:
         """What the points become; None if they are so few and plain that they can wait for those of other metrics."""
         points = pa.concat_tables([held.chunk.points for held in group])
         numbers = self._numbers(points)
-        if numbers is points and points.num_rows <= FEW and self._is_plain(kind):
+        defined = self._all_definitions
+        if numbers is points and points.num_rows <= FEW and self._is_plain(kind, defined):
             self.points += points.num_rows
             return None
-        definitions = self._definitions(kind) if numbers.num_rows else ()
+        definitions = self._definitions(kind, defined) if numbers.num_rows else ()
         made = [definition.partials(numbers) for definition in definitions]
         self.points += points.num_rows
         self.not_numbers += points.num_rows - numbers.num_rows
         return [partials for partials in made if partials.num_rows]
 
-    def _is_plain(self, kind: type[Chunk]) -> bool:
-        return kind.kind is not Kind.DISTRIBUTION and self._all_definitions.is_plain(kind.metric)
+    @staticmethod
+    def _is_plain(kind: type[Chunk], defined: Definitions) -> bool:
+        return kind.kind is not Kind.DISTRIBUTION and defined.is_plain(kind.metric)
 
-    def _definitions(self, kind: type[Chunk]) -> tuple[Definition, ...]:
-        if self._made_of is None or self._made_of[0] is not kind:
-            self._made_of = (kind, self._all_definitions.of(kind.metric, kind.kind))
-        return self._made_of[1]
+    def _definitions(self, kind: type[Chunk], defined: Definitions) -> tuple[Definition, ...]:
+        if self._made_of is None or self._made_of[0] is not kind or self._made_of[1] is not defined:
+            self._made_of = (kind, defined, defined.of(kind.metric, kind.kind))
+        return self._made_of[2]
 
     @staticmethod
     def _numbers(points: pa.Table) -> pa.Table:

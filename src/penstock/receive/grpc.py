@@ -36,8 +36,8 @@ class GrpcReceiver:
     def __init__(self, config: GrpcReceiverConfig, intake: Intake) -> None:
         self.config = config
         self._intake = intake
-        self._tokens = config.auth.tokens() if config.auth else ()
-        self._credentials = _credentials(config.tls) if config.tls else None
+        self._tokens, self._certificates = self.check_secrets()
+        self._fresh: grpc.ServerCertificateConfiguration | None = None  # certificates that gRPC does not have yet
         self._thread = LoopThread("penstock-grpc")
         self._server: grpc.aio.Server | None = None
         self._under_way = 0
@@ -73,10 +73,19 @@ class GrpcReceiver:
             self._thread.run(self._server.stop(timeout), timeout + _START)
         self._thread.close()
 
+    def check_secrets(self) -> tuple[tuple[bytes, ...], grpc.ServerCertificateConfiguration | None]:
+        """Tokens and certificates as they are now; ConfigError if they cannot be had."""
+        tokens = self.config.auth.tokens() if self.config.auth else ()
+        return tokens, _certificates(self.config.tls) if self.config.tls else None
+
     def reload(self) -> None:
-        """Read the tokens again; certificates need a restart."""
-        if self.config.auth:
-            self._tokens = self.config.auth.tokens()
+        """Read the tokens and certificates again; new connections use them."""
+        self._tokens, self._fresh = self.check_secrets()
+
+    def _take_fresh(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called in every handshake, on threads of gRPC; None goes on with what it has."""
+        fresh, self._fresh = self._fresh, None
+        return fresh
 
     async def _open(self) -> None:
         limits = self.config.limits
@@ -90,10 +99,12 @@ class GrpcReceiver:
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, {"Export": export})])
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         address = f"{host}:{self.config.port}"
-        if self._credentials is None:
+        if self._certificates is None:
             self.port = self._server.add_insecure_port(address)
         else:
-            self.port = self._server.add_secure_port(address, self._credentials)
+            wants_clients = self.config.tls is not None and self.config.tls.client_ca_file is not None
+            credentials = grpc.dynamic_ssl_server_credentials(self._certificates, self._take_fresh, wants_clients)
+            self.port = self._server.add_secure_port(address, credentials)
         await self._server.start()
 
     # -- a call ------------------------------------------------------------------------------------------------------
@@ -129,7 +140,8 @@ class GrpcReceiver:
         yield Sample("penstock_receive_connections", self._under_way, ("grpc",))
 
 
-def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
+def _certificates(tls: TlsConfig) -> grpc.ServerCertificateConfiguration:
+    tls.context()  # says what is wrong with them, in words and in time; gRPC says it to its clients
     pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
     roots = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
-    return grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
+    return grpc.ssl_server_certificate_configuration([pair], roots)

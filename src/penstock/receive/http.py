@@ -7,6 +7,7 @@ waits for a queue.
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -43,8 +44,10 @@ class HttpReceiver:
     def __init__(self, config: HttpReceiverConfig, intake: Intake) -> None:
         self.config = config
         self._intake = intake
-        self._tokens = config.auth.tokens() if config.auth else ()
-        self._context = config.tls.context() if config.tls else None
+        self._tokens, self._context = self.check_secrets()
+        self._listening = config.tls.context() if config.tls else None
+        if self._listening is not None:
+            self._listening.sni_callback = self._choose_context
         self._formats = {
             config.otlp_path: Format.OTLP,
             config.remote_write_path: Format.REMOTE_WRITE,
@@ -84,12 +87,19 @@ class HttpReceiver:
             self._thread.run(self._shut(timeout), timeout + _START)
         self._thread.close()
 
+    def check_secrets(self) -> tuple[tuple[bytes, ...], ssl.SSLContext | None]:
+        """Tokens and certificates as they are now; ConfigError if they cannot be had."""
+        tokens = self.config.auth.tokens() if self.config.auth else ()
+        return tokens, self.config.tls.context() if self.config.tls else None
+
     def reload(self) -> None:
         """Read the tokens and certificates again; new connections use them."""
-        if self.config.auth:
-            self._tokens = self.config.auth.tokens()
-        if self.config.tls and self._context is not None:
-            self._context.load_cert_chain(self.config.tls.cert_file, self.config.tls.key_file)
+        self._tokens, self._context = self.check_secrets()
+
+    def _choose_context(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Called in every handshake: the context that a server listens with can only be added to, not exchanged."""
+        if self._context is not None:
+            connection.context = self._context
 
     async def _open(self) -> None:
         limits = self.config.limits
@@ -107,7 +117,7 @@ class HttpReceiver:
             self._runner,
             self.config.host,
             self.config.port,
-            ssl_context=self._context,
+            ssl_context=self._listening,
             reuse_port=self.config.reuse_port or None,
             backlog=1024,
         )

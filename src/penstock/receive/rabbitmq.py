@@ -56,6 +56,9 @@ class RabbitReceiver:
     def close(self, timeout: float = 30.0) -> None:
         self._registry.stop(timeout)
 
+    def check_secrets(self) -> None:
+        """Nothing to do, as for `reload`."""
+
     def reload(self) -> None:
         """Nothing to do: the password is read at every connect."""
 

@@ -48,6 +48,7 @@ class Edge:
         self._senders: dict[str, SendQueue] = {}
         self._relay: Relay | None = None
         self._l1: Any = None
+        self._defined: Any = None
         self._pace: Paced | None = None
         self._front: Front | None = None
         self.state = "starting"
@@ -78,10 +79,9 @@ class Edge:
 
     def _start_rollup(self) -> None:
         from penstock.aggregate.l1 import L1, L1Config
-        from penstock.service.spark_child import definitions_of
 
         segments, l1 = self.config.segments, self.config.l1
-        defined = definitions_of(self.config)
+        self._defined = _definitions_of(self.config)
         opened = SegmentQueue.open(self.config)
         self._pace = opened.pace
         self._senders[SEGMENTS] = opened.sender.start()
@@ -94,7 +94,7 @@ class Edge:
             flush_rows=l1.flush_rows,
             max_metrics=l1.max_metrics,
         )
-        self._l1 = L1.with_own_queue("l1", opened.queue.push_many, settings, definitions=defined)
+        self._l1 = L1.with_own_queue("l1", opened.queue.push_many, settings, definitions=self._defined)
         self._telemetry.watch(self._l1.samples)
         self._telemetry.watch(lambda: self._l1.queue.stats().samples())
 
@@ -144,10 +144,22 @@ class Edge:
             late.append(f"{name}: {error}")
             log.error("A stage did not close in good order. stage=%s reason=%s", name, error)
 
-    def reload(self) -> None:
-        """Read tokens anew, where receivers ask for them. Exporters read theirs at every connect."""
+    def check(self, fresh: ServiceConfig) -> None:
+        """Read what `reload` would take over; ConfigError or OSError if it cannot be had."""
+        if self._l1 is not None:
+            _definitions_of(fresh)
+        if self._front is not None:
+            self._front.check_secrets()
+
+    def reload(self, fresh: ServiceConfig) -> None:
+        """Take over definitions, tokens and certificates as they are now. Exporters read theirs at every connect."""
+        defined = _definitions_of(fresh) if self._l1 is not None else None
         if self._front is not None:
             self._front.reload()
+        if defined is not None and defined != self._defined:
+            self._l1.redefine(defined)
+            self._defined = defined
+            log.info("Definitions are reloaded, for points that come from now on. metrics=%d", len(defined.metrics))
 
     # -- how it goes ---------------------------------------------------------------------------------------------------
 
@@ -165,3 +177,9 @@ class Edge:
             if share >= FULL:
                 why = f", its destination is failing (circuit {stats.circuit.value})" if stats.circuit_opened else ""
                 yield f"queue {name} is {share:.0%} full{why}"
+
+
+def _definitions_of(config: ServiceConfig) -> Any:
+    from penstock.service.defined import definitions_of  # brings pyarrow, which a relay does without
+
+    return definitions_of(config)

@@ -48,6 +48,8 @@ def _event(record: logging.LogRecord) -> dict[str, object]:
     arguments = record.args if isinstance(record.args, tuple) else ()
     template = str(record.msg)
     found = _FIELD.findall(template)
+    if not arguments and template.endswith("."):
+        return {"message": message, "event": template.rstrip(".")}
     # Only where every argument is a field: otherwise they cannot be told apart.
     if not found or len(found) != len(arguments) or template.count("%") != len(arguments):
         return {"message": message}

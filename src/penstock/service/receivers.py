@@ -23,6 +23,10 @@ class Receiver(Protocol):
 
     def close(self, timeout: float) -> object: ...
 
+    def check_secrets(self) -> object:
+        """Read what `reload` would take over; ConfigError or OSError if it cannot be had."""
+        ...
+
     def reload(self) -> object: ...
 
     def samples(self) -> Iterable[Sample | Buckets]: ...
@@ -61,6 +65,11 @@ class Front:
         for receiver in self.receivers.values():
             receiver.close(max(0.5, deadline - self._clock.monotonic()))
         return is_done
+
+    def check_secrets(self) -> None:
+        """Whether `reload` would find everything: one receiver must not go on with new secrets and another with old."""
+        for receiver in self.receivers.values():
+            receiver.check_secrets()
 
     def reload(self) -> None:
         for receiver in self.receivers.values():

@@ -28,7 +28,7 @@ def run(ctx: click.Context, file: Path | None) -> None:
     """Receive, hold, relay and roll up, as the configuration says; without one, OTLP and Prometheus into tables.
 
     SIGTERM (or Ctrl-C) stops taking, answers everybody, drains and ends; a second one ends at once, and what is durable
-    stays. SIGHUP reads the configuration and the tokens anew and says what needs a restart.
+    stays. SIGHUP reads configuration, metric definitions, tokens and certificates anew and says what needs a restart.
 
     \b
     Exit codes: 0 ended in good order, 1 could not start, 2 the configuration is wrong, 4 not everything was drained
@@ -111,12 +111,12 @@ def _reload(ctx: click.Context, file: Path | None, service: Any) -> None:
     try:
         fresh = load_config(ctx, file)
     except PenstockError as error:
-        log.error("The configuration was not reloaded, the old one holds. reason=%s", error)
+        log.error("Not reloaded, the old settings hold. reason=%s", error)
         return
     try:
         needing = service.reload(fresh)
     except (PenstockError, OSError) as error:  # an SSLError is an OSError
-        log.error("Tokens or certificates were not reloaded, the old ones hold. reason=%s", error)
+        log.error("Not reloaded, the old settings hold. reason=%s", error)
         return
     set_up_logs(fresh.config.logging.number, fresh.config.logging.format)
     if needing:

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock import __version__
 from penstock.clock import Clock, SystemClock
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.service.admin import AdminServer
 from penstock.service.child import Child
 from penstock.service.config.address import parse_address
@@ -30,7 +30,7 @@ from penstock.telemetry import Sample, Telemetry
 
 log = logging.getLogger(__name__)
 START_TIMEOUT = 60.0
-RELOADABLE = ("logging.level", "logging.format")
+RELOADABLE = ("logging.level", "logging.format", "definitions")
 
 
 class Service:
@@ -42,7 +42,7 @@ class Service:
     def __init__(
         self, loaded: Loaded[ServiceConfig], *, clock: Clock | None = None, began: float | None = None
     ) -> None:
-        self.loaded = loaded
+        self.loaded = self._given = loaded
         self.config = config = loaded.config
         self._clock: Clock = clock or SystemClock()
         self.telemetry = Telemetry()
@@ -174,16 +174,28 @@ class Service:
     # -- reload --------------------------------------------------------------------------------------------------------
 
     def reload(self, fresh: Loaded[ServiceConfig]) -> list[str]:
-        """Take over what can change while everything runs; the keys that need a restart."""
-        before, after = ({name: value for name, value, _ in entries(one)} for one in (self.loaded, fresh))
+        """Take over what can change while everything runs; the keys that need a restart.
+
+        Raises ConfigError or OSError if something cannot be read: then the old settings hold, all of them.
+        """
+        before, after = ({name: value for name, value, _ in entries(one)} for one in (self._given, fresh))
         changed = [name for name in after if before.get(name) != after[name]]
         changed += [name for name in before if name not in after]
-        config = replace(self.config, logging=fresh.config.logging)
-        self.loaded, self.config = replace(self.loaded, config=config), config
+        text = as_yaml(_reloaded(self.loaded, fresh), with_secrets=True)
+        config = _reloaded(self.loaded, fresh).config
         if self._edge is not None:
-            self._edge.reload()
-        for child in (*self._workers, *([self._spark] if self._spark else [])):
-            _asked(child, "reload", config=self._text())
+            self._edge.check(config)
+        for worker in self._workers:
+            if problem := _asked(worker, "check", config=text):
+                raise ConfigError(problem)
+        self._given, self.loaded, self.config = _reloaded(self._given, fresh), _reloaded(self.loaded, fresh), config
+        if self._spark is not None:  # before the edge: what a level does without must not get there meanwhile
+            _asked(self._spark, "reload", config=text)
+        if self._edge is not None:
+            self._edge.reload(config)
+        for worker in self._workers:
+            if problem := _asked(worker, "reload", config=text):
+                raise ConfigError(f"{worker.name}: {problem}")
         return [name for name in changed if name not in RELOADABLE]
 
     # -- how it goes: for the admin port -------------------------------------------------------------------------------
@@ -232,6 +244,12 @@ class Service:
             Sample("penstock_service_info", 1, (__version__,)),
             Sample("penstock_service_start_time_seconds", self._started_at),
         ]
+
+
+def _reloaded(loaded: Loaded[ServiceConfig], fresh: Loaded[ServiceConfig]) -> Loaded[ServiceConfig]:
+    """With what a reload takes over."""
+    taken = replace(loaded.config, logging=fresh.config.logging, definitions=fresh.config.definitions)
+    return replace(loaded, config=taken)
 
 
 def _asked(child: Child, what: str, **more: Any) -> Any:

@@ -11,12 +11,11 @@ import threading
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.model.definition import Definitions
-from penstock.model.definition_file import load_definitions
 from penstock.service.channel import Answerer
 from penstock.service.child import FINAL
 from penstock.service.config.load import load
 from penstock.service.config.tree import ServiceConfig
+from penstock.service.defined import Defined, definitions_of
 from penstock.service.logs import set_up_logs
 from penstock.service.maintenance import Maintenance
 from penstock.service.signals import hear
@@ -42,13 +41,16 @@ def main(descriptor: int) -> int:
     set_up_logs(config.logging.number, config.logging.format)
     telemetry = Telemetry()
 
-    def reload(message: dict[str, Any]) -> None:
+    def reload(message: dict[str, Any]) -> str:
         fresh = load(ServiceConfig, text=message["config"]).config
         set_up_logs(fresh.logging.number, fresh.logging.format)
+        defined.take(definitions_of(fresh))
+        return ""
 
-    answerer.start({"values": lambda _: list(telemetry.values()), "reload": reload})
     try:
-        _run(config, telemetry, stopping, working)
+        defined = Defined(definitions_of(config))
+        answerer.start({"values": lambda _: list(telemetry.values()), "reload": reload})
+        _run(config, defined, telemetry, stopping, working)
     except PenstockError as error:
         log.error("The Spark job cannot go on. reason=%s", error)
         return FINAL
@@ -58,12 +60,17 @@ def main(descriptor: int) -> int:
     return 0
 
 
-def _run(config: ServiceConfig, telemetry: Telemetry, stopping: threading.Event, working: threading.Event) -> None:
+def _run(
+    config: ServiceConfig,
+    defined: Defined,
+    telemetry: Telemetry,
+    stopping: threading.Event,
+    working: threading.Event,
+) -> None:
     from penstock.spark.session import start_session
     from penstock.spark.supervisor import Supervisor
     from penstock.spark.tables import open_tables
 
-    defined = definitions_of(config)
     java_log = config.resolved(JAVA_LOG)
     java_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     log.info("Spark starts. master=%s java_log=%s", config.spark.master, java_log)
@@ -72,7 +79,7 @@ def _run(config: ServiceConfig, telemetry: Telemetry, stopping: threading.Event,
     tables = open_tables(config.tables_location)
     supervisor = Supervisor(session, tables, job_config(config, defined))
     telemetry.watch(supervisor.samples)
-    maintenance = Maintenance(tables, float(config.tables.maintain_every), keep_of(config), lambda: defined)
+    maintenance = Maintenance(tables, float(config.tables.maintain_every), keep_of(config), lambda: defined.definitions)
 
     def end_when_told() -> None:
         stopping.wait()
@@ -89,8 +96,7 @@ def _run(config: ServiceConfig, telemetry: Telemetry, stopping: threading.Event,
         session.stop()
 
 
-def job_config(config: ServiceConfig, defined: Definitions) -> Any:
-    from penstock.model.level import Level
+def job_config(config: ServiceConfig, defined: Defined) -> Any:
     from penstock.spark.job import JobConfig
 
     spark, segments = config.spark, config.resolved(config.segments.path).absolute()
@@ -102,12 +108,8 @@ def job_config(config: ServiceConfig, defined: Definitions) -> Any:
         max_rows=spark.max_rows,
         max_bytes=None if spark.max_bytes is None else int(spark.max_bytes),
         retain_segments=None if spark.keep_segments is None else float(spark.keep_segments),
-        not_at={level: defined.not_at(level) for level in Level},
+        not_at=defined.not_at,
     )
-
-
-def definitions_of(config: ServiceConfig) -> Definitions:
-    return load_definitions(config.resolved(config.definitions)) if config.definitions else Definitions()
 
 
 def keep_of(config: ServiceConfig) -> dict[str, float]:

@@ -4,6 +4,7 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from penstock.clock import SystemClock
@@ -33,16 +34,20 @@ def main(descriptor: int) -> int:
     telemetry = Telemetry()
     edge = Edge(config, telemetry, make_front, index=first["index"])
 
-    def reload(message: dict[str, Any]) -> None:
+    def check(message: dict[str, Any]) -> str:
+        return _problem(lambda: edge.check(load(ServiceConfig, text=message["config"]).config))
+
+    def reload(message: dict[str, Any]) -> str:
         fresh = load(ServiceConfig, text=message["config"]).config
         set_up_logs(fresh.logging.number, fresh.logging.format)
-        edge.reload()
+        return _problem(lambda: edge.reload(fresh))
 
     answerer.start(
         {
             "values": lambda _: list(telemetry.values()),
             "unready": lambda _: edge.unready(),
             "ports": lambda _: edge.ports(),
+            "check": check,
             "reload": reload,
         }
     )
@@ -57,6 +62,15 @@ def main(descriptor: int) -> int:
     stopping.wait()
     late = edge.close(SystemClock().monotonic() + float(config.shutdown.timeout))
     return 1 if late else 0
+
+
+def _problem(act: Callable[[], None]) -> str:
+    """What goes wrong in it, "" if nothing does."""
+    try:
+        act()
+    except (PenstockError, OSError) as error:
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":
