@@ -5,6 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN    := .venv/bin
 # uv is only a faster installer: without it, pip does the same from the same files.
 INSTALL = $$([ -x $(BIN)/uv ] && echo "$(BIN)/uv pip install -q --python $(BIN)/python" || echo "$(BIN)/python -m pip install -q")
+PYTEST  = $(BIN)/python -m pytest -n 2 --dist loadgroup
 COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
 .PHONY: help setup demo test test-fast lint types contract doctor lock clean
@@ -20,10 +21,10 @@ demo: setup  ## The whole pipeline end to end on this machine, with a summary at
 	@$(BIN)/penstock demo
 
 test: setup lint types contract  ## Everything that has to hold: ruff, mypy, import contract, tests
-	@$(BIN)/python -m pytest -m "not soak"
+	@$(PYTEST) -m "not soak"
 
 test-fast: setup lint types contract  ## The same without Spark, within a minute
-	@$(BIN)/python -m pytest -m "not soak and not spark"
+	@$(PYTEST) -m "not soak and not spark"
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

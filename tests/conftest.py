@@ -14,6 +14,13 @@ settings.register_profile("shared machine", deadline=None)  # a slow example the
 settings.load_profile("shared machine")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a JVM share one, so they run in one process while the others run in the other."""
+    for item in items:
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 def missing(error: MissingRequirement) -> NoReturn:
     """Skip with the reason; in CI, where every server must be, fail with it."""
     if os.environ.get("CI") == "true":
