@@ -2,13 +2,17 @@
 
 import itertools
 import os
+import ssl
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
 
 from penstock.amqp import ConsumerRegistry, Declarations
+from tests.amqp.proxy import Proxy
 from tests.servers import RabbitMQ
 
 _numbers = itertools.count(1)
@@ -92,3 +96,28 @@ def consume(shared_rabbitmq: RabbitMQ) -> Iterator[Callable[..., ConsumerRegistr
 @pytest.fixture
 def shared_rabbitmq_url(shared_rabbitmq: RabbitMQ) -> str:
     return shared_rabbitmq.url
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for localhost that is its own authority."""
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+@pytest.fixture
+def tls_port(shared_rabbitmq: RabbitMQ, certificates: Path) -> Iterator[int]:
+    """The broker over TLS, for clients that show a certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificates / "cert.pem"))
+    context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    with Proxy(shared_rabbitmq.port, context) as proxy:
+        yield proxy.port

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from pika import BasicProperties
 
 from penstock.amqp import ConsumerRegistry, Message, Reject, Retry
+from penstock.errors import BrokerError, ConfigError
 from penstock.receive.amqp import into_intake as module
 from penstock.receive.amqp.into_intake import batches_into_intake, into_intake
 from penstock.receive.intake import Intake
+from penstock.receive.rabbitmq import RabbitReceiver
+from penstock.receive.rabbitmq_config import BrokerTlsConfig, RabbitReceiverConfig
 from penstock.testing import wait_until
 from tests.amqp.conftest import Client
 from tests.amqp.test_consuming import with_dead_letters
@@ -93,3 +97,28 @@ def test_nothing_is_acknowledged_before_its_points_are_safe(
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 20)
     assert sum(sink.values("orders")) == 40
     wait_until(lambda: client.take_all(f"{queue}.dead") == [b"nonsense"])
+
+
+@pytest.mark.server
+def test_a_broker_over_tls_is_consumed_with_the_certificates_that_the_configuration_names(
+    client: Client, queue: str, tls_port: int, certificates: Path, intake: Intake, sink: KeepingSink
+) -> None:
+    cert, key = certificates / "cert.pem", certificates / "key.pem"
+    url = f"amqps://localhost:{tls_port}/"
+    with pytest.raises(BrokerError, match="CERTIFICATE_VERIFY_FAILED"):
+        RabbitReceiver(RabbitReceiverConfig(url=url, queue=queue), intake).start()
+
+    tls = BrokerTlsConfig(ca_file=cert, cert_file=cert, key_file=key)
+    receiver = RabbitReceiver(RabbitReceiverConfig(url=url, queue=queue, declare=True, tls=tls), intake).start()
+    client.publish(queue, EVENT, content_type="application/json")
+
+    wait_until(lambda: sink.values("orders") == [2.0])
+    receiver.close(10.0)
+    assert client.depth(queue) == 0
+
+
+def test_a_certificate_that_is_not_there_is_named_with_its_key(tmp_path: Path, intake: Intake) -> None:
+    config = RabbitReceiverConfig(url="amqps://localhost/", tls=BrokerTlsConfig(ca_file=tmp_path / "absent.pem"))
+
+    with pytest.raises(ConfigError, match=r"receivers.amqp.tls.ca_file must be a file that we can read, got '.*absent"):
+        RabbitReceiver(config, intake)

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import ssl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from penstock.errors import BrokerError, ConfigError
 from penstock.receive.amqp.broker import Broker
 from penstock.testing import wait_until
 from tests.amqp.conftest import Client
-from tests.amqp.proxy import Proxy
 from tests.servers import RabbitMQ, free_port
 
 
@@ -212,30 +210,6 @@ def test_no_log_line_holds_the_password(
 
     assert "127.0.0.1" in caplog.text
     assert "gu3st" not in caplog.text
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for localhost that is its own authority."""
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return folder
-
-
-@pytest.fixture
-def tls_port(shared_rabbitmq: RabbitMQ, certificates: Path) -> Any:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificates / "cert.pem"))
-    context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
-    context.verify_mode = ssl.CERT_REQUIRED
-    with Proxy(shared_rabbitmq.port, context) as proxy:
-        yield proxy.port
 
 
 @pytest.mark.server

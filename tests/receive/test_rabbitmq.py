@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.receive.rabbitmq_config import RabbitReceiverConfig
+from penstock.receive.rabbitmq_config import BrokerTlsConfig, RabbitReceiverConfig
+from penstock.service.config.load import load
+from penstock.service.config.tree import ServiceConfig
 
 
 @pytest.mark.parametrize(
@@ -14,3 +16,22 @@ from penstock.receive.rabbitmq_config import RabbitReceiverConfig
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         RabbitReceiverConfig(**settings)
+
+
+def test_a_key_without_its_certificate_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tls.key_file is set, but tls.cert_file is not"):
+        BrokerTlsConfig(key_file="key.pem")
+
+
+@pytest.mark.parametrize(
+    "section", ["receivers: {amqp: {enabled: true, %s}}", "exporter: {type: amqp, routing_key: q, %s}"]
+)
+def test_certificates_need_an_address_with_tls(section: str) -> None:
+    with pytest.raises(ConfigError, match=r"url must begin with amqps:// where tls is set"):
+        load(ServiceConfig, text=section % "url: 'amqp://host/', tls: {ca_file: /dev/null}")
+
+
+def test_certificates_that_are_not_there_are_noted() -> None:
+    text = "receivers: {amqp: {enabled: true, url: 'amqps://host/', tls: {ca_file: /nowhere/ca.pem}}}"
+    (note,) = load(ServiceConfig, text=text).config.notes()
+    assert note == "receivers.amqp.tls.ca_file must be a file that we can read, got '/nowhere/ca.pem'"

@@ -6,8 +6,12 @@ broker ─► a batch of messages ─► intake ─► answers ─┬─ taken: 
 """
 
 from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Self
 
+from penstock.errors import ConfigError
+from penstock.receive.amqp.broker import Tls
 from penstock.receive.amqp.declarations import Declarations
 from penstock.receive.amqp.into_intake import batches_into_intake
 from penstock.receive.amqp.registry import ConsumerRegistry
@@ -41,8 +45,10 @@ class RabbitReceiver:
             batch_timeout=float(config.batch_timeout),
             dead_letter=config.dead_letter_exchange or None,
         )
-        password = str(config.password_file) if config.password_file else None
-        self._registry = ConsumerRegistry(config.url, declarations, password_file=password)
+        for problem in config.tls.problems() if config.tls else ():
+            raise ConfigError(f"receivers.amqp.{problem}")
+        tls = Tls(**{name: _text(value) for name, value in asdict(config.tls).items()}) if config.tls else None
+        self._registry = ConsumerRegistry(config.url, declarations, password_file=_text(config.password_file), tls=tls)
 
     def start(self) -> Self:
         """Consume; BrokerError if the broker cannot be reached or refuses us. Later losses are repaired."""
@@ -60,8 +66,12 @@ class RabbitReceiver:
         """Nothing to do, as for `reload`."""
 
     def reload(self) -> None:
-        """Nothing to do: the password is read at every connect."""
+        """Nothing to do: password and certificates are read at every connect."""
 
     def samples(self) -> Iterable[Sample | Buckets]:
         """For `Telemetry.watch`."""
         return self._registry.samples()
+
+
+def _text(path: str | Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from penstock.broker_url import check_broker_url
 from penstock.errors import ConfigError
 from penstock.export.config import SendQueueConfig
 from penstock.export.exporters.otlp_http import OtlpHttpConfig
@@ -67,8 +68,8 @@ class ExporterConfig:
             self.otlp()
         elif self.type == "remote_write":
             self.remote_write()
-        elif not self.url.startswith(("amqp://", "amqps://")):
-            raise ConfigError(f"url must look like amqp://host:port/vhost, got {self.url!r}")
+        elif check_broker_url(self.url).scheme != "amqps" and self.tls is not None:
+            raise ConfigError("url must begin with amqps:// where tls is set, got amqp://")
         elif not self.exchange and not self.routing_key:
             raise ConfigError("routing_key must name a queue where no exchange is set, got ''")
 

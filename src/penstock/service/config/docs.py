@@ -41,13 +41,25 @@ Error: penstock.yaml:6: exporter.queue.max_byts is not a setting; did you mean m
 penstock.yaml:9: exporter.queue.circuit_breaker.threshold must be a whole number >= 1, got 0
 ```
 
-SIGHUP reads the file again. What can change while the service runs is marked ↻; of the rest the log says that it \
-needs a restart. An unknown environment variable that begins with `PENSTOCK_` is reported and not refused.
+SIGHUP reads the file again. What can change while the service runs is marked ↻ (of certificates and secrets what is \
+in the file, not its name); of the rest the log says that it needs a restart. An unknown environment variable that \
+begins with `PENSTOCK_` is reported and not refused.
 
 Ready-made files: [one machine](../examples/penstock-single.yaml), [edge](../examples/penstock-edge.yaml), \
 [cluster](../examples/penstock-cluster.yaml).
 """
-RELOADED = ("logging.level", "logging.format", "token_file")
+RELOADED = (
+    "logging.level",
+    "logging.format",
+    "definitions",
+    "token_file",
+    "password_file",
+    *(
+        f"receivers.{receiver}.tls.{name}"
+        for receiver in ("http", "grpc", "amqp")
+        for name in ("ca_file", "cert_file", "key_file", "client_ca_file")
+    ),
+)
 
 
 def render() -> str:

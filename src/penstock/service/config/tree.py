@@ -42,6 +42,11 @@ class AmqpConfig(RabbitReceiverConfig):
     enabled: bool = False
     """True: consume."""
 
+    def __post_init__(self) -> None:
+        RabbitReceiverConfig.__post_init__(self)
+        if self.enabled and self.tls is not None and not self.url.startswith("amqps://"):
+            raise ConfigError("url must begin with amqps:// where tls is set, got amqp://")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiversConfig:
@@ -281,9 +286,11 @@ class ServiceConfig:
                 "intake.initial_value auto means drop where processes > 1: what a cumulative stream counted before its "
                 "first request is left out, since another process may have it. Deltas are always counted"
             )
-        for name, receiver in (("http", self.receivers.http), ("grpc", self.receivers.grpc)):
-            for problem in receiver.tls.problems() if receiver.enabled and receiver.tls else ():
+        receivers = self.receivers
+        for name, tls in (("http", receivers.http), ("grpc", receivers.grpc), ("amqp", receivers.amqp)):
+            for problem in tls.tls.problems() if tls.enabled and tls.tls else ():
                 yield f"receivers.{name}.{problem}"
+        for name, receiver in (("http", receivers.http), ("grpc", receivers.grpc)):
             if receiver.enabled and receiver.auth:
                 try:
                     receiver.auth.tokens()
