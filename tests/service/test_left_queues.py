@@ -3,6 +3,7 @@
 import http.client
 import http.server
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -82,9 +83,10 @@ def test_everything_that_three_processes_took_arrives_once_after_a_kill_and_a_st
             connection.close()
         assert running.process is not None
         everyone = psutil.Process(running.process.pid).children(recursive=True)
-        running.kill()
+        running.signal(signal.SIGSTOP)  # so that nobody sees another die, and drains its queue first
         for one in everyone:
             one.kill()
+        running.kill()
         psutil.wait_procs(everyone, PATIENCE)
         left = [(one.name, one.index) for one in find(config_of(tmp_path, "exporter: {type: console}"))]
         assert left == [("relay", 1), ("relay", 2), ("rollup", 1), ("rollup", 2)]  # none was spared
