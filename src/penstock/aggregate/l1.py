@@ -31,7 +31,7 @@ from penstock.batch.config import BufferStrategy
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError, QueueClosed, QueueError
 from penstock.model.definition import Definitions
-from penstock.model.partial import PARTIALS, merged, of_chunks
+from penstock.model.partial import ENCODED, encoded, merged_encoded, of_chunks
 from penstock.model.point import Chunk
 from penstock.model.segment import encode
 from penstock.spool import Durability
@@ -227,7 +227,7 @@ class L1:
 
     def _table_of(self, round_: Round) -> pa.Table:
         pieces = [*round_.partials, of_chunks(round_.chunks)] if round_.chunks else round_.partials
-        return merged(pa.concat_tables(pieces)) if pieces else PARTIALS.empty_table()
+        return merged_encoded(pa.concat_tables([encoded(piece) for piece in pieces])) if pieces else ENCODED.empty_table()
 
     def _give_up(self, round_: Round, error: BaseException) -> None:
         if round_.is_kept:

@@ -51,8 +51,11 @@ PARTIALS = pa.schema(
     ]
 )
 TOP_N_ORDER = (("max", "descending"), ("record", "ascending"))  # ties go to the record that sorts first
-_ZERO, _ONE = pa.scalar(0, pa.int64()), pa.scalar(1, pa.int64())
+_ZERO, _ONE, _FIRST = pa.scalar(0, pa.int64()), pa.scalar(1, pa.int64()), pa.scalar(0, pa.int32())
 TEXTS = ("metric", "function", "entity", "record")
+CODED = pa.dictionary(pa.int32(), pa.string())
+# The same with texts as codes: how partials travel, since a text is written once for all the rows that have it.
+ENCODED = pa.schema([field.with_type(CODED) if field.name in TEXTS else field for field in PARTIALS])
 
 
 def of_points(chunks: list[Chunk]) -> pa.Table:
@@ -146,17 +149,30 @@ def _as_partials(metric: str, function: Function, keys: Mapping[str, Any], state
         **keys,
         **states,
     }
-    found["bucket"] = found["bucket"].cast(PARTIALS.field("bucket").type)
-    return pa.table([found[name] for name in PARTIALS.names], schema=PARTIALS)
+    return pa.table([found[name].cast(PARTIALS.field(name).type) for name in PARTIALS.names], schema=PARTIALS)
 
 
 def merged(partials: pa.Table) -> pa.Table:
-    """One row per identity, whatever order its partials came in."""
+    """One row per identity, whatever order its partials came in; their texts may be encoded."""
+    return merged_encoded(partials).cast(PARTIALS)
+
+
+def merged_encoded(partials: pa.Table) -> pa.Table:
+    """The same, and the texts stay encoded."""
     if not partials.num_rows:
-        return partials.cast(PARTIALS)
+        return encoded(partials)
     found = grouped(partials, list(IDENTITY), [(state.name, state.merge) for state in STATES])
     columns = [found[name] for name in IDENTITY] + [found[f"{state.name}_{state.merge}"] for state in STATES]
-    return _pruned(pa.table(columns, names=PARTIALS.names).cast(PARTIALS))
+    return _pruned(pa.table(columns, names=PARTIALS.names).cast(ENCODED))
+
+
+def encoded(partials: pa.Table) -> pa.Table:
+    """Partials with their texts as codes, however they came."""
+    for text in TEXTS:
+        column = partials[text]
+        if not pa.types.is_dictionary(column.type):
+            partials = partials.set_column(PARTIALS.get_field_index(text), text, column.dictionary_encode())
+    return partials.cast(ENCODED)
 
 
 def _pruned(partials: pa.Table) -> pa.Table:
@@ -168,6 +184,7 @@ def _pruned(partials: pa.Table) -> pa.Table:
     ranked = [function for text in functions if (function := Function.parse(text)).name in ("latest", "top_n")]
     if not ranked:
         return partials
+    partials = partials.cast(PARTIALS)
     kept = partials.filter(pc.invert(pc.is_in(partials["function"], pa.array([str(function) for function in ranked]))))
     pieces = [kept]
     for function in ranked:
@@ -176,7 +193,7 @@ def _pruned(partials: pa.Table) -> pa.Table:
             pieces.append(first_of_each(rows, SERIES, [("part", "descending")], 1))
         else:
             pieces.append(first_of_each(rows, SERIES, TOP_N_ORDER, int(function.parameters[0])))
-    return pa.concat_tables(pieces)
+    return encoded(pa.concat_tables(pieces))
 
 
 def first_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[tuple[str, str]], n: int) -> pa.Table:
@@ -205,7 +222,10 @@ def _one_array(column: Any) -> Any:
 
 
 def grouped(table: pa.Table, keys: list[str], aggregates: list[tuple[str, str]]) -> pa.Table:
-    """A group-by over the codes of text keys, and without keys that hold one value only: twice as fast and more."""
+    """A group-by over the codes of text keys, and without keys that hold one value only: twice as fast and more.
+
+    What it finds has its text keys encoded.
+    """
     constant, dictionaries = {}, {}
     for key in keys:
         column = table[key]
@@ -224,11 +244,22 @@ def grouped(table: pa.Table, keys: list[str], aggregates: list[tuple[str, str]])
         constant.pop(keys[0], None)
     found = table.group_by(varying, use_threads=False).aggregate(aggregates)
     for key, dictionary in dictionaries.items():
-        texts = dictionary.take(found[key].combine_chunks())
-        found = found.set_column(found.schema.get_field_index(key), key, texts)
+        codes = _one_array(found[key].combine_chunks())
+        found = found.set_column(
+            found.schema.get_field_index(key), key, pa.DictionaryArray.from_arrays(codes, dictionary)
+        )
     for key, scalar in constant.items():
-        found = found.append_column(key, pa.repeat(scalar, found.num_rows))
+        found = found.append_column(key, _repeated(scalar, found.num_rows))
     return found
+
+
+def _repeated(scalar: Any, rows: int) -> Any:
+    """So many of it; a text as a code."""
+    if not pa.types.is_string(scalar.type):
+        return pa.repeat(scalar, rows)
+    if not scalar.is_valid:
+        return pa.nulls(rows, CODED)
+    return pa.DictionaryArray.from_arrays(pa.repeat(_FIRST, rows), pa.repeat(scalar, 1))
 
 
 def _is_constant(column: Any) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.model.partial import PARTIALS, TEXTS
+from penstock.model.partial import ENCODED, PARTIALS, encoded
 
 FORMAT = b"1"
 _NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.]*)-([0-9a-f]{16})-([0-9a-f]{16})\.arrow")
@@ -57,16 +57,21 @@ def check_writer(name: str) -> str:
 
 
 def encode(partials: pa.Table) -> bytes:
-    """Partials as one block for the durable queue."""
+    """Partials, their texts encoded or not, as one block for the durable queue."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, PARTIALS) as writer:  # not compressed: the queue does that, for many blocks at once
-        writer.write_table(partials)
+    with pa.ipc.new_stream(sink, ENCODED) as writer:  # not compressed: the queue does that, for many blocks at once
+        writer.write_table(encoded(partials.combine_chunks()))  # a stream has one dictionary for each column
     return bytes(sink.getvalue())
 
 
 def decode(block: bytes) -> pa.Table:
-    """What `encode` was given."""
-    return pa.ipc.open_stream(block).read_all().cast(PARTIALS)
+    """What `encode` was given, in exactly the schema `PARTIALS`."""
+    return decode_encoded(block).cast(PARTIALS)
+
+
+def decode_encoded(block: bytes) -> pa.Table:
+    """The same with texts as codes, for whoever merges or seals it; also a block whose texts were written out."""
+    return encoded(pa.ipc.open_stream(block).read_all())
 
 
 def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
@@ -75,7 +80,7 @@ def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
     FileExistsError if there is one of that name: it never changes.
     """
     path, scratch = folder / segment.name, folder / f".{segment.name}"
-    partials = encoded(partials.cast(PARTIALS).combine_chunks())
+    partials = encoded(partials.combine_chunks())
     metadata = {b"penstock.segment": FORMAT, _ROWS: str(partials.num_rows).encode()}
     with open(scratch, "wb") as file:
         with pa.ipc.new_file(file, partials.schema.with_metadata(metadata), options=_OPTIONS) as writer:
@@ -88,13 +93,6 @@ def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
         scratch.unlink()
     sync_folder(folder)
     return path
-
-
-def encoded(partials: pa.Table) -> pa.Table:
-    """The same with texts as codes, as segments have them."""
-    for text in TEXTS:
-        partials = partials.set_column(PARTIALS.get_field_index(text), text, partials[text].dictionary_encode())
-    return partials
 
 
 def sync_folder(folder: Path) -> None:

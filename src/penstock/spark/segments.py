@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import SegmentVanished, TableConflict
-from penstock.model.partial import merged
-from penstock.model.segment import Segment, encoded, read_encoded, rows_in, sealed
+from penstock.model.partial import encoded, merged
+from penstock.model.segment import Segment, read_encoded, rows_in, sealed
 
 log = logging.getLogger(__name__)
 QUARANTINE = "quarantine"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked
-from penstock.model.segment import Segment, check_writer, decode, seal, sealed, sync_folder
+from penstock.model.segment import Segment, check_writer, decode_encoded, seal, sealed, sync_folder
 from penstock.spool import Lease
 from penstock.telemetry import Sample
 from penstock.units import parse_bytes
@@ -84,7 +84,7 @@ class SegmentExporter:
         tables = []
         for lease in leases:
             try:
-                table = decode(lease.data)
+                table = decode_encoded(lease.data)
             except (pa.ArrowException, ValueError) as error:
                 refused.append((lease, f"not a block of partials: {error}"))
                 continue
