@@ -5,11 +5,21 @@ import threading
 import pyarrow as pa
 
 from penstock.errors import QueueFull
+from penstock.model.columns import columns_of
 from penstock.model.point import Chunk, chunk_type
 from penstock.model.segment import decode
 from penstock.testing import wait_until
 
 Cpu, Rps = chunk_type("cpu"), chunk_type("rps")
+
+
+def as_it_is(chunk: Chunk) -> Chunk:
+    return chunk
+
+
+def coded(chunk: Chunk) -> Chunk:
+    """The same as receivers make it: with codes in place of texts."""
+    return type(chunk)(columns_of(chunk.points))
 
 
 class Downstream:

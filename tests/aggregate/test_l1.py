@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,10 @@ from penstock.errors import ConfigError, QueueClosed, QueueFull
 from penstock.model import point
 from penstock.model.definition import Definitions
 from penstock.model.definition_file import parse_definitions
-from penstock.model.point import chunk_type
+from penstock.model.point import Chunk, chunk_type
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
-from tests.aggregate.support import Cpu, Downstream, Rps, points
+from tests.aggregate.support import Cpu, Downstream, Rps, as_it_is, coded, points
 
 ONE_THREAD = ThreadPolicy.fixed(1)
 NEVER = L1Config(flush_interval=3600.0)
@@ -211,7 +212,10 @@ def test_new_definitions_hold_for_what_comes_from_then_on_and_every_point_counts
     assert downstream.counts() == {"old": 30, "new": 30, "cpu": 30}
 
 
-def test_definitions_make_several_metrics_of_one_source_and_drop_what_is_not_defined() -> None:
+@pytest.mark.parametrize("made", [as_it_is, coded])
+def test_definitions_make_several_metrics_of_one_source_and_drop_what_is_not_defined(
+    made: Callable[[Chunk], Chunk],
+) -> None:
     downstream = Downstream()
     definitions = parse_definitions(
         {
@@ -223,19 +227,20 @@ def test_definitions_make_several_metrics_of_one_source_and_drop_what_is_not_def
         }
     )
     l1 = L1.with_own_queue("l1-definitions", downstream.push, definitions=definitions, threads=ONE_THREAD)
-    l1.produce(points(Cpu, 30))
-    l1.produce(points(Rps, 30))
+    l1.produce(made(points(Cpu, 30)))
+    l1.produce(made(points(Rps, 30)))
     l1.close()
 
     rows = sorted((row["metric"], row["entity"], row["count"]) for row in downstream.rows().to_pylist())
     assert rows == [("all_cpu", "{}", 30), ("host_cpu", '{"host":"e0"}', 10), ("host_cpu", '{"host":"e1"}', 10)]
 
 
-def test_points_that_are_no_numbers_are_left_out_and_counted() -> None:
+@pytest.mark.parametrize("made", [as_it_is, coded])
+def test_points_that_are_no_numbers_are_left_out_and_counted(made: Callable[[Chunk], Chunk]) -> None:
     downstream = Downstream()
     l1 = L1.with_own_queue("l1-nan", downstream.push, NEVER, threads=ONE_THREAD)
-    l1.produce(Cpu.of(["{}"] * 4, [0, 1, 2, 3], [1.0, float("nan"), float("inf"), 2.0]))
-    l1.produce(Rps.of(["{}"], [0], [float("nan")]))
+    l1.produce(made(Cpu.of(["{}"] * 4, [0, 1, 2, 3], [1.0, float("nan"), float("inf"), 2.0])))
+    l1.produce(made(Rps.of(["{}"], [0], [float("nan")])))
     l1.close()
 
     assert downstream.rows()["sum"].to_pylist() == [3.0]

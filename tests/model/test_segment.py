@@ -7,9 +7,20 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.model.partial import PARTIALS, of_points
+from penstock.model.partial import ENCODED, PARTIALS, of_points
 from penstock.model.point import chunk_type
-from penstock.model.segment import Segment, check_writer, decode, encode, parse_name, read, rows_in, seal, sealed
+from penstock.model.segment import (
+    Segment,
+    check_writer,
+    decode,
+    decode_encoded,
+    encode,
+    parse_name,
+    read,
+    rows_in,
+    seal,
+    sealed,
+)
 
 PARTS = of_points([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])])
 
@@ -57,6 +68,23 @@ def test_a_sealed_segment_is_never_replaced(tmp_path: Path) -> None:
 
 def test_a_block_reads_back_as_it_was() -> None:
     assert decode(encode(PARTS)).equals(PARTS)
+
+
+def test_a_block_whose_texts_were_written_out_is_still_read() -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, PARTIALS) as writer:
+        writer.write_table(PARTS)
+    block = bytes(sink.getvalue())
+
+    assert decode(block).equals(PARTS)
+    assert decode_encoded(block).schema == ENCODED
+
+
+def test_blocks_of_different_texts_are_sealed_as_one(tmp_path: Path) -> None:
+    blocks = [encode(PARTS.slice(number, 1)) for number in (1, 0, 1)]
+    path = seal(tmp_path, Segment("edge", 0, 2), pa.concat_tables(map(decode_encoded, blocks)))
+
+    assert read(path).equals(pa.concat_tables([PARTS.slice(1, 1), PARTS]).take([0, 1, 2]).combine_chunks())
 
 
 def test_names_and_segments_are_each_others_inverse() -> None:

@@ -31,7 +31,8 @@ from penstock.batch.config import BufferStrategy
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError, QueueClosed, QueueError
 from penstock.model.definition import Definitions
-from penstock.model.partial import ENCODED, encoded, merged_encoded, of_chunks
+from penstock.model.gathering import merged_chunks
+from penstock.model.partial import encoded, merged_encoded
 from penstock.model.point import Chunk
 from penstock.model.segment import encode
 from penstock.spool import Durability
@@ -226,8 +227,11 @@ class L1:
         return None
 
     def _table_of(self, round_: Round) -> pa.Table:
-        pieces = [*round_.partials, of_chunks(round_.chunks)] if round_.chunks else round_.partials
-        return merged_encoded(pa.concat_tables([encoded(piece) for piece in pieces])) if pieces else ENCODED.empty_table()
+        gathered = merged_chunks(round_.chunks)
+        if not round_.partials:
+            return gathered
+        pieces = [encoded(partials) for partials in round_.partials]
+        return merged_encoded(pa.concat_tables([*pieces, gathered]))
 
     def _give_up(self, round_: Round, error: BaseException) -> None:
         if round_.is_kept:

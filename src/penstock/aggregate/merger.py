@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -58,10 +59,17 @@ class Merger:
         self._pending.failed(group[0], error)
 
     def _partials(self, kind: type[Chunk], group: Sequence[Held]) -> list[pa.Table] | None:
-        """What the points become; None if they are so few and plain that they can wait for those of other metrics."""
+        """What the points become; None if they are plain and can wait for those of other metrics.
+
+        Those with codes in place of texts always can: merging all of them at once costs next to nothing. So can a few
+        of the others.
+        """
+        defined = self._all_definitions
+        if defined.is_plain(kind.metric) and all(_is_coded(held.chunk) for held in group):
+            self.points += sum(len(held.chunk) for held in group)
+            return None
         points = pa.concat_tables([held.chunk.points for held in group])
         numbers = self._numbers(points)
-        defined = self._all_definitions
         if numbers is points and points.num_rows <= FEW and self._is_plain(kind, defined):
             self.points += points.num_rows
             return None
@@ -85,3 +93,8 @@ class Merger:
         """Without NaN and infinities: one of them would make the sum of its series useless for good."""
         finite = pc.is_finite(points["value"])
         return points if pc.all(finite).as_py() else points.filter(finite)
+
+
+def _is_coded(chunk: Chunk) -> bool:
+    """Whether it has codes in place of texts, and only numbers."""
+    return chunk.columns is not None and bool(np.isfinite(chunk.columns.values).all())

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.function import AVG, UNDEFINED, Function
+from penstock.model.function import AVG, Function
 from penstock.model.point import Chunk
 
 
@@ -62,21 +62,6 @@ def of_points(chunks: list[Chunk]) -> pa.Table:
     """Chunks of one metric as minute partials by their own labels."""
     points = pa.concat_tables([chunk.points for chunk in chunks])
     return of_columns(chunks[0].metric, AVG, points["entity"], points["time"], points["value"])
-
-
-def of_chunks(chunks: Sequence[Chunk]) -> pa.Table:
-    """Points of any metrics by their own labels, a row for each: what many small chunks become at the least cost.
-
-    Not of distributions, whose rows bring states of their own.
-    """
-    points = pa.concat_tables([chunk.points for chunk in chunks])
-    made = of_each("", AVG, points["entity"], points["time"], points["value"])
-    names = [(chunk.metric, len(chunk)) for chunk in chunks]
-    functions = [(str(UNDEFINED[chunk.kind]), len(chunk)) for chunk in chunks]
-    for place, texts in enumerate((names, functions)):
-        column = pa.concat_arrays([pa.repeat(pa.scalar(text, pa.string()), rows) for text, rows in texts])
-        made = made.set_column(place, PARTIALS.field(place), column)
-    return made
 
 
 def of_columns(

@@ -15,6 +15,8 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
+from penstock.model.columns import Columns
+
 POINTS = pa.schema(
     [
         pa.field("entity", pa.string(), nullable=False),
@@ -42,21 +44,33 @@ def entity_of(labels: Mapping[str, str]) -> str:
 
 
 class Chunk:
-    """Points of one metric, as columns. Each metric has a class of its own, so a batch queue can dispatch by type."""
+    """Points of one metric, as columns. Each metric has a class of its own, so a batch queue can dispatch by type.
 
-    __slots__ = ("points",)
+    They come as an Arrow table, or as plain arrays with codes in place of texts; then `columns` has them, and `points`
+    is the table made of those.
+    """
+
+    __slots__ = ("_points", "columns")
     metric: ClassVar[str]
     kind: ClassVar[Kind] = Kind.GAUGE
 
-    def __init__(self, points: pa.Table) -> None:
-        self.points = points
+    def __init__(self, points: pa.Table | Columns) -> None:
+        self.columns = points if isinstance(points, Columns) else None
+        self._points: pa.Table | None = None if isinstance(points, Columns) else points
 
     def __len__(self) -> int:
-        return int(self.points.num_rows)
+        return len(self.columns) if self.columns is not None else int(self.points.num_rows)
+
+    @property
+    def points(self) -> pa.Table:
+        if self._points is None:
+            assert self.columns is not None
+            self._points = self.columns.table(DISTRIBUTIONS if self.columns.states else POINTS)
+        return self._points
 
     @property
     def nbytes(self) -> int:
-        return int(self.points.nbytes)
+        return self.columns.nbytes if self.columns is not None else int(self.points.nbytes)
 
     @classmethod
     def of(cls, entities: list[str], times: Any, values: list[float]) -> "Chunk":

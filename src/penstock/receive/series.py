@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock.model.point import Chunk, Kind, chunk_type, entity_of
 from penstock.receive.config import IntakeConfig
 from penstock.receive.sink import Refusal
+from penstock.receive.texts import Texts
 from penstock.receive.wire import Ints
 
 OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name for the same
@@ -100,11 +101,8 @@ class SeriesTable:
         self.metric = np.zeros(1024, np.int32)
         self.is_cumulative = np.zeros(1024, bool)
         self.seen = np.zeros(1024)
-        self.entities: NDArray[np.object_] = np.empty(1024, object)
-        self._code = np.zeros(1024, np.int32)
-        self._changes = 0  # of the entities
-        self._asked_changes = self._column_changes = -1
-        self._column: Any = None  # all entities, as they were after so many changes
+        self._entity = np.zeros(1024, np.int32)
+        self._texts = Texts()
 
     def __len__(self) -> int:
         return self._used - len(self._free)
@@ -222,7 +220,6 @@ class SeriesTable:
         if entity not in metric.entities and len(metric.entities) >= config.max_series_per_metric:
             entity = OVERFLOW
             metric.overflowed += 1
-        # The text itself is kept once, however many streams have it.
         metric.entities[entity] = metric.entities.get(entity, 0) + 1
         stream = self._free.pop() if self._free else self._used
         if stream == self._used:
@@ -231,8 +228,7 @@ class SeriesTable:
                 self._grow()
         self.metric[stream] = metric.id
         self.is_cumulative[stream] = described.is_cumulative
-        self.entities[stream] = entity
-        self._changes += 1
+        self._entity[stream] = self._texts.add(entity)
         return stream
 
     def _new_metric(self, described: Described) -> Metric:
@@ -255,22 +251,11 @@ class SeriesTable:
         self.metric = np.append(self.metric, np.zeros(more, np.int32))
         self.is_cumulative = np.append(self.is_cumulative, np.zeros(more, bool))
         self.seen = np.append(self.seen, np.zeros(more))
-        self.entities = np.append(self.entities, np.empty(more, object))
-        self._code = np.append(self._code, np.zeros(more, np.int32))
+        self._entity = np.append(self._entity, np.zeros(more, np.int32))
 
-    def entity_column(self, streams: Ints) -> Any:
-        """The entity of each point as an Arrow column of texts."""
-        if self._changes != self._column_changes:
-            if self._changes != self._asked_changes:  # while there are new ones all the time, only what is needed
-                self._asked_changes = self._changes
-                present = np.zeros(self.capacity, bool)
-                present[streams] = True
-                some = np.flatnonzero(present)
-                self._code[some] = np.arange(len(some))
-                return pa.array(self.entities[some], pa.string()).take(pa.array(self._code[streams]))
-            self._column = pa.array(self.entities[: self._used], pa.string())
-            self._column_changes = self._changes
-        return self._column.take(pa.array(streams))
+    def entities_of(self, streams: Ints) -> tuple[NDArray[np.int32], Any]:
+        """The entity of each point, as a code and the texts that the codes stand for."""
+        return self._texts.encoded(self._entity[streams])
 
     def expire(self, namespaces: Iterable[Namespace], before: float) -> Ints:
         """Forget what was last seen before that time; the numbers that are free again."""
@@ -283,14 +268,12 @@ class SeriesTable:
         for namespace in namespaces:
             namespace.forget(gone)
         numbers = np.flatnonzero(gone)
-        self._changes += 1
         for stream in numbers.tolist():
-            entities = self.metrics[self.metric[stream]].entities
-            left = entities[self.entities[stream]] - 1
-            if left:
-                entities[self.entities[stream]] = left
-            else:
-                del entities[self.entities[stream]]
-            self.entities[stream] = None
+            entities, number = self.metrics[self.metric[stream]].entities, int(self._entity[stream])
+            entity = self._texts[number]
+            entities[entity] -= 1
+            if not entities[entity]:
+                del entities[entity]
+            self._texts.release(number)
         self._free += numbers.tolist()
         return numbers

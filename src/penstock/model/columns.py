@@ -1,0 +1,59 @@
+"""Points as plain arrays: what receivers decode to, and what L1 merges without looking at a text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_WIDTH = 4 + 8 + 8  # bytes of a row's code, time and value
+_WIDTH_OF_STATES = 4 * 8
+_MICROSECONDS = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Points of one metric, or what distributions say. The entity of row i is texts[codes[i]]; no text occurs twice.
+
+    `texts` may hold far more than these rows need and is shared by many: it belongs to whoever made it.
+    """
+
+    codes: NDArray[np.int32]
+    texts: Any  # an Arrow array
+    times: NDArray[np.int64]  # microseconds since the epoch
+    values: NDArray[np.float64]
+    states: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # count, sum, min, max of a distribution
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.values) * (_WIDTH + _WIDTH_OF_STATES if self.states else _WIDTH)
+
+    def take(self, rows: Any) -> "Columns":
+        """Some of the rows: a slice, a mask, or their numbers."""
+        states = {name: column[rows] for name, column in self.states.items()}
+        return Columns(self.codes[rows], self.texts, self.times[rows], self.values[rows], states)
+
+    def table(self, schema: pa.Schema) -> pa.Table:
+        """The same as an Arrow table with its texts written out."""
+        found: dict[str, Any] = {
+            "entity": self.texts.take(pa.array(self.codes)),
+            "time": pa.array(self.times).cast(_MICROSECONDS),
+            "value": pa.array(self.values),
+            **{name: pa.array(column) for name, column in self.states.items()},
+        }
+        return pa.table([found[name] for name in schema.names], schema=schema)
+
+
+def columns_of(points: pa.Table) -> Columns:
+    """The same from an Arrow table."""
+    encoded = points["entity"].combine_chunks().dictionary_encode()
+    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+    numbers = {name: points[name].combine_chunks().to_numpy(zero_copy_only=False) for name in points.column_names[2:]}
+    times = points["time"].combine_chunks().cast(pa.int64()).to_numpy(zero_copy_only=False)
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    return Columns(codes, encoded.dictionary, times, numbers.pop("value"), numbers)
