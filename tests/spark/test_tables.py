@@ -1,5 +1,6 @@
 """Tables: one contract that each of the three places keeps. No JVM: a frame is faked by what the tables ask of it."""
 
+import os
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,8 @@ from penstock.errors import TableConflict
 from penstock.model.function import Function
 from penstock.model.level import Level
 from penstock.model.partial import of_columns
+from penstock.spark import parquet
+from penstock.spark.parquet import ParquetTables
 from penstock.spark.tables import LEVEL_ROWS, SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level, read_top_n
 from tests.servers import PostgreSQL
 
@@ -185,6 +188,62 @@ def test_a_compaction_that_dies_while_it_clears_up_leaves_parquet_readable(
 
     assert sums(tables) == [3.0]
     assert not tables.append("minute", rows(1.0), batch(2))
+
+
+def test_what_a_dead_compaction_left_behind_does_not_come_back_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = open_tables(f"parquet:{tmp_path / 'tables'}")
+    for n in range(3):
+        tables.append("minute", rows(1.0), batch(n))
+
+    def dies(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet, "_remove", dies)
+        with pytest.raises(KeyboardInterrupt):
+            tables.compact("minute")
+    tables.append("minute", rows(1.0), batch(3))
+    tables.compact("minute")
+
+    assert sums(tables) == [4.0]
+
+
+def test_a_batch_that_is_added_while_dead_folders_are_removed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = ParquetTables(str(tmp_path / "tables"))
+    tables.append("minute", rows(1.0), batch(0))
+    live, added = tables._live, threading.Thread(target=lambda: tables.append("minute", rows(1.0), batch(1)))
+
+    def overtaken(name: str) -> list[Path]:
+        found = live(name)
+        if name == "minute" and not added.ident:
+            monkeypatch.undo()
+            added.start()
+            added.join(0.2)  # it has either added its batch by now, or waits for its turn
+        return found
+
+    monkeypatch.setattr(tables, "_live", overtaken)
+    tables.vacuum(24)
+    added.join()
+
+    assert sums(tables) == [2.0]
+
+
+def test_scratch_of_writers_that_died_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    tables = ParquetTables(str(tmp_path / "tables"))
+    tables.append("minute", rows(1.0), batch(0))
+    scratch = [tables.folder / "minute" / f".{name}" for name in ("old", "young")]
+    for folder in scratch:
+        folder.mkdir()
+        (folder / "part-0.parquet").write_bytes(b"half")
+    os.utime(scratch[0], (1000, 1000))
+
+    assert tables.vacuum(24) == 1
+    assert [folder.exists() for folder in scratch] == [False, True]
+    assert sums(tables) == [1.0]
 
 
 def test_what_is_too_old_goes_and_the_rest_stays(tables: Tables) -> None:

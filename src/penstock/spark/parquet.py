@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -131,11 +132,13 @@ class ParquetTables:
     def vacuum(self, hours: int) -> int:
         gone = 0
         for name in SCHEMAS:
-            live = set(self._live(name))
-            for folder in self._folders(name):
-                if folder not in live:
-                    _remove(folder)
-                    gone += 1
+            if (self.folder / name).is_dir():
+                with self._alone(name):  # what is published meanwhile would be in no list of what lives
+                    live = set(self._live(name))
+                    dead = [folder for folder in self._folders(name) if folder not in live]
+                    for folder in dead:
+                        _remove(folder)
+                    gone += len(dead) + _clear_scratch(self.folder / name, time.time() - 3600 * hours)
         return gone
 
     @_steadily
@@ -188,9 +191,11 @@ class ParquetTables:
         scratch = self._scratch(name)
         scratch.mkdir(parents=True)
         pq.write_table(folded(name, rows), scratch / "part-0.parquet", compression="zstd")
-        guard = {"versions": versions, "replaces": [folder.name for folder in live]}
+        # Also what is dead already: the folder that says so goes now, and a fold that died may have left it there.
+        replaced = self._folders(name)
+        guard = {"versions": versions, "replaces": [folder.name for folder in replaced]}
         _publish(scratch, self.folder / name / f"folded-{uuid.uuid4().hex[:12]}", guard)
-        for folder in live:
+        for folder in replaced:
             _remove(folder)
 
     @contextmanager
@@ -220,6 +225,15 @@ def _remove(folder: Path) -> None:
     scratch = folder.with_name(f".{uuid.uuid4().hex}")
     folder.rename(scratch)
     shutil.rmtree(scratch)
+
+
+def _clear_scratch(folder: Path, before: float) -> int:
+    """Remove what writers that died have left; a young one may still be written."""
+    old = [child for child in folder.iterdir() if child.name[0] == "." and child.is_dir()]
+    old = [child for child in old if child.stat().st_mtime < before]
+    for child in old:
+        shutil.rmtree(child)
+    return len(old)
 
 
 def _guard(folder: Path) -> dict[str, Any]:
