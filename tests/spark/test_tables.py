@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from penstock.errors import TableConflict
 from penstock.model.function import Function
@@ -244,6 +245,34 @@ def test_scratch_of_writers_that_died_is_removed_once_it_is_old(tmp_path: Path) 
     assert tables.vacuum(24) == 1
     assert [folder.exists() for folder in scratch] == [False, True]
     assert sums(tables) == [1.0]
+
+
+@pytest.mark.parametrize("place", ["{}", "file://{}"])
+def test_what_others_read_through_deltalake_may_be_filtered_by_any_column(tmp_path: Path, place: str) -> None:
+    tables = open_tables(place.format(tmp_path / "tables"))
+    long = "e" * 10_000  # longer than what Parquet keeps statistics of
+    for n, (entity, value) in enumerate([("e", 1.0), (long, -2.0), ("ü" * 100, float("inf"))]):
+        made = rows(value, metric=f"m{n}").toArrow()
+        made = made.set_column(made.schema.get_field_index("entity"), "entity", pa.array([entity]))
+        tables.append("minute", Frame(made), batch(n))
+        tables.append(TOP_N, Frame(pa.table(_top(entity, "r" if n else None, value), schema=SCHEMAS[TOP_N])), batch(n))
+
+    def found(name: str, wanted: Any) -> list[str]:
+        dataset = DeltaTable(str(tmp_path / "tables" / name)).to_pyarrow_dataset()
+        names: list[str] = dataset.to_table(filter=wanted)["metric"].to_pylist()
+        return names
+
+    assert found("minute", pc.field("metric") == "m1") == ["m1"]
+    assert found("minute", pc.field("entity") == long) == ["m1"]
+    assert found("minute", pc.field("entity") == "ü" * 100) == ["m2"]
+    assert found("minute", pc.field("sum") < 0) == ["m1"]
+    assert sorted(found("minute", pc.field("count") == 1)) == ["m0", "m1", "m2"]
+    assert found(TOP_N, pc.field("record").is_null() & (pc.field("max") == 1.0)) == ["m"]
+    assert found(TOP_N, (pc.field("record") == "r") & (pc.field("max") < 1.0)) == ["m"]
+
+
+def _top(entity: str, record: str | None, value: float) -> list[Any]:
+    return [["m"], ["top_n(2)"], [DAY], [entity], [record], [value]]
 
 
 def test_what_is_too_old_goes_and_the_rest_stays(tables: Tables) -> None:

@@ -10,6 +10,7 @@ the log refuses the second. Compaction, expiry and replacement share one guard o
 import json
 import os
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 MAINTENANCE = "penstock/maintenance"
 ATTEMPTS = 10  # each fails only because another commit succeeded meanwhile
+BOUND_TEXT = 32  # characters of a text that bounds a column; entities may be long
+GREATEST_TEXT = "\U0010ffff"  # sorts behind everything
 COMPACT_BYTES = 256 * 2**20  # of Parquet: what one step reads, merges and writes in memory
 
 
@@ -174,8 +177,8 @@ class DeltaTables:
         if metric is None:
             rows = dataset.to_table(filter=wanted)
         else:
-            # Not in the filter: our commits have the range of buckets only, and deltalake takes what a commit does not
-            # say for "no value fits". Batch by batch, so that other metrics are never in memory together.
+            # Not in the filter: earlier commits have the range of buckets only, and deltalake takes what a commit does
+            # not say for "no value fits". Batch by batch, so that other metrics are never in memory together.
             batches = (batch.filter(pc.equal(batch["metric"], metric)) for batch in dataset.to_batches(filter=wanted))
             rows = pa.Table.from_batches(batches, dataset.schema)
         return rows.select(SCHEMAS[name].names).cast(SCHEMAS[name])
@@ -285,14 +288,36 @@ def _paths(table: DeltaTable) -> list[str]:
 
 def _add_action(file: Path, root: Path, *, data_change: bool) -> AddAction:
     metadata = pq.read_metadata(file)
-    stats = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
-    column = metadata.schema.to_arrow_schema().get_field_index("bucket")
-    groups = [metadata.row_group(n).column(column).statistics for n in range(metadata.num_row_groups)]
-    if groups and all(group is not None and group.has_min_max for group in groups):
-        stats["minValues"]["bucket"] = min(group.min for group in groups).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        stats["maxValues"]["bucket"] = max(group.max for group in groups).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     path = file.relative_to(root).as_posix()
-    return AddAction(path, file.stat().st_size, {}, int(time.time() * 1000), data_change, json.dumps(stats))
+    stats = json.dumps(_stats_of(metadata), allow_nan=False)
+    return AddAction(path, file.stat().st_size, {}, int(time.time() * 1000), data_change, stats)
+
+
+def _stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
+    """Bounds of every column, wide ones where Parquet has none: a reader may take a column without for an empty one."""
+    stats: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    for place, field in enumerate(metadata.schema.to_arrow_schema()):
+        groups = [metadata.row_group(n).column(place).statistics for n in range(metadata.num_row_groups)]
+        if groups and all(group is not None and group.has_null_count for group in groups):
+            stats["nullCount"][field.name] = sum(group.null_count for group in groups)
+        bounds = [(group.min, group.max) for group in groups if group is not None and group.has_min_max]
+        whole = len(bounds) == len(groups)
+        least, greatest = min((low for low, _ in bounds), default=None), max((high for _, high in bounds), default=None)
+        for kind, bound in (("minValues", least), ("maxValues", greatest)):
+            stats[kind][field.name] = _bound_of(field.type, bound if whole else None, is_least=kind == "minValues")
+    return stats
+
+
+def _bound_of(kind: Any, bound: Any, *, is_least: bool) -> Any:
+    """A bound as JSON has it, never within the values; None of a time or a whole number that has none."""
+    if pa.types.is_string(kind):
+        if bound is None:
+            return "" if is_least else GREATEST_TEXT
+        return bound if len(bound) <= BOUND_TEXT else bound[:BOUND_TEXT] + ("" if is_least else GREATEST_TEXT)
+    if pa.types.is_floating(kind):
+        widest = -sys.float_info.max if is_least else sys.float_info.max
+        return widest if bound is None else min(max(bound, -sys.float_info.max), sys.float_info.max)
+    return bound.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if isinstance(bound, datetime) else bound
 
 
 def _remove_action(path: str, *, data_change: bool) -> RemoveAction:
