@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 -
 help:  ## What there is
 	@echo "Penstock: telemetry in, held under pressure, tables on Spark out."
 	@echo
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: setup  ## The whole pipeline end to end on this machine, with a summary at the end
 	@$(BIN)/penstock demo

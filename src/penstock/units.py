@@ -70,9 +70,10 @@ def format_bytes(count: float) -> str:
 
 def exact_bytes(count: int) -> str:
     """`512Mi`: the shortest text that `parse_bytes` reads back as the same number."""
-    for unit, factor in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10), ("GB", 10**9), ("MB", 10**6)):
-        if count and count % factor == 0:
-            return f"{count // factor}{unit}"
+    units = (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10), ("GB", 10**9), ("MB", 10**6))
+    texts = [f"{count // factor}{unit}" for unit, factor in units if count and count % factor == 0]
+    if texts:
+        return min(texts, key=len)
     return str(count)
 
 

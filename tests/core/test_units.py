@@ -67,6 +67,10 @@ def test_a_size_as_short_text_is_read_back_as_the_same(size: int) -> None:
     assert parse_bytes(exact_bytes(size), "x") == size
 
 
+def test_a_size_is_written_in_the_unit_that_makes_it_short() -> None:
+    assert [exact_bytes(size) for size in (2**30, 256 * 10**6, 2**20 + 1)] == ["1Gi", "256MB", "1048577"]
+
+
 @given(st.integers(0, 10**9))
 def test_a_duration_as_short_text_is_read_back_as_the_same(milliseconds: int) -> None:
     seconds = milliseconds / 1000

@@ -106,6 +106,7 @@ def test_a_reader_that_goes_away_ends_the_console_and_not_the_batches(tmp_path: 
     [
         ("--to console --queue-path no/such", "there is no queue in no/such: name its folder with --queue-path"),
         ("--to console --queue-path .", "there is no queue in .: name its folder with --queue-path"),
+        (f"--to console --queue-path {'x' * 300}", "File name too long"),
         ("--to console --queue-type memory", "type must be disk"),
         ("--to otlp-http", "--url must say where otlp-http sends to"),
         ("--to otlp-http --url localhost:4318", "url must look like http://host:port/path"),

@@ -64,6 +64,23 @@ def test_what_can_never_work_is_refused_for_good(
     assert "Retry-After" not in answered.headers
 
 
+@pytest.mark.parametrize(
+    ("path", "taken"),
+    [
+        ("/v1/metrics", b"application/x-protobuf or application/json is"),
+        ("/v1/events", b"application/json is"),
+        ("/api/v1/write", b"application/x-protobuf (remote write 1.0) is"),
+    ],
+)
+def test_a_content_type_that_is_not_taken_is_answered_with_one_that_is(
+    http: HttpReceiver, path: str, taken: bytes
+) -> None:
+    answered = call("POST", http.port, path, b"{}", {"Content-Type": "application/x-www-form-urlencoded"})
+
+    assert answered.status == 415
+    assert taken in answered.body
+
+
 def test_a_full_queue_is_429_with_a_time_to_come_back(http: HttpReceiver, sink: KeepingSink) -> None:
     sink.refuses = True
 

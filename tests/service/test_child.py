@@ -71,7 +71,7 @@ def test_one_that_would_only_fail_again_is_left_alone(start: Callable[..., Child
     wait_until(lambda: child.has_ended)
 
     assert child.restarts == 0
-    assert child.problem() == f"echo is down: exit_code={FINAL}"
+    assert child.problem() == f"echo is down: exit code {FINAL}"
     assert list(child.values()) == []
 
 

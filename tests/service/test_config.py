@@ -302,6 +302,21 @@ def test_check_exits_with_2_and_says_which_line(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["config", "check", "-c", str(tmp_path / "none.yaml")]).exit_code == 2
 
 
+def test_check_names_the_file_that_it_found_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no file: fine, 0 keys are set" in CliRunner().invoke(main, ["config", "check"]).output
+    (tmp_path / "penstock.yaml").write_text("processes: 1\n")
+    assert "penstock.yaml: fine, 1 key is set" in CliRunner().invoke(main, ["config", "check"]).output
+
+
+def test_a_variable_that_is_like_none_of_ours_is_not_taken_for_one() -> None:
+    (far,) = of(environ={"PENSTOCK_FOO": "1"}).warnings
+    (near,) = of(environ={"PENSTOCK_PROCESES": "1"}).warnings
+
+    assert "did you mean" not in far
+    assert near.endswith("did you mean PENSTOCK_PROCESSES?")
+
+
 def test_check_reads_the_metric_definitions_too(tmp_path: Path) -> None:
     (tmp_path / "metrics.yaml").write_text("metrics: [{name: x, source: y, levels: [week]}]")
     for name, code in (("metrics.yaml", 2), ("elsewhere.yaml", 0)):
@@ -312,6 +327,7 @@ def test_check_reads_the_metric_definitions_too(tmp_path: Path) -> None:
 
 def test_check_notes_what_is_allowed_and_deserves_a_look(tmp_path: Path) -> None:
     flags = ["--exporter-type", "console", "--queue-durability", "memory", "--queue-full-behavior", "drop_oldest"]
+    assert "exporter.type is none" in CliRunner().invoke(main, ["config", "check", "--exporter-url", "http://h"]).output
     flags += ["--processes", "2", "--receivers-http-auth-token-file", str(tmp_path / "none")]
     ran = CliRunner().invoke(main, ["config", "check", *flags])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import ConfigError, PenstockError, QueueFull
+from penstock.errors import ConfigError, PenstockError, QueueFull, QueueLocked
 from penstock.export.config import SendQueueConfig
 from penstock.export.send_queue import SendQueue
 from penstock.model.point import chunk_type, entity_of
@@ -276,6 +276,41 @@ def test_segments_are_few_however_many_requests_there_are(rig: Callable[..., Rig
 
     assert time.monotonic() - began < 10  # what gathers is not waited for at the end
     assert 1 <= len(sealed(tmp_path / "segments")) <= 3
+
+
+def test_a_folder_that_another_penstock_has_is_said_with_what_to_do(rig: Callable[..., Rig]) -> None:
+    rig("exporter: {type: console}")
+    with pytest.raises(QueueLocked, match="if another penstock runs here, give this one its own --data-dir"):
+        rig("exporter: {type: console}")
+    with pytest.raises(QueueLocked, match=r"rollup-queue.*--data-dir"):
+        rig()
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("receivers: {http: {tls: {cert_file: /no/cert, key_file: /no/key}}}", "receivers.http.tls.cert_file must be"),
+        ("receivers: {grpc: {tls: {cert_file: /no/cert, key_file: /no/key}}}", "receivers.grpc.tls.cert_file must be"),
+        ("receivers: {http: {auth: {token_file: /no/tokens}}}", "receivers.http.auth.token_file /no/tokens: No such"),
+        ("definitions: /no/metrics.yaml", "definitions /no/metrics.yaml: No such file"),
+    ],
+)
+def test_what_is_missing_at_the_start_is_said_with_its_key(tmp_path: Path, section: str, message: str) -> None:
+    settings = f"data_dir: {tmp_path}\nspark: {{enabled: false}}\nadmin: {{enabled: false}}\n{section}"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Service(load(ServiceConfig, text=settings)).start()
+
+
+@pytest.mark.parametrize("receiver", ["http", "grpc"])
+def test_a_port_that_is_taken_is_said_in_the_systems_words(tmp_path: Path, receiver: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        named = {"http": {"port": 0}, "grpc": {"port": 0}} | {receiver: {"port": port}}
+        settings = f"data_dir: {tmp_path}\nspark: {{enabled: false}}\nadmin: {{enabled: false}}\nreceivers: {named}"
+        with pytest.raises(
+            PenstockError, match=rf"{receiver} cannot listen on \S+:{port}: Address already in use; rec"
+        ):
+            Service(load(ServiceConfig, text=settings)).start()
 
 
 def test_a_folder_that_cannot_be_made_is_said_with_the_key_that_names_another(tmp_path: Path) -> None:

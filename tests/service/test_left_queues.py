@@ -166,6 +166,13 @@ def test_only_queues_with_blocks_that_no_process_has_are_left(tmp_path: Path) ->
     assert [(one.path.name, one.name, one.index) for one in found] == [("queue.2", "relay", 2)]
 
 
+def test_a_folder_that_cannot_be_looked_into_has_nothing_left(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    assert find(config_of(tmp_path / "file", "exporter: {type: console}")) == []
+    assert find(config_of(tmp_path / ("x" * 300), "exporter: {type: console}")) == []
+
+
 def test_a_queue_whose_destination_was_taken_out_is_named_and_left_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -53,13 +54,25 @@ class GrpcReceiver:
         except (OSError, RuntimeError) as error:
             self.close(0.0)
             raise PenstockError(
-                f"receivers.grpc cannot listen on {self.config.host}:{self.config.port}: {error}; "
-                f"receivers.grpc.port names another"
+                f"receivers.grpc cannot listen on {self.config.host}:{self.config.port}: {self._why_not(error)}; "
+                "receivers.grpc.host and receivers.grpc.port name another place"
             ) from error
         log.info(
-            "gRPC receiver listens. address=%s:%d tls=%s", self.config.host, self.port, self.config.tls is not None
+            "gRPC receiver listens. host=%s port=%d tls=%s", self.config.host, self.port, self.config.tls is not None
         )
         return self
+
+    def _why_not(self, error: Exception) -> str:
+        """What the system says of the port: gRPC does not."""
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                self.config.host, self.config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind, protocol) as trial:
+                trial.bind(address)
+        except OSError as said:
+            return said.strerror or str(said)
+        return str(error)
 
     def stop_accepting(self) -> None:
         """Take no new calls; what is under way goes on."""

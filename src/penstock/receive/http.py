@@ -30,6 +30,11 @@ _ENCODINGS = {encoding.value: encoding for encoding in Encoding} | {
     "x-snappy-framed": Encoding.SNAPPY,
 }
 _PROTOBUF = ("application/x-protobuf", "application/protobuf", "application/vnd.google.protobuf")
+_TAKEN = {
+    Format.OTLP: "application/x-protobuf or application/json",
+    Format.REMOTE_WRITE: "application/x-protobuf (remote write 1.0)",
+    Format.EVENTS: "application/json",
+}
 _LINGER = 1.0  # seconds to read on after an early answer, so that the client sees it and not a reset
 _START = 10.0  # seconds that binding a port may take
 
@@ -71,9 +76,11 @@ class HttpReceiver:
             reason = os.strerror(error.errno) if error.errno else error
             raise PenstockError(
                 f"receivers.http cannot listen on {self.config.host}:{self.config.port}: {reason}; "
-                f"receivers.http.port names another"
+                "receivers.http.host and receivers.http.port name another place"
             ) from error
-        log.info("HTTP receiver listens. address=%s:%d tls=%s", self.config.host, self.port, self._context is not None)
+        log.info(
+            "HTTP receiver listens. host=%s port=%d tls=%s", self.config.host, self.port, self._context is not None
+        )
         return self
 
     def stop_accepting(self) -> None:
@@ -164,7 +171,8 @@ class HttpReceiver:
             kind = Format.OTLP_JSON
         elif content_type not in (("application/json",) if kind is Format.EVENTS else _PROTOBUF):
             self._intake.refuse(Refusal.UNSUPPORTED)
-            return error_reply(kind, 415, f"content type {content_type!r} is not taken here")
+            taken = _TAKEN[kind]
+            return error_reply(kind, 415, f"content type {content_type!r} is not taken here, {taken} is")
         name = request.headers.get("Content-Encoding", "").strip().lower()
         encoding = _ENCODINGS.get(name)
         if encoding is None:

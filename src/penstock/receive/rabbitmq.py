@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from penstock.errors import ConfigError
+from penstock.errors import BrokerError, ConfigError
 from penstock.receive.amqp.broker import Tls
 from penstock.receive.amqp.declarations import Declarations
 from penstock.receive.amqp.into_intake import batches_into_intake
@@ -52,7 +52,10 @@ class RabbitReceiver:
 
     def start(self) -> Self:
         """Consume; BrokerError if the broker cannot be reached or refuses us. Later losses are repaired."""
-        self._registry.start()
+        try:
+            self._registry.start()
+        except BrokerError as error:
+            raise BrokerError(f"receivers.amqp cannot consume from {error}") from error
         return self
 
     def stop_accepting(self) -> None:

@@ -167,7 +167,9 @@ class Child:
                 break
             lasted = self._clock.monotonic() - began
             pause = FIRST_PAUSE if lasted > STEADY else min(pause * 2, LONGEST_PAUSE)
-            log.warning("A process died and is started again. child=%s %s pause=%.1f", self.name, _words(code), pause)
+            log.warning(
+                "A process died and is started again. child=%s cause=%s pause=%.1f", self.name, _words(code), pause
+            )
             if self._stopping.wait(pause):
                 break
             self.restarts += 1
@@ -177,8 +179,8 @@ class Child:
 
 def _words(code: int) -> str:
     if code >= 0:
-        return f"exit_code={code}"
+        return f"exit code {code}"
     try:
-        return f"signal={signal.Signals(-code).name}"
+        return f"signal {signal.Signals(-code).name}"
     except ValueError:
-        return f"signal={-code}"
+        return f"signal {-code}"

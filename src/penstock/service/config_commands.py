@@ -31,9 +31,12 @@ def load_config(ctx: click.Context, file: Path | None) -> Any:
     from penstock.service.config.load import load
     from penstock.service.config.tree import ServiceConfig
 
-    if file is None and Path(FILE).exists():
-        file = Path(FILE)
-    return load(ServiceConfig, file, environ=os.environ, flags=given_flags(ctx))
+    return load(ServiceConfig, file or default_file(), environ=os.environ, flags=given_flags(ctx))
+
+
+def default_file() -> Path | None:
+    """The file that holds where none is named."""
+    return Path(FILE) if Path(FILE).exists() else None
 
 
 @click.group()
@@ -67,7 +70,11 @@ def check(ctx: click.Context, file: Path | None) -> None:
     loaded = load_config(ctx, file)
     for note in (*loaded.warnings, *loaded.config.notes(), *_definitions(loaded.config)):
         click.echo(f"note: {note}", err=True)
-    click.echo(f"{file or 'the defaults'}: fine, {len(loaded.given)} keys are set")
+    click.echo(f"{file or default_file() or 'no file'}: fine, {_counted(len(loaded.given))}")
+
+
+def _counted(keys: int) -> str:
+    return f"{keys} {'key is' if keys == 1 else 'keys are'} set, the others have their defaults"
 
 
 def _definitions(configured: Any) -> list[str]:

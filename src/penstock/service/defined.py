@@ -1,5 +1,6 @@
 """The metric definitions that the configuration names, and those that hold while a process runs."""
 
+from penstock.errors import ConfigError
 from penstock.model.definition import Definitions
 from penstock.model.definition_file import load_definitions
 from penstock.model.level import Level
@@ -8,7 +9,12 @@ from penstock.service.config.tree import ServiceConfig
 
 def definitions_of(config: ServiceConfig) -> Definitions:
     """As the file says now; ConfigError names the mistake in it."""
-    return load_definitions(config.resolved(config.definitions)) if config.definitions else Definitions()
+    if config.definitions is None:
+        return Definitions()
+    try:
+        return load_definitions(config.resolved(config.definitions))
+    except ConfigError as error:
+        raise ConfigError(f"definitions {error}") from error
 
 
 class Defined:

@@ -171,7 +171,7 @@ def find(config: ServiceConfig) -> list[LeftQueue]:
         for index, folder in _siblings(path):
             seen[folder] = LeftQueue(folder, 0, name, index)
     unserved = {config.resolved(config.segments.queue.path), config.resolved(config.exporter.queue.path)}
-    for path in (*unserved, *config.resolved(".").glob("queue-*")):
+    for path in (*unserved, *(one for one in _inside(config.resolved(".")) if one.name.startswith("queue-"))):
         for _, folder in _siblings(path):
             seen.setdefault(folder, LeftQueue(folder, 0))
     return [
@@ -183,13 +183,19 @@ def find(config: ServiceConfig) -> list[LeftQueue]:
 
 def _siblings(path: Path) -> Iterator[tuple[int, Path]]:
     """The folder, and those of other processes beside it."""
-    if path.is_dir():
-        yield 0, path
+    yield 0, path
     prefix = f"{path.name}."
-    for other in path.parent.iterdir() if path.parent.is_dir() else ():
+    for other in _inside(path.parent):
         number = other.name.removeprefix(prefix)
         if other.name.startswith(prefix) and number.isascii() and number.isdigit() and str(int(number)) == number:
             yield int(number), other
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []  # it is not there, or not ours to look into: whoever opens a queue there says so
 
 
 def _blocks_in(folder: Path) -> int:

@@ -94,7 +94,8 @@ def answer(tables: Tables, question: Question, now: datetime | None = None) -> l
             raise PenstockError(_why_nothing(tables, question, level))
     if question.ranks:
         partials = _with_percentiles(partials, question.metric)
-    partials = _grouped(partials, question.by)
+    _check_labels(partials, question)
+    partials = grouped(partials, question.by)
     if question.top is not None:
         partials = _one_bucket(partials, since)
         minutes = max(1, int((now - since).total_seconds() // 60))
@@ -123,7 +124,7 @@ def _bucket_of(moment: datetime, width: timedelta) -> datetime:
     return start + (moment - start) // width * width
 
 
-def _grouped(partials: pa.Table, by: Sequence[str]) -> pa.Table:
+def grouped(partials: pa.Table, by: Sequence[str]) -> pa.Table:
     """With entities cut down to the labels that were asked for."""
     if ALL in by:
         return partials
@@ -136,6 +137,15 @@ def _grouped(partials: pa.Table, by: Sequence[str]) -> pa.Table:
 def _cut(entity: str, by: Sequence[str]) -> str:
     labels = json.loads(entity)
     return entity_of({label: labels.get(label, "") for label in by})
+
+
+def _check_labels(partials: pa.Table, question: Question) -> None:
+    """A label that no series has is misspelt: all would be one group without a name."""
+    known = {label for entity in pc.unique(partials["entity"]).to_pylist() for label in json.loads(entity)}
+    for label in question.by:
+        if label != ALL and label not in known:
+            there = f"it has {', '.join(sorted(known))}" if known else "it has none"
+            raise PenstockError(f"{question.metric} has no label {label!r} in that time; {there}")
 
 
 def _one_bucket(partials: pa.Table, moment: datetime) -> pa.Table:
@@ -217,8 +227,9 @@ def _why_nothing(tables: Tables, question: Question, level: Level) -> str:
 def nothing_yet(tables: Tables) -> str:
     """What to do where there are no tables."""
     return (
-        f"there are no tables at {tables.location} yet: `penstock run` makes them of what it receives, "
-        "`penstock spark run` of segments, `penstock demo` of generated points; or name others with --tables"
+        f"there are no tables at {tables.location} yet: `penstock run` makes them of what it receives (the first rows "
+        "come some seconds after it has said `Spark works`), `penstock spark run` of segments, `penstock demo` of "
+        "generated points; or name others with --tables"
     )
 
 

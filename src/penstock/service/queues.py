@@ -1,11 +1,12 @@
 """The send queues of one process, as its configuration describes them: one for each destination, one for segments."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, QueueLocked
 from penstock.export.breaker import CircuitState
 from penstock.export.send_queue import SendQueue
 from penstock.service.config.tree import ServiceConfig
@@ -23,7 +24,8 @@ SEGMENTS = "rollup"  # what the queue before segments is called
 def relay_queue(config: ServiceConfig, name: str) -> SendQueue:
     """The queue before that destination, not yet started."""
     section = config.relays()[name]
-    return SendQueue.open(make_exporter(section), replace(section.queue, path=private(config.queue_path(name))))
+    with _for_us_alone():
+        return SendQueue.open(make_exporter(section), replace(section.queue, path=private(config.queue_path(name))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class SegmentQueue:
             folder, writer=segments.writer, max_blocks=segments.max_blocks, max_bytes=segments.max_bytes
         )
         pace = Paced(exporter, float(segments.interval))
-        queue = FastQueue(private(config.resolved(segments.queue.path)), segments.queue.queue_config())
+        with _for_us_alone():
+            queue = FastQueue(private(config.resolved(segments.queue.path)), segments.queue.queue_config())
         try:
             sender = SendQueue(queue, pace, segments.queue, owns_queue=True)
         except BaseException:
@@ -56,6 +59,15 @@ class SegmentQueue:
     def samples(self) -> Iterator[Sample]:
         """Of the exporter: the queue's own are the sender's."""
         yield from self.exporter.samples()
+
+
+@contextmanager
+def _for_us_alone() -> Iterator[None]:
+    """Say of a folder that is taken what can be done."""
+    try:
+        yield
+    except QueueLocked as error:
+        raise QueueLocked(f"{error}; if another penstock runs here, give this one its own --data-dir") from error
 
 
 def are_emptying(senders: Iterable[SendQueue]) -> bool:

@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from penstock.clock import Clock, SystemClock
+from penstock.errors import ConfigError
 from penstock.receive.sink import RawSink, Sink
 from penstock.service.config.tree import ServiceConfig
 from penstock.telemetry import Buckets, Sample
@@ -68,8 +70,9 @@ class Front:
 
     def check_secrets(self) -> None:
         """Whether `reload` would find everything: one receiver must not go on with new secrets and another with old."""
-        for receiver in self.receivers.values():
-            receiver.check_secrets()
+        for name, receiver in self.receivers.items():
+            with _named(name):
+                receiver.check_secrets()
 
     def reload(self) -> None:
         for receiver in self.receivers.values():
@@ -83,6 +86,15 @@ class Front:
         yield from self._intake.samples()
         for receiver in self.receivers.values():
             yield from receiver.samples()
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say of a setting that is wrong whose it is."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"receivers.{name}.{error}") from error
 
 
 MakeFront = Callable[[ServiceConfig, Sink | None, RawSink | None], Front]
@@ -102,12 +114,14 @@ def make_front(config: ServiceConfig, sink: Sink | None, relay: RawSink | None, 
     intake = Intake(sink, relay, config.intake, began=began)
     receivers: dict[str, Receiver] = {}
     if config.receivers.http.enabled:
-        receivers["http"] = HttpReceiver(config.receivers.http, intake)
+        with _named("http"):
+            receivers["http"] = HttpReceiver(config.receivers.http, intake)
     if config.receivers.grpc.enabled:
         require_extra("receive", "grpc")
         from penstock.receive.grpc import GrpcReceiver
 
-        receivers["grpc"] = GrpcReceiver(config.receivers.grpc, intake)
+        with _named("grpc"):
+            receivers["grpc"] = GrpcReceiver(config.receivers.grpc, intake)
     if config.receivers.amqp.enabled:
         require_extra("amqp", "pika")
         from penstock.receive.rabbitmq import RabbitReceiver

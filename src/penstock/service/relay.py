@@ -61,7 +61,10 @@ def _section(file: Path) -> Mapping[str, Any]:
 
 def _is_queue(folder: Path) -> bool:
     """Whether a queue lies there: else one would be made, and found to be empty."""
-    return folder.is_dir() and any(_OF_A_QUEUE.fullmatch(entry.name) for entry in folder.iterdir())
+    try:
+        return folder.is_dir() and any(_OF_A_QUEUE.fullmatch(entry.name) for entry in folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"--queue-path {folder}: {error.strerror}") from error
 
 
 def _headers(lines: Sequence[str]) -> dict[str, str]:

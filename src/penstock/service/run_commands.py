@@ -51,7 +51,7 @@ def _run(ctx: click.Context, file: Path | None, loaded: Any) -> int:
 
     set_up_logs(loaded.config.logging.number, loaded.config.logging.format)
     for note in (*loaded.warnings, *loaded.config.notes()):
-        log.warning("A setting deserves a look. %s", note)
+        log.warning("A setting deserves a look. note=%s", note)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     hear(signals.put, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     service = Service(loaded, began=process_began())
@@ -93,7 +93,7 @@ def _stop(service: Any, signals: "queue.SimpleQueue[int]") -> int:
         closing.join(0.05)
         try:
             if signals.get_nowait() != signal.SIGHUP and time.monotonic() - began > SAME_SIGNAL:
-                log.warning("Stopped at once. A second signal came; what is durable stays")
+                log.warning("Stopped at once by a second signal, what is durable stays.")
                 service.kill()
                 logging.shutdown()
                 os._exit(LATE)

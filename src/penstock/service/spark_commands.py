@@ -226,7 +226,12 @@ def compact(location: str, vacuum: int) -> None:
 @spark.command()
 @_tables_option
 @_definitions_option
-@click.option("--keep", multiple=True, metavar="TABLE=AGE", help=f"How long; default {KEEP}.")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="TABLE=AGE",
+    help=f"How long [default: {', '.join(f'{table}={age}' for table, age in KEEP.items())}].",
+)
 @click.option("--now", type=click.DateTime(), help="Pretend that it is this time (UTC).")
 def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: datetime | None) -> None:
     """Delete what is older than its lifetime: by table, or as a metric's definition says.

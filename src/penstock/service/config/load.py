@@ -143,7 +143,7 @@ def _of_text(
     """What a flag or a variable sets."""
     key = known.get(spelled) or _named_key(spelled, known, between)
     if key is None:
-        strangers.append(unknown(spelled, spelled, list(known)))
+        strangers.append(unknown(spelled, spelled, list(known), f"{PREFIX}_" if between == "_" else "--"))
         return
     for end in range(1, len(key.path)):
         if _is_named_at(schema, key.path[:end]):
@@ -236,10 +236,11 @@ def is_name(text: str) -> bool:
     return text.isascii() and text.isalnum() and text.islower() and text[0].isalpha()
 
 
-def unknown(name: str, word: str, known: list[str]) -> str:
-    """That there is no such thing, and what may have been meant."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+def unknown(name: str, word: str, known: list[str], prefix: str = "") -> str:
+    """That there is no such thing, and what may have been meant. `prefix`: what all of them begin with."""
+    bare = [one.removeprefix(prefix) for one in known]
+    close = difflib.get_close_matches(word.removeprefix(prefix), bare, n=1, cutoff=0.6)
+    hint = f"did you mean {prefix}{close[0]}?" if close else f"known are {', '.join(sorted(known))}"
     if len(hint) > 400:
         hint = "`penstock config keys` lists all"
     return f"{name} is not a setting; {hint}"

@@ -298,6 +298,8 @@ class ServiceConfig:
                     yield f"receivers.{name}.{error}"
         if not self.relays() and self.pipelines.relay and not self.pipelines.rollup:
             yield "pipelines.rollup is false and no exporter is set: requests are taken and go nowhere"
+        if self.exporter.type == "none" and self.exporter.url:
+            yield "exporter.url is set and exporter.type is none: nothing is sent there. Say what it speaks"
         for name, exporter in self.relays().items():
             if exporter.queue.durability is Durability.MEMORY:
                 yield f"{name}: queue.durability is memory, so kill -9 loses requests that were answered for"
