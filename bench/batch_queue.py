@@ -1,6 +1,7 @@
 """The batch queue against `queue.SimpleQueue` and `queue.Queue`, all in one run, so that ratios can be trusted.
 
-S is the rate of `SimpleQueue.put` and `get` in one thread. Arms are interleaved; every figure is the median of its
+S is the rate of `SimpleQueue.put` and `get` in one thread. The package is measured as it is and compiled, each in a
+process of its own that lasts for the whole run. Arms are interleaved; every figure is the median of its
 rounds, and every run checks that what was accepted was consumed. Rates are given by the wall clock and, since the
 machine may be busy with other things, by the CPU time of this process.
 
@@ -9,32 +10,17 @@ machine may be busy with other things, by the CPU time of this process.
 
 import argparse
 import os
-import queue
 import statistics
 from collections.abc import Callable, Iterator
 
-from bench.batch_rigs import (
-    TYPES,
-    Counting,
-    Empty,
-    Flushing,
-    Held,
-    Rate,
-    Rig,
-    batch_handles,
-    cpu_per_call,
-    handles,
-    idle_cpu,
-    latencies,
-    many,
-    one_thread,
-    run_rig,
-    single,
-    skewed_items,
-    sleeping,
-    standard_queue,
-)
+from bench.batch_arms import OURS, STANDARD, builds
+from bench.batch_rigs import Counting, Flushing, Rate, idle_cpu, latencies, sleeping
 from penstock import DrainBalancer
+
+TARGETS = {
+    "16p/4t single": 0.35, "16p/4t many of one type": 1.4, "16p/4t many of mixed types": 0.35,
+    "1p/1t single": 0.4, "1p/1t many of one type": 1.4,
+}  # fmt: skip
 
 
 def load() -> str:
@@ -48,41 +34,30 @@ def row(name: str, value: str, ratio: str, target: str = "–", *reached: bool) 
 
 
 def throughput(rounds: int, seconds: float) -> None:
-    arms: dict[str, Callable[[], Rate]] = {
-        "S": lambda: one_thread(queue.SimpleQueue(), seconds),
-        "16p/4t single": lambda: run_rig(rig := Rig(4), 16, seconds, single(rig)),
-        "16p/4t single, producer handles": lambda: run_rig(rig := Rig(4), 16, seconds, handles(rig)),
-        "16p/4t many of one type": lambda: run_rig(rig := Rig(4), 16, seconds, many(rig, mixed=False)),
-        "16p/4t many of one type, batch handles": lambda: run_rig(rig := Rig(4), 16, seconds, batch_handles(rig)),
-        "16p/4t many of one type, buffers of 20 000": lambda: run_rig(
-            rig := Rig(4, buffer_size=20_000), 16, seconds, many(rig, mixed=False)
-        ),
-        "16p/4t many of mixed types": lambda: run_rig(rig := Rig(4), 16, seconds, many(rig, mixed=True)),
-        "1p/1t single": lambda: run_rig(rig := Rig(1), 1, seconds, single(rig)),
-        "1p/1t single, one type": lambda: run_rig(rig := Rig(1, TYPES[:1]), 1, seconds, single(rig, one_type=True)),
-        "1p/1t many of one type": lambda: run_rig(rig := Rig(1), 1, seconds, many(rig, mixed=False)),
-        "1p/1t many of one type, batch handles": lambda: run_rig(rig := Rig(1), 1, seconds, batch_handles(rig)),
-        "queue.Queue, one thread": lambda: one_thread(queue.Queue(2_000), seconds),
-        "queue.Queue 16p/4t": lambda: standard_queue(seconds),
-    }
-    targets = {
-        "16p/4t single": 0.35, "16p/4t many of one type": 1.4, "16p/4t many of mixed types": 0.35,
-        "1p/1t single": 0.4, "1p/1t many of one type": 1.4,
-    }  # fmt: skip
-    rates: dict[str, list[Rate]] = {name: [] for name in arms}
-    for _ in range(rounds):
-        for name, arm in arms.items():
-            rates[name].append(arm())
-    wall = {name: statistics.median(rate.wall for rate in values) for name, values in rates.items()}
-    cpu = {name: statistics.median(rate.cpu for rate in values) for name, values in rates.items()}
-    for name, rate in wall.items():
-        ratio, by_cpu = rate / wall["S"], cpu[name] / cpu["S"]
-        target = targets.get(name)
-        reached = () if target is None else (ratio >= target, by_cpu >= target)
+    rates: dict[tuple[str, str], list[Rate]] = {}
+    with builds() as measured:
+        for _ in range(rounds):
+            for arm in OURS:
+                for build in measured:
+                    rates.setdefault((arm, build.name), []).append(build.rate(arm, seconds))
+            for arm in STANDARD:
+                rates.setdefault((arm, "interpreted"), []).append(measured[0].rate(arm, seconds))
+    yardstick = [rate for (arm, _), values in rates.items() if arm == "S" for rate in values]
+    wall_of_s = statistics.median(rate.wall for rate in yardstick)
+    cpu_of_s = statistics.median(rate.cpu for rate in yardstick)
+    row("S", f"{wall_of_s / 1e6:.2f} M/s", "1.00 S")
+    wall: dict[tuple[str, str], float] = {}
+    for (arm, build_name), values in rates.items():
+        wall[arm, build_name] = rate = statistics.median(value.wall for value in values)
+        by_cpu = statistics.median(value.cpu for value in values) / cpu_of_s
+        target = TARGETS.get(arm)
+        reached = () if target is None else (rate / wall_of_s >= target, by_cpu >= target)
         wanted = "–" if target is None else f"≥ {target} S"
-        row(name, f"{rate / 1e6:.2f} M/s", f"{ratio:.2f} S (CPU {by_cpu:.2f})", wanted, *reached)
-    rival = max(wall["queue.Queue 16p/4t"], wall["queue.Queue, one thread"])
-    against = wall["16p/4t single"] / rival
+        name = f"{arm}, compiled" if build_name == "compiled" else arm
+        if arm != "S":
+            row(name, f"{rate / 1e6:.2f} M/s", f"{rate / wall_of_s:.2f} S (CPU {by_cpu:.2f})", wanted, *reached)
+    rival = max(wall[arm, "interpreted"] for arm in STANDARD)
+    against = wall["16p/4t single", "interpreted"] / rival
     row("16p/4t single against the better queue.Queue", "", f"{against:.1f} ×", "≥ 5 ×", against >= 5)
 
 
@@ -124,29 +99,13 @@ def idle_table(seconds: float) -> None:
 
 
 def anatomy() -> None:
-    """Where the time of a single `produce` goes, in CPU time: 4 000 items go in while the thread is held, then out."""
-    items = skewed_items(1)
-    simple = 1e9 / one_thread(queue.SimpleQueue(), 0.5).cpu
-    empty = cpu_per_call([Empty().produce] * len(items), items)
-    rig = Rig(1)
-    hold = Held(rig.queue)
-    emits: dict[type, Callable[[object], bool]] = {type_: rig.queue.producer(type_) for type_ in TYPES}
-    produce, handle, drain = [], [], []
-    for _ in range(50):
-        with hold:
-            produce.append(cpu_per_call([rig.queue.produce] * len(items), items))
-        drain.append(hold.drained_in / len(items) * 1e9)
-        with hold:
-            handle.append(cpu_per_call([emits[type(item)] for item in items], items))
-    rig.close(100 * len(items))
-    row("anatomy: SimpleQueue put + get (1 / S)", f"{simple:.0f} ns", "")
-    for name, value in (
-        ("loop and call of an empty method", empty),
-        ("produce", statistics.median(produce)),
-        ("a producer handle", statistics.median(handle)),
-        ("drain and dispatch, 40 items per batch", statistics.median(drain)),
-    ):
-        row(f"anatomy: {name}", f"{value:.0f} ns", f"{value / simple:.2f} / S")
+    """Where the time of a single `produce` goes."""
+    with builds() as measured:
+        for build in measured:
+            figures = build.anatomy()
+            simple = next(iter(figures.values()))
+            for name, value in figures.items():
+                row(f"anatomy, {build.name}: {name}", f"{value:.0f} ns", f"{value / simple:.2f} / S")
 
 
 def parts(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], None]]]:

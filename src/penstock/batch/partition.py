@@ -2,7 +2,7 @@
 
 Room. Every slot of a partition is in exactly one of five places, and their sum is the capacity at all times:
     spare      a number, guarded by the lock: slots that nobody has
-    credits    a deque, at most CREDITS long: slots that single producers take without the lock, by `pop`;
+    credits    a list, at most CREDITS long: slots that single producers take without the lock, by `pop`;
                each of them is `asleep`, at which the producer has to look next
     in flight  popped, not yet appended: one per producer, for the time of two bytecodes
     held       items in the lanes
@@ -15,15 +15,14 @@ must see to it that the partition is drained: a producer by submitting it to its
 A producer appends the item, then looks at `asleep`; a drainer puts the token back, then looks at the lanes. In any
 interleaving one of the two sees the other, so no item is left without somebody who will come for it.
 
-What is relied on: `list.append`, `list.extend` of a list, `list.pop`, slice reads and slice deletion of lists, and
-`deque.pop` and `deque.extend` are each atomic and seen in one order by all threads. The language's FAQ on thread-safe
-operations and the documentation of `collections.deque` promise the former; the global lock gives the latter.
+What is relied on: `list.append`, `list.extend` of a list, `list.pop`, slice reads and slice deletion of lists are each
+atomic and seen in one order by all threads. The language's FAQ on thread-safe operations promises the former; the
+global lock gives the latter.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from penstock.batch.gate import Gate
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 CREDITS = 1024  # slots handed out at a time: the lock is then taken once for so many single items
 
 Asleep = list["Partition"]  # the place of the token
-Route = tuple["deque[Asleep]", list[Any]]  # what `produce` needs of a lane: credits and items
+Route = tuple[list[Asleep], list[Any]]  # what `produce` needs of a lane: credits and items
 
 
 class Registration:
@@ -85,7 +84,7 @@ class Partition:
         self.byte_capacity = byte_capacity
         self.owner = owner  # written under the queue's lock; an old owner forwards what still reaches it
         self.asleep: Asleep = [self]
-        self.credits: deque[Asleep] = deque()
+        self.credits: list[Asleep] = []
         # Append-only; written under the queue's lock.
         self.lanes: list[Lane] = []
         self.lane_of: dict[type, Lane] = {}
@@ -155,7 +154,7 @@ class Partition:
             self._spare -= wanted
             if wanted == 1 and (credit := min(self._spare, CREDITS - len(self.credits))) > 0:
                 self._spare -= credit
-                self.credits.extend(repeat(self.asleep, credit))
+                self.credits.extend([self.asleep] * credit)
         else:
             count, self._spare = self._spare, 0
             while count < wanted and self._uncredit_locked():

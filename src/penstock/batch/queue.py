@@ -16,19 +16,19 @@ How 1 to 4 are kept without a lock per item is told in `partition`.
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import groupby
-from operator import countOf
 from typing import Any, Self, TypeVar
 
 from penstock.batch.admission import Admission
 from penstock.batch.config import BatchQueueConfig, HandlerConsumer, check_handler
 from penstock.batch.crew import is_of_crew
 from penstock.batch.drain import SHORTEST_ON_ROUNDS, DrainTask, call_on_idle, report_batch, rouse
+from penstock.batch.handles import BatchProducer, Producer
 from penstock.batch.layout import Layout
 from penstock.batch.lifecycle import LIVE_QUEUES
 from penstock.batch.partition import Partition
-from penstock.batch.producers import BatchProducer, Producer, in_batches, listed, one_by_one
+from penstock.batch.producing import Producing, in_batches, listed, one_by_one
 from penstock.batch.rebalance import Rebalancer
 from penstock.batch.rounds import IDLE_ROUNDS
 from penstock.batch.scheduler import OwnTask, SharedScheduler, SharedTask
@@ -44,7 +44,7 @@ _A_TYPE = type  # where an argument has its name
 INTERRUPTED_GRACE = 0.2  # how long `close` lets producers finish before it takes a slot for lost to an interrupt
 
 
-class BatchQueue:
+class BatchQueue(Producing):
     """A partitioned queue that drains itself.
 
     Order: items of one producer and one type arrive as they were produced (with `type_hash`).
@@ -76,11 +76,9 @@ class BatchQueue:
         self._scheduler = scheduler
         self._crew: object = scheduler or self
         self._tasks, partitions = self._resolve()
-        self._layout = Layout(config, self._tasks, partitions)
-        self._routes = self._layout.routes
-        self._homes = self._layout.homes
-        self._admission = Admission(name, config, self._layout, self._clock, self._crew)
-        self._rebalancer = Rebalancer(name, config, self._layout, self._clock)
+        layout = Layout(config, self._tasks, partitions)
+        super().__init__(layout, Admission(name, config, layout, self._clock, self._crew))
+        self._rebalancer = Rebalancer(name, config, layout, self._clock)
         self._finished = threading.Event()
         # _lock guards everything below.
         self._lock = threading.Lock()
@@ -152,42 +150,6 @@ class BatchQueue:
 
     # Producers
 
-    def produce(self, item: object, timeout: float | None = None) -> bool:
-        """Put `item` in; True if it will be consumed, False if it will not.
-
-        Without `timeout` a full partition is met as the strategy says; with it, by waiting so many seconds.
-        """
-        try:
-            credits, items = self._routes[type(item)]
-            asleep = credits.pop()
-            items.append(item)
-        except KeyError:
-            return self._produce_routed(item, timeout)
-        except IndexError:
-            return self._admission.admit(self._layout.lane_for(item), (item,), timeout) == 1
-        except BaseException:
-            self._admission.interrupted = True
-            raise
-        if asleep:
-            rouse(asleep)
-        return True
-
-    def _produce_routed(self, item: object, timeout: float | None) -> bool:
-        """The same for an item whose lane has to be found: the first of its type, or another lane for each item."""
-        lane = self._layout.lane_for(item)
-        credits, items = lane.route
-        try:
-            asleep = credits.pop()
-            items.append(item)
-        except IndexError:
-            return self._admission.admit(lane, (item,), timeout) == 1
-        except BaseException:
-            self._admission.interrupted = True
-            raise
-        if asleep:
-            rouse(asleep)
-        return True
-
     def producer(self, type: type[T]) -> Producer[T]:
         """A `produce` for items of one type that has nothing to look up."""
         lane = self._layout.lane_of_type(type)
@@ -203,49 +165,6 @@ class BatchQueue:
         if lane is None or self.config.buffer_bytes is not None:
             return self.produce_many
         return in_batches(lane, self._admission)
-
-    def produce_many(self, items: Iterable[object], timeout: float | None = None) -> int:
-        """Put `items` in; how many were accepted.
-
-        Where a full partition is waited for, those are the first so many; otherwise each one that found room.
-        """
-        batch = items if type(items) is list or type(items) is tuple else listed(items)
-        if not batch:
-            return 0
-        kind, count = type(batch[0]), len(batch)
-        lane = self._homes.get(kind)
-        # The last one tells most mixed batches at once.
-        if lane is None or type(batch[-1]) is not kind or countOf(map(type, batch), kind) != count:
-            return self._produce_mixed(batch, timeout)
-        partition = lane.partition
-        if not partition.put_all(lane, batch, count):
-            return self._admission.admit(lane, batch, timeout)
-        if partition.asleep:
-            rouse(partition.asleep)
-        return count
-
-    def _produce_mixed(self, batch: Sequence[object], timeout: float | None) -> int:
-        admission, routes = self._admission, self._routes
-        deadline = admission.deadline(admission.patience(timeout))
-        accepted = 0
-        for item in batch:
-            try:
-                credits, items = routes[type(item)]
-                asleep = credits.pop()
-                items.append(item)
-            except (KeyError, IndexError):
-                if self._produce_routed(item, deadline.left()):
-                    accepted += 1
-                elif deadline.patience != 0:
-                    break  # time is up, or the queue has closed
-            except BaseException:
-                admission.interrupted = True
-                raise
-            else:
-                accepted += 1
-                if asleep:
-                    rouse(asleep)
-        return accepted
 
     async def produce_async(self, item: object, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as `produce`
         """`produce` for a coroutine: it awaits room, and the event loop goes on meanwhile."""

@@ -1,0 +1,46 @@
+"""The queue keeps its promises, too, when the one module that can be compiled is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.batch.producing import COMPILED
+from tests.builds import ROOT, build_wheel, unpacked, why_not_compiled
+
+CORE = ("test_bounds.py", "test_close.py", "test_config.py", "test_dispatch.py", "test_protocol.py")
+
+IN_A_CHILD = """
+import sys, pytest
+from penstock.batch import producing
+assert producing.COMPILED, producing.__file__
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def test_a_wheel_is_pure_python_unless_it_is_asked_to_be_compiled(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path, compiled=False)
+
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not list(unpacked(wheel).rglob("*.so"))
+
+
+@pytest.mark.skipif(COMPILED, reason="these tests are run by the one below")
+@pytest.mark.skipif(why_not_compiled() is not None, reason=f"nothing can be compiled here: {why_not_compiled()}")
+def test_the_compiled_queue_passes_the_tests_of_the_interpreted_one(tmp_path: Path) -> None:
+    package = unpacked(build_wheel(tmp_path, compiled=True))
+    core = [f"tests/batch/{name}" for name in CORE]
+    nothing_lost = "tests/batch/test_stress.py::test_nothing_is_lost_doubled_reordered_or_run_twice_at_once"
+
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CHILD, "-q", "-x", "-m", "not soak", "-p", "no:cacheprovider", *core, nothing_lost],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
