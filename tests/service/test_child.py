@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from penstock.service import child as child_module
-from penstock.service.child import FINAL, Child
+from penstock.service.child import Child
+from penstock.service.exit_codes import FINAL
 from penstock.telemetry import Value
 from penstock.testing import wait_until
 

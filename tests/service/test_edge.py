@@ -216,6 +216,19 @@ def test_stopping_waits_for_a_queue_that_empties_and_not_for_a_destination_that_
     assert len(good.batches) == 50
 
 
+def test_a_queue_that_could_not_be_emptied_in_time_is_said(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = MemoryExporter()
+    slow.hold()
+    monkeypatch.setattr(queues_module, "make_exporter", lambda _: slow)
+    one = rig("pipelines: {rollup: false}\nexporter: {type: console, queue: {workers: 1}}")
+    assert one.relay.submit_raw(Format.OTLP, [b"a", b"b"], lambda _: None)
+
+    assert one.edge.close(soon(1.0)) == ["queue relay holds 2 batches, the next start goes on with them"]
+    assert "Queue is closed. queue=relay left=2" in [record.getMessage() for record in caplog.records]
+
+
 def senders(tmp_path: Path, *exporters: MemoryExporter, **settings: Any) -> list[SendQueue]:
     return [
         SendQueue.open(exporter, SendQueueConfig(path=tmp_path / f"q{n}", workers=1, **settings))

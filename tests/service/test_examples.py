@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from penstock.cli import main
 from penstock.model.definition_file import load_definitions
-from penstock.service import run_commands
+from penstock.service.exit_codes import LATE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("penstock-*.yaml"))
@@ -38,5 +38,5 @@ def test_the_unit_gives_a_drain_the_time_that_it_needs_and_knows_our_exit_codes(
     timeouts = [yaml.safe_load(path.read_text()).get("shutdown", {}).get("timeout", "30s") for path in FILES]
 
     assert int(service["TimeoutStopSec"]) > max(int(re.sub(r"\D", "", text)) for text in timeouts)
-    assert service["SuccessExitStatus"] == str(run_commands.LATE)
+    assert service["SuccessExitStatus"] == str(LATE)
     assert service["StateDirectoryMode"] == "0700"

@@ -185,6 +185,20 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
             assert "Stopped at once" in running.text()
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_drain_that_runs_out_of_time_is_an_exit_code_of_4(tmp_path: Path, processes: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = {"exporter_type": "otlp_http", "exporter_url": url, "pipelines_rollup": "false"}
+        settings |= {"shutdown_timeout": "2s", "processes": str(processes)}
+        with Running(tmp_path, **settings) as running:
+            senders = under_load(running)
+            account(senders)
+
+            assert running.stop() == 4
+            assert any("holds" in one.get("what", "") for one in running.log()), running.text()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

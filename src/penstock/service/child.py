@@ -12,13 +12,13 @@ from typing import Any
 
 from penstock.clock import Clock, SystemClock
 from penstock.service.channel import Asker
+from penstock.service.exit_codes import FINAL, LATE
 from penstock.telemetry import Sample, Value
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 STEADY = 60.0  # seconds after which a process that runs is taken for well, and its pauses begin anew
 _BEGIN = 60.0  # seconds: a machine that is busy takes its time to load Python
-FINAL = 3  # the exit code of a process that would only fail again: somebody has to do something first
 
 
 class Child:
@@ -69,6 +69,12 @@ class Child:
     def has_ended(self) -> bool:
         """Whether it is gone for good: stopped, finished, or failed in a way that no restart mends."""
         return self._ended.is_set()
+
+    @property
+    def was_late(self) -> bool:
+        """Whether it has ended without having done everything in time."""
+        with self._lock:
+            return self._process is not None and self._process.poll() == LATE
 
     def ask(self, what: str, **more: Any) -> Any:
         """Its answer; OSError if it is not there or does not answer."""

@@ -5,7 +5,6 @@ receivers ─┬─► relay ─► a send queue for each destination
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -15,14 +14,14 @@ from penstock.errors import PenstockError
 from penstock.export.send_queue import SendQueue
 from penstock.service.config.tree import ServiceConfig
 from penstock.service.pace import Paced
-from penstock.service.queues import SEGMENTS, SegmentQueue, are_emptying, for_process, relay_queue
+from penstock.service.queues import SEGMENTS, SegmentQueue, drained, for_process, relay_queue
 from penstock.service.receivers import Front, MakeFront
 from penstock.service.relaying import Relay
 from penstock.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 FULL = 0.95  # of a queue: above it senders are about to be turned away
-LAST_WORDS = 0.5  # seconds of the deadline that are kept for closing what was drained
+CLOSED = "Queue is closed. queue=%s left=%d"
 
 
 class Edge:
@@ -115,22 +114,16 @@ class Edge:
             self._relay.close()
         if self._l1 is not None:
             self._guarded(late, "L1", lambda: self._l1.close(self._left(deadline)))
-        self._drain(deadline)
+        late += drained(self._senders, deadline, self._clock)
         for name, sender in self._senders.items():
             self._guarded(late, name, partial(sender.close, self._left(deadline)))
-            log.info("Queue is closed. queue=%s left=%d", name, len(sender))
+            log.log(logging.WARNING if len(sender) else logging.INFO, CLOSED, name, len(sender))
         self.state = "stopped"
         return late
 
     def _close_front(self, front: Front, late: list[str], deadline: float) -> None:
         if not front.close(self._left(deadline)):
             late.append("not every request was answered: its sender will send it again")
-
-    def _drain(self, deadline: float) -> None:
-        """Wait while the queues empty; a destination that is being left alone is not waited for."""
-        pause = threading.Event()
-        while self._left(deadline) > LAST_WORDS and are_emptying(self._senders.values()):
-            pause.wait(0.01)
 
     def _left(self, deadline: float) -> float:
         return max(0.0, deadline - self._clock.monotonic())

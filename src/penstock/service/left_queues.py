@@ -14,7 +14,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import PenstockError, QueueError
 from penstock.export.send_queue import SendQueue
 from penstock.service.config.tree import ServiceConfig
-from penstock.service.queues import SEGMENTS, SegmentQueue, are_emptying, beside, for_process, relay_queue
+from penstock.service.queues import SEGMENTS, SegmentQueue, are_emptying, beside, drained, for_process, relay_queue
 from penstock.spool.examine import overview
 from penstock.telemetry import Telemetry
 
@@ -24,7 +24,6 @@ NO_DESTINATION = (
     "its destination is not in the configuration any more, or its pipeline is off. Put it back until the queue is "
     "empty, or send it elsewhere with penstock relay"
 )
-LAST_WORDS = 0.5  # seconds of the deadline that are kept for closing
 _LOOK_AGAIN = 0.1  # seconds between two looks whether a queue is empty
 
 
@@ -137,14 +136,12 @@ class LeftQueues:
         self._closing.set()
         if self._watcher.ident is not None:
             self._watcher.join(max(0.0, deadline - self._clock.monotonic()))
-        pause = threading.Event()
-        while deadline - self._clock.monotonic() > LAST_WORDS and are_emptying(one for _, one in self._open_ones()):
-            pause.wait(0.01)
+        late = drained({f"{left.path}": sender for left, sender in self._open_ones()}, deadline, self._clock)
         ended = [
             self._close_one(left, sender, max(0.0, deadline - self._clock.monotonic()))
             for left, sender in self._open_ones()
         ]
-        return [problem for problem in ended if problem is not None]
+        return late + [problem for problem in ended if problem is not None]
 
     def notes(self) -> list[str]:
         """What is being drained, and what cannot be."""

@@ -1,11 +1,13 @@
 """The send queues of one process, as its configuration describes them: one for each destination, one for segments."""
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.clock import Clock
 from penstock.errors import PenstockError, QueueLocked
 from penstock.export.breaker import CircuitState
 from penstock.export.send_queue import SendQueue
@@ -18,6 +20,7 @@ from penstock.telemetry import Sample
 if TYPE_CHECKING:
     from penstock.export.exporters.segments import SegmentExporter
 
+LAST_WORDS = 0.5  # seconds of the deadline that are kept for closing what was drained
 SEGMENTS = "rollup"  # what the queue before segments is called
 
 
@@ -70,8 +73,25 @@ def _for_us_alone() -> Iterator[None]:
         raise QueueLocked(f"{error}; if another penstock runs here, give this one its own --data-dir") from error
 
 
+def drained(senders: Mapping[str, SendQueue], deadline: float, clock: Clock) -> list[str]:
+    """Wait while they empty, until shortly before the deadline; what could not be sent in time.
+
+    A destination that is being left alone is not waited for: its batches are for the next start, and nobody is late.
+    """
+    pause = threading.Event()
+    while deadline - clock.monotonic() > LAST_WORDS:
+        if not are_emptying(senders.values()):
+            return []
+        pause.wait(0.01)
+    return [
+        f"queue {name} holds {len(sender)} batches, the next start goes on with them"
+        for name, sender in senders.items()
+        if _is_emptying(sender)
+    ]
+
+
 def are_emptying(senders: Iterable[SendQueue]) -> bool:
-    """Whether it is worth waiting for any of them: a destination that is being left alone is not waited for."""
+    """Whether any of them has batches and a destination that takes them."""
     return any(_is_emptying(sender) for sender in senders)
 
 

@@ -15,10 +15,10 @@ import click
 from penstock.errors import ConfigError, PenstockError
 from penstock.service.config.options import ConfigCommand
 from penstock.service.config_commands import config_option, load_config
+from penstock.service.exit_codes import LATE
 
 log = logging.getLogger(__name__)
 SAME_SIGNAL = 0.5  # seconds: some tools signal the process and then its group, which is one wish and not two
-LATE = 4  # the exit code where not everything was done in time
 
 
 @click.command(cls=ConfigCommand)

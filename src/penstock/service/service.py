@@ -152,6 +152,7 @@ class Service:
         if self._edge is not None and self._edge.state != "stopped":
             late += self._edge.close(deadline)
         late += [f"{worker.name} was killed" for worker in self._workers if not worker.join(self._left(deadline))]
+        late += [f"{worker.name} was not done, see its messages" for worker in self._workers if worker.was_late]
         late += self._left_queues.close(deadline)
         if self._spark is not None:
             self._spark.stop()

@@ -12,10 +12,10 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.service.channel import Answerer
-from penstock.service.child import FINAL
 from penstock.service.config.load import load
 from penstock.service.config.tree import ServiceConfig
 from penstock.service.defined import Defined, definitions_of
+from penstock.service.exit_codes import FINAL
 from penstock.service.logs import set_up_logs
 from penstock.service.maintenance import Maintenance
 from penstock.service.signals import hear

@@ -10,10 +10,10 @@ from typing import Any
 from penstock.clock import SystemClock
 from penstock.errors import ConfigError, MissingRequirement, PenstockError
 from penstock.service.channel import Answerer
-from penstock.service.child import FINAL
 from penstock.service.config.load import load
 from penstock.service.config.tree import ServiceConfig
 from penstock.service.edge import Edge
+from penstock.service.exit_codes import FINAL, LATE
 from penstock.service.logs import set_up_logs
 from penstock.service.receivers import make_front
 from penstock.service.signals import hear
@@ -61,7 +61,9 @@ def main(descriptor: int) -> int:
         return 1
     stopping.wait()
     late = edge.close(SystemClock().monotonic() + float(config.shutdown.timeout))
-    return 1 if late else 0
+    for text in late:
+        log.warning("Not done in time. process=%d what=%s", first["index"], text)
+    return LATE if late else 0
 
 
 def _problem(act: Callable[[], None]) -> str:

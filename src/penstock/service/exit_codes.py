@@ -1,0 +1,4 @@
+"""What an exit code of the service, or of one of its processes, says. 0 is good order, 1 a failure, 2 the settings."""
+
+FINAL = 3  # of a process: it would only fail again, somebody has to do something first
+LATE = 4  # not everything was done in time; what is durable stays
