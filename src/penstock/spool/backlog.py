@@ -17,8 +17,8 @@ from penstock.spool.config import FastQueueConfig
 from penstock.spool.files import Files, disk_error
 from penstock.spool.lease import Lease
 from penstock.spool.meta import Meta
-from penstock.spool.recent import FrameRef
 from penstock.spool.store import RESERVED_SEQUENCES, Store
+from penstock.spool.upcoming import FrameRef
 
 _sequence_of = itemgetter(0)
 
@@ -141,8 +141,8 @@ class Backlog:
             lease = self.memory.popleft()
             self.leased[lease.sequence] = lease
             return [lease]
-        if most == 1 and not self._ready and not self.returned and (recent := self.store.read_recent()) is not None:
-            ref, taken = recent
+        if most == 1 and not self._ready and not self.returned and (upcoming := self.store.read_upcoming()) is not None:
+            ref, taken = upcoming
             if len(taken) == 1:
                 self.leased[ref.first] = ref
                 return taken

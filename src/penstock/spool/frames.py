@@ -221,7 +221,7 @@ def decode(offset: int, header: FrameHeader, body: bytes) -> Frame:
     count = header.block_count
     lengths_size = 4 * count if header.flags & LENGTHS else 0
     start = lengths_size * 2 if header.flags & TIMES else lengths_size
-    raw = _decompress(body, header.codec, header.payload_bytes + start if header.checked else None)
+    raw = decompress(body, header.codec, header.payload_bytes + start if header.checked else None)
     if not header.flags & LENGTHS:
         return Frame(offset, header, [raw], None)
     lengths = struct.unpack_from(f"<{count}I", raw)
@@ -249,7 +249,8 @@ def _compress(raw: bytes, codec: int) -> bytes:
     return bytes(cramjam.zstd.compress(raw, _ZSTD_LEVEL))
 
 
-def _decompress(body: bytes, codec: int, length: int | None) -> bytes:
+def decompress(body: bytes, codec: int, length: int | None) -> bytes:
+    """The body as it was before `encode` compressed it; DamagedFrame if it is not `length` bytes."""
     if codec == _NONE:
         return body
     try:

@@ -13,8 +13,8 @@ from penstock.spool.config import FastQueueConfig
 from penstock.spool.files import Files
 from penstock.spool.lease import Lease
 from penstock.spool.reader import FrameReader
-from penstock.spool.recent import FrameRef
 from penstock.spool.store import Store
+from penstock.spool.upcoming import FrameRef
 
 
 class BackwardReader:

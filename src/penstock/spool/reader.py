@@ -3,6 +3,8 @@
 import logging
 from contextlib import suppress
 
+import google_crc32c
+
 from penstock.spool import frames
 from penstock.spool.chunks import Chunk, ChunkLog
 from penstock.spool.files import Files, write_all
@@ -137,6 +139,48 @@ class FrameReader:
                 self._quarantine.keep(self._chunks, chunk, offset, end, str(damage))
         self.offset = end
         return frame
+
+    def ahead(self, first: int, most: int, most_bytes: int) -> list[tuple[int, int, bytes, float]]:
+        """The next frames of one block each, from sequence `first` on without a gap: so many, and so many bytes.
+
+        Of each the offset, the offset behind it, the block and when it was pushed. Nothing moves. What is no such
+        frame, or cannot be read, ends the row: `read` will come to it and say what it is.
+
+        All in one loop: where reading alternates with other things, half of its price is the way through functions.
+        """
+        found: list[tuple[int, int, bytes, float]] = []
+        chunk = self._current()
+        if chunk is None or not chunk.checked:
+            return found
+        read, unpack, crc_of = self._chunks.read, frames.CHECKED_HEADER.unpack_from, google_crc32c.value
+        offset, log_end = self.offset, chunk.end
+        window, window_at = (self._window, self._window_at) if self._window_of is chunk else (b"", offset)
+        with suppress(DamagedFrame, OSError):
+            while offset < log_end and len(found) < most:
+                at = offset - window_at
+                if at < 0 or at + frames.HEADER_SIZE > len(window):
+                    window, window_at, at = read(chunk, offset, self._ahead), offset, 0
+                    if len(window) < frames.HEADER_SIZE:
+                        break
+                prefix, magic, codec, flags, _, sequence, _, pushed, count, length, crc, header_crc = unpack(window, at)
+                size = frames.SEED_HEADER.size + (prefix & frames.LENGTH_MASK)
+                most_bytes -= length
+                if magic != frames.MAGIC or header_crc != crc_of(window[at : at + frames.HEADER.size]):
+                    break
+                if sequence != first or count != 1 or flags or offset + size > log_end or most_bytes < 0:
+                    break
+                if at + size <= len(window):
+                    body = window[at + frames.HEADER_SIZE : at + size]
+                else:
+                    body = read(chunk, offset + frames.HEADER_SIZE, size - frames.HEADER_SIZE)
+                if crc != crc_of(body) or frames.HEADER_SIZE + len(body) != size:
+                    break
+                found.append((offset, offset + size, frames.decompress(body, codec, length), pushed))
+                self._ahead = _WINDOW if size < _SMALL_FRAME else frames.HEADER_SIZE
+                offset += size
+                first += 1
+        self._window, self._window_at, self._window_of = window, window_at, chunk
+        return found
 
     def _end_of_damaged(self, chunk: Chunk, offset: int, header: FrameHeader) -> int:
         """Where reading goes on behind a damaged body: at its end, or at the successor that missing bytes drew inside.

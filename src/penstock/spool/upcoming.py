@@ -1,4 +1,4 @@
-"""The newest frames of the log as they were pushed: a consumer that keeps up needs no reading."""
+"""The frames that the reader comes to next, in memory: the newest as they were pushed, or such as were read ahead."""
 
 from collections import deque
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class FrameRef(NamedTuple):
     end: int
 
 
-class Recent:
+class Upcoming:
     """Frames that lie one behind another in the log, up to so many blocks and bytes; the others have to be read.
 
     Each is known by its offset, so a reader that stands there may take it from here or from the disk: it is the same.
@@ -24,15 +24,15 @@ class Recent:
 
     def __init__(self, most_blocks: int) -> None:
         self._frames: deque[tuple[FrameRef, int, list[Lease], int]] = deque()
-        self._most_blocks = most_blocks
+        self.most_blocks = most_blocks
         self._blocks = self._bytes = 0
         self._end = -1  # where the last one ends
 
     def add(self, ref: FrameRef, end: int, leases: list[Lease], length: int, reader_offset: int) -> None:
-        """A frame from `ref.offset` to `end` has been written, the reader stands at `reader_offset`."""
+        """A frame from `ref.offset` to `end` has been written or read ahead, the reader stands at `reader_offset`."""
         if ref.offset != (self._end if self._frames else reader_offset):
             return  # between those that are here and this one lie others
-        if self._blocks + len(leases) > self._most_blocks or self._bytes + length > _MOST_BYTES:
+        if self._blocks + len(leases) > self.most_blocks or self._bytes + length > _MOST_BYTES:
             return
         self._frames.append((ref, end, leases, length))
         self._blocks += len(leases)
