@@ -23,8 +23,8 @@ demo: setup  ## The whole pipeline end to end on this machine, with a summary at
 test: setup lint types contract  ## Everything that has to hold: ruff, mypy, import contract, tests
 	@$(PYTEST) -m "not soak"
 
-test-fast: setup lint types contract  ## The same without Spark, within a minute
-	@$(PYTEST) -m "not soak and not spark"
+test-fast: setup lint types contract  ## The same without Spark and without servers, within a minute
+	@$(PYTEST) -m "not soak and not spark and not server"
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -12,11 +12,15 @@ from tests.servers import PostgreSQL, Prometheus, RabbitMQ
 
 settings.register_profile("shared machine", deadline=None)  # a slow example there is no slow code
 settings.load_profile("shared machine")
+SERVERS = {"shared_rabbitmq", "rabbitmq", "postgres", "prometheus"}  # fixtures
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a JVM share one, so they run in one process while the others run in the other."""
+    """Mark what needs a server. Tests that need a JVM share one: they run in one process, the others in the other."""
     for item in items:
+        if SERVERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.server)
         if item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))
 

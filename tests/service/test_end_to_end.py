@@ -25,6 +25,8 @@ from penstock.testing import wait_until
 from tests.servers import Prometheus, RabbitMQ
 from tests.service.running import Running, orders, sealed_sum
 
+pytestmark = pytest.mark.server
+
 ROOT = Path(__file__).parents[2]
 ONE_CORE = "spark: {master: 'local[1]', trigger: 500ms, conf: {spark.driver.memory: 512m}}\n"
 

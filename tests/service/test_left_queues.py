@@ -66,6 +66,7 @@ def destination() -> Iterator[Destination]:
     one.close()
 
 
+@pytest.mark.server
 @pytest.mark.timeout(300)
 def test_everything_that_three_processes_took_arrives_once_after_a_kill_and_a_start_with_one(
     tmp_path: Path, destination: Destination

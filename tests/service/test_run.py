@@ -17,6 +17,8 @@ from penstock.service import run_commands
 from penstock.testing import wait_until
 from tests.service.running import Running, Sender, sealed_sum
 
+pytestmark = pytest.mark.server
+
 PATIENCE = 90.0  # seconds: a machine that does many things at once takes its time to start Python twice
 
 
