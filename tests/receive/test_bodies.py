@@ -1,6 +1,8 @@
 """Compressed bodies, and those that only pretend."""
 
 import gzip
+import random
+import time
 import tracemalloc
 import zlib
 
@@ -14,6 +16,7 @@ COMPRESSED = [
     (Encoding.IDENTITY, TEXT),
     (Encoding.GZIP, gzip.compress(TEXT, mtime=0)),
     (Encoding.GZIP, gzip.compress(TEXT[:500]) + gzip.compress(TEXT[500:])),
+    (Encoding.GZIP, gzip.compress(b"") * 5000 + gzip.compress(TEXT)),
     (Encoding.DEFLATE, zlib.compress(TEXT)),
     (Encoding.DEFLATE, zlib.compress(TEXT, wbits=-15)),
     (Encoding.ZSTD, bytes(cramjam.zstd.compress(TEXT))),
@@ -59,3 +62,20 @@ def test_a_bomb_does_not_go_off(encoding: Encoding, bomb: bytes) -> None:
         decompressed(bomb, encoding, 1_000_000)
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
+
+
+def test_a_bomb_of_empty_members_is_given_up() -> None:
+    bomb = gzip.compress(b"") * (1 << 20)
+    before = time.thread_time()
+    with pytest.raises(ValueError, match="more than 10000 members"):
+        decompressed(bomb, Encoding.GZIP, 1_000_000)
+    assert time.thread_time() - before < 2.0  # it had taken minutes
+
+
+@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 200_000])
+def test_a_body_of_any_length_is_read_whole(size: int) -> None:
+    noise = random.Random(size).randbytes(size)
+    for body in (gzip.compress(noise, 0), gzip.compress(noise) + gzip.compress(TEXT), gzip.compress(noise) * 3):
+        assert decompressed(body, Encoding.GZIP, 1_000_000) == gzip.decompress(body)
+        with pytest.raises(ValueError, match="ends too early"):
+            decompressed(body[:-1], Encoding.GZIP, 1_000_000)

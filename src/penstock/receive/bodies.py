@@ -9,6 +9,8 @@ import pyarrow as pa
 from penstock.receive.wire import varint
 
 _STEP = 1 << 20
+_WINDOW = 1 << 16  # bytes given to zlib at a time: it copies what it leaves, which after each of many members is much
+_MOST_MEMBERS = 10_000  # of one gzip; each costs microseconds, however empty it is
 _ANY_HEADER = 47  # zlib's word for: gzip or zlib, find out
 _NO_HEADER = -15
 _FRAMED_SNAPPY = b"\xff\x06\x00\x00sNaPpY"
@@ -56,16 +58,20 @@ def decompressed(body: bytes, encoding: Encoding, most: int) -> bytes:
 def _inflated(body: bytes, header: int, most: int) -> bytes:
     pieces = []
     left = most + 1
-    while body and left > 0:  # gzip may be several, one after the other
+    at = members = 0
+    while at < len(body) and left > 0:  # gzip may be several, one after the other
+        members += 1
+        if members > _MOST_MEMBERS:
+            raise zlib.error(f"it has more than {_MOST_MEMBERS} members")
         inflater = zlib.decompressobj(header)
-        piece = inflater.decompress(body, left)
-        pieces.append(piece)
-        left -= len(piece)
-        if not inflater.eof:
-            if left > 0:
+        while not inflater.eof and left > 0:
+            window = inflater.unconsumed_tail or body[at : (at := at + _WINDOW)]
+            if not window:
                 raise zlib.error("it ends too early")
-            break
-        body = inflater.unused_data
+            piece = inflater.decompress(window, left)
+            pieces.append(piece)
+            left -= len(piece)
+        at = min(at, len(body)) - len(inflater.unused_data)
     return b"".join(pieces)
 
 
