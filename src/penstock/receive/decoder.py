@@ -65,6 +65,16 @@ class Decoder:
         now = self._clock.time()
         latest = int((now + float(self._config.max_future)) * 1e9)
         group = Group(self._table, Account(len(bodies)), self._clock.monotonic(), latest)
+        try:
+            return self._decoded(kind, bodies, group, now)
+        except BaseException:
+            for undo in reversed(group.undos):  # nobody was told of these increments: they must come again
+                undo()
+            raise
+        finally:
+            self._otlp.forget_unused()
+
+    def _decoded(self, kind: Format, bodies: list[bytes], group: Group, now: float) -> Decoded:
         points: list[Rows] = []
         distributions: list[Rows] = []
         if kind is Format.EVENTS:

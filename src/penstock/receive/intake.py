@@ -19,6 +19,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.receive.bodies import Encoding, TooLarge, decompressed
 from penstock.receive.config import IntakeConfig
 from penstock.receive.decoder import Decoded, Decoder
+from penstock.receive.plain import TooMany
 from penstock.receive.sink import Answer, Format, RawSink, Refusal, Sink, Status
 from penstock.receive.ticket import Ticket
 from penstock.telemetry import Buckets, Sample
@@ -190,10 +191,13 @@ class Intake:
         kind = requests[0].kind
         try:
             decoded = self._decoder.decode(kind, bodies)
-        except Exception:
+        except Exception as error:
             if len(requests) > 1:  # one of them is the cause: each for itself, so that only that one fails
                 for request, body in zip(requests, bodies):
                     self._hand_over([request], [body])
+                return
+            if isinstance(error, TooMany):
+                self._answer([(requests[0], Answer(Status.TOO_LARGE, f"the body has {error}"))], Refusal.TOO_LARGE)
                 return
             log.exception("A request could not be decoded. format=%s bytes=%d", kind.value, len(bodies[0]))
             answer = Answer(Status.BAD, "this request cannot be decoded; our log says why")

@@ -9,9 +9,9 @@ import json
 import struct
 from typing import Any
 
+from penstock.receive.plain import LENGTH, fields
 from penstock.receive.series import Refused
 from penstock.receive.sink import Refusal
-from penstock.receive.wire import LENGTH, fields
 
 _KEY, _VALUE = 0x0A, 0x12  # of a KeyValue
 _ENTRIES = 0x0A  # of an array or a map

@@ -29,9 +29,10 @@ from penstock.receive.otlp_walk import (
     Family,
     walk,
 )
+from penstock.receive.plain import Layout, Scanned
 from penstock.receive.series import Described, Namespace, Refused
 from penstock.receive.sink import Refusal
-from penstock.receive.wire import PADDING, Bytes, Chains, Ints, Layout, Scanned, chains, scan, texts
+from penstock.receive.wire import PADDING, Bytes, Chains, Ints, chains, scan, texts
 
 _ATTRIBUTES = 0x0A  # of a resource
 _DELTA, CUMULATIVE = 1, 2
@@ -95,6 +96,7 @@ class OtlpReader:
     def __init__(self, config: IntakeConfig) -> None:
         self._config = config
         self.namespaces: dict[Family, Namespace] = {}
+        self._fresh: list[Family] = []
 
     def read(self, bodies: list[bytes], account: Account) -> Iterator[tuple[int, Found]]:
         """The points of all bodies that can be read, by layout: HISTOGRAM, EXPONENTIAL, SUMMARY, or SUM for numbers."""
@@ -156,7 +158,15 @@ class OtlpReader:
         known = self.namespaces.get(family)
         if known is None:
             known = self.namespaces[family] = Namespace(_Describer(family, self._config))
+            self._fresh.append(family)
         return known
+
+    def forget_unused(self) -> None:
+        """Without the last group's new families of which nothing was taken: there may be any number of them."""
+        for family in self._fresh:
+            if not self.namespaces[family].keys:
+                del self.namespaces[family]
+        self._fresh = []
 
 
 class _Describer:

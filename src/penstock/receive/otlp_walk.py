@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.receive.wire import fields
+from penstock.receive.plain import TooMany, fields
 
 _RESOURCE_METRICS = _RESOURCE = _SCOPE = _NAME = 0x0A
 _SCOPE_METRICS = _METRICS = 0x12
 TEMPORALITY, IS_MONOTONIC = 0x10, 0x18  # of a sum or a histogram
 GAUGE, SUM, HISTOGRAM, EXPONENTIAL, SUMMARY = 0x2A, 0x3A, 0x4A, 0x52, 0x5A  # the tags of a metric's data
 _DATA = (GAUGE, SUM, HISTOGRAM, EXPONENTIAL, SUMMARY)
+_MOST_METRICS = 200_000  # of one request, of all its resources: each costs microseconds and some hundred bytes
 
 
 class Family(NamedTuple):
@@ -44,7 +45,11 @@ class Data(NamedTuple):
 
 
 def walk(body: bytes, base: int, request: int) -> Iterator[Data]:
-    """The metrics of one request, `base` added to their places; ValueError or IndexError if it is none."""
+    """The metrics of one request, `base` added to their places; ValueError or IndexError if it is none.
+
+    TooMany if there is no end to them.
+    """
+    left = _MOST_METRICS
     for outer, at, end in fields(body, 0, len(body)):
         if outer != _RESOURCE_METRICS:
             continue
@@ -68,5 +73,8 @@ def walk(body: bytes, base: int, request: int) -> Iterator[Data]:
                         name = body[first:last]
                     elif tag in _DATA:
                         kind, start, stop = tag, first, last
+                left -= 1
+                if not left:
+                    raise TooMany(f"more than {_MOST_METRICS} metrics")
                 if kind:
                     yield Data(resource, scope, name, kind, base + start, base + stop, request)

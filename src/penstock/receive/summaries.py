@@ -15,10 +15,12 @@ from penstock.receive.labels import text_of
 from penstock.receive.numbers import Numbers, known, times_of
 from penstock.receive.otlp import CUMULATIVE, Found, OtlpReader
 from penstock.receive.otlp_walk import GAUGE, SUM, Family
-from penstock.receive.wire import Layout, float64_at, messages, scan, uint64_at
+from penstock.receive.plain import Layout, TooMany
+from penstock.receive.wire import float64_at, messages, scan, uint64_at
 
 _QUANTILE = Layout(fixed={0x09: "quantile", 0x11: "value"})
 _NOTHING = pa.scalar(b"", pa.binary())
+_MOST_BYTES = 512 << 20  # of the quantiles' labels: each has all of its point's
 _PARTS = 3  # that each summary becomes: its count, its sum, its quantiles
 
 
@@ -32,6 +34,8 @@ def summary_numbers(found: Found, group: Group, reader: OtlpReader) -> Numbers:
     points = np.arange(len(times))
 
     owner, begins, ends = messages(data, columns["quantiles"], columns["quantiles_end"])
+    if pc.sum(pc.binary_length(found.keys).take(owner), min_count=0).as_py() > _MOST_BYTES:
+        raise TooMany("more quantiles than can be told apart")
     inner = scan(data, begins, ends, _QUANTILE).columns  # one that cannot be read says nothing, and is 0
     quantiles, of_quantile = np.unique(
         float64_at(data, inner["quantile"]) * (inner["quantile"] > 0), return_inverse=True

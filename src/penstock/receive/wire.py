@@ -1,6 +1,5 @@
 """Protobuf from the wire into columns, without an object for each message.
 
-    fields      one message, field by field: for the few that enclose the many
     scan        thousands of messages of one kind at a time: step k reads field k of all of them at once, so a step is
                 some numpy calls however many messages there are, and a message of 6 fields takes 6 steps
     spans       texts and packed numbers stay where they are; a column of them is offsets into the request
@@ -9,69 +8,39 @@ What a valid request may contain but almost none does (an unpacked array, a repe
 here: `scan` calls such messages odd, and the request is normalised by protobuf itself and read again.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from penstock.receive.plain import (
+    FIXED32,
+    FIXED64,
+    LENGTH,
+    MOST,
+    VARINT,
+    Layout,
+    Scanned,
+    TooMany,
+    fields,
+    messages_rest,
+    scan_rest,
+    varint,
+)
+
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 PADDING = bytes(16)  # behind the last request, so that a length that lies never reads outside
 _FIELD_1 = 0x0A  # its tag, where it is a message
 _FEW_LANES = 48  # ranges for which a step of some numpy calls costs as much as a plain loop over them
 _LONGEST = 1 << 31  # of one field: what Arrow's offsets hold
 _BEYOND = 1 << 40  # a position that no request has
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at `at` and where it ends; ValueError or IndexError if there is none."""
-    value = data[at]
-    at += 1
-    if value < 128:
-        return value, at
-    value &= 127
-    shift = 7
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
-
-
-def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Tag, start and end of every field of a message; of a varint, its value in place of the start.
-
-    ValueError or IndexError once it proves not to be a message: what was yielded until then means nothing.
-    """
-    while at < end:
-        tag, at = varint(data, at)
-        kind = tag & 7
-        if kind == LENGTH:
-            length, at = varint(data, at)
-            yield tag, at, at + length
-            at += length
-        elif kind == VARINT:
-            value, at = varint(data, at)
-            yield tag, value, at
-        elif kind == FIXED64:
-            yield tag, at, at + 8
-            at += 8
-        elif kind == FIXED32:
-            yield tag, at, at + 4
-            at += 4
-        else:
-            raise ValueError(f"a field of unknown kind {kind}")
-    if at != end:
-        raise ValueError("a field that is longer than what it is part of")
+_MOST_STEPS = 50_000  # of some numpy calls each: a second or two
+_FEW_STEPS = 256  # after which messages that are still not read are few, and long
 
 
 def locate(
@@ -82,7 +51,9 @@ def locate(
     The one loop that runs for every point: its calls are few on purpose.
     """
     add_start, add_end = starts.append, ends.append
-    while at < end:
+    for _ in range(MOST):
+        if at >= end:
+            break
         if data[at] == _FIELD_1:
             length = data[at + 1]
             at += 2
@@ -99,6 +70,8 @@ def locate(
             other = next(fields(data, at, end))
             yield other
             at = other[2]
+    if at < end:
+        raise TooMany(f"more than {MOST} points or series")
     if at != end:
         raise ValueError("a field that is longer than what it is part of")
 
@@ -115,7 +88,7 @@ class Chains:
 
 
 def chains(blob: bytes, data: Bytes, starts: Ints, ends: Ints) -> Chains:
-    """What `locate` finds, for many ranges at once; `data` is `blob` as numbers.
+    """What `locate` finds, for many ranges at once; `data` is `blob` as numbers. TooMany beyond `MOST` of them.
 
     Step k finds message k of all ranges. Where few ranges are left, a plain loop is faster.
     """
@@ -126,7 +99,11 @@ def chains(blob: bytes, data: Bytes, starts: Ints, ends: Ints) -> Chains:
     lanes = np.flatnonzero(starts < ends)
     at, end = starts[lanes], ends[lanes]
     steps = np.zeros(len(starts), np.int64)
+    total = 0
     while len(lanes) >= _FEW_LANES:
+        total += len(lanes)
+        if total > MOST:
+            raise TooMany(f"more than {MOST} points")
         tags = data[at]
         is_message = tags == _FIELD_1
         if is_message.all():
@@ -161,6 +138,9 @@ def chains(blob: bytes, data: Bytes, starts: Ints, ends: Ints) -> Chains:
             bad.add(lane)
         tails.append((lane, int(steps[lane]), begun, ended))
         steps[lane] += len(begun)
+        total += len(begun)
+        if total > MOST:
+            raise TooMany(f"more than {MOST} points")
     return _chained(found, tails, steps, others, bad)
 
 
@@ -186,39 +166,20 @@ def _chained(
     return Chains(np.repeat(np.arange(len(counts)), counts), begins, stops, others, bad)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The fields of a message that are wanted, by tag (number × 8 + kind)."""
-
-    fixed: Mapping[int, str] = field(default_factory=dict)
-    """8 bytes each; the column says where."""
-    varints: Mapping[int, str] = field(default_factory=dict)
-    spans: Mapping[int, str] = field(default_factory=dict)
-    """Once at most: the columns `<name>` and `<name>_end` say where its content is."""
-    repeated: Mapping[int, str] = field(default_factory=dict)
-    """Side by side: from the first one's tag to the last one's end."""
-    odd: frozenset[int] = frozenset()
-    """Valid ways to write a field that `scan` does not read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scanned:
-    """Columns by name, a row for each message. 0 is the position of what is absent."""
-
-    columns: dict[str, Ints]
-    bad: NDArray[np.bool_]
-    odd: NDArray[np.bool_]
-
-
 def scan(data: Bytes, starts: Ints, ends: Ints, layout: Layout) -> Scanned:
-    """Read the fields of all messages; `data` must be followed by `PADDING`."""
+    """Read the fields of all messages; `data` must be followed by `PADDING`. TooMany if there is no end to them."""
     rows = len(starts)
     names = [*layout.fixed.values(), *layout.varints.values(), *layout.spans.values(), *layout.repeated.values()]
     names += [f"{name}_end" for name in (*layout.spans.values(), *layout.repeated.values())]
     result = Scanned({name: np.zeros(rows, np.int64) for name in names}, np.zeros(rows, bool), np.zeros(rows, bool))
     lanes = np.flatnonzero(starts < ends)
     at, end = starts[lanes], ends[lanes]
+    steps = 0
     while len(lanes):
+        steps += 1
+        if steps > _FEW_STEPS and (len(lanes) < _FEW_LANES or steps > _MOST_STEPS):
+            scan_rest(data, lanes, at, end, layout, result)
+            break
         tags = data[at]
         counts = np.bincount(tags)
         if counts.max() == len(lanes):  # writers keep the order of fields, so most steps see one tag only
@@ -299,12 +260,19 @@ def _varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
 def messages(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
     """The messages side by side in each range: which range each is of, and where. In the order of the ranges.
 
-    Only for ranges that `scan` found: nothing is checked again.
+    Only for ranges that `scan` found: nothing is checked again. TooMany if there is no end to them.
     """
     lanes = np.flatnonzero(starts < ends)
     at, end = starts[lanes], ends[lanes]
     found: list[tuple[Ints, Ints, Ints]] = []
+    total = 0
     while len(lanes):
+        if len(found) > _FEW_STEPS and len(lanes) < _FEW_LANES:
+            found += messages_rest(data, lanes, at, end)
+            break
+        total += len(lanes)
+        if total > MOST or len(found) > _MOST_STEPS:
+            raise TooMany(f"more than {MOST} samples")
         length, content = _varints(data, at + 1)
         following = content + length
         found.append((lanes, content, following))
