@@ -10,6 +10,7 @@ from penstock import BatchQueueConfig, BatchQueueManager, PartitionPolicy, Parti
 from penstock.batch.drain import DrainTask, rouse
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Partition
+from penstock.batch.waiting import ThreadWaiter
 from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, join_all, open_queue, run_threads
 
@@ -268,3 +269,29 @@ def test_two_threads_of_a_scheduler_never_run_one_queue_at_once() -> None:
     assert manager.shutdown_all()
     assert len(consumer.items) == 2
     assert not consumer.overlapped
+
+
+def test_no_credit_is_handed_out_while_somebody_is_in_line() -> None:
+    """Whoever came later would take it without the lock, past those who wait."""
+    _, layout = task_without_a_thread(buffer_size=4)
+    layout.register(A, Recorder(), 1.0)
+    lane = layout.lane_for(A())
+    partition = lane.partition
+    in_line: list[int] = []
+
+    class Watched(list[Any]):
+        def extend(self, credits: Any) -> None:
+            in_line.append(len(partition._waiters))
+            super().extend(credits)
+
+    partition.credits = Watched()
+    partition.offer(lane, [A(), A(), A(), A()], None, None)
+    waiters = [ThreadWaiter(lane, (A(),), None) for _ in range(2)]
+    for waiter in waiters:
+        partition.offer(lane, waiter.items, None, waiter)
+    _, woken, _ = partition.take(lane, None)
+
+    assert woken == waiters
+    assert in_line == []
+    assert partition.offer(lane, (A(),), None, None) == 1
+    assert in_line == [0]  # nobody waits any more: the rest is for whoever comes

@@ -152,7 +152,8 @@ class Partition:
             self._spare -= count
         elif wanted <= self._spare:
             self._spare -= wanted
-            if wanted == 1 and (credit := min(self._spare, CREDITS - len(self.credits))) > 0:
+            # Not while others wait: whoever came later would take it past them.
+            if wanted == 1 and not self._waiters and (credit := min(self._spare, CREDITS - len(self.credits))) > 0:
                 self._spare -= credit
                 self.credits.extend([self.asleep] * credit)
         else:
@@ -270,5 +271,6 @@ class Partition:
         self._bytes = 0
         self._waiters.clear()
         self._dropping = False
+        self.seconds = 0.0
         self.has_arrived = True
         self.asleep[:] = [self]
