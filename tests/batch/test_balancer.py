@@ -12,8 +12,19 @@ from hypothesis import strategies as st
 
 from penstock import BatchQueue, DrainBalancer, PartitionPolicy, ThreadPolicy
 from penstock.batch.balancer import SKIP_BELOW
+from penstock.batch.rebalance import _items_of
 from penstock.testing import wait_until
-from tests.batch.support import Recorder, assert_in_order, config, item_types, join_all, open_queue, run_threads, settle
+from tests.batch.support import (
+    A,
+    Recorder,
+    assert_in_order,
+    config,
+    item_types,
+    join_all,
+    open_queue,
+    run_threads,
+    settle,
+)
 
 balancer = DrainBalancer.throughput_weighted()
 
@@ -201,3 +212,18 @@ def test_reassigning_under_load_never_runs_a_handler_twice_at_once() -> None:
         for producer in range(3):
             numbers = [item.number for item in handler.items if item.producer == producer]
             assert numbers == sorted(numbers)
+
+
+def test_a_batch_that_is_being_taken_counts_once() -> None:
+    """Read at the wrong moment it would be missing now, and come twice the next time."""
+    with open_queue() as queue:
+        lane = queue._layout.lane_for(A())
+        partition = lane.partition
+        seen: list[float] = []
+        with partition._lock:  # the owner is in the middle of `take`
+            threads = run_threads(lambda: seen.append(_items_of(partition)))
+            threads[0].join(0.05)
+            lane.taken += 3
+        join_all(threads)
+
+        assert seen == [3.0]

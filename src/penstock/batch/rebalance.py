@@ -59,11 +59,12 @@ class Rebalancer:
         """Start over: we are the child of a fork."""
         self._looking = threading.Lock()
         self._totals = []
+        self.moves = 0
 
 
 def _items_of(partition: Partition) -> float:
     # Also what is held: batches are large, and counting only what was taken would make a coarse measure.
-    return float(sum(lane.taken + len(lane.items) for lane in partition.lanes))
+    return float(sum(partition.counts(lane)[0] for lane in partition.lanes))
 
 
 def _seconds_of(partition: Partition) -> float:
