@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import BatchQueue, BufferStrategy, PartitionPolicy, PartitionSelector, ThreadPolicy
+from penstock.batch.crew import DrainThread
 from penstock.batch.producing import COMPILED
 from penstock.errors import QueueClosed
 from penstock.testing import wait_until
@@ -173,6 +174,23 @@ def test_a_slot_lost_to_an_interrupt_does_not_hold_up_closing() -> None:
         assert time.monotonic() - started < 10.0
 
     assert [item.number for item in handler.items] == [0, 2]
+
+
+def test_a_queue_that_gets_too_few_threads_says_so_and_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = DrainThread.start
+    started: list[DrainThread] = []
+
+    def only_one(thread: DrainThread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        started.append(thread)
+
+    monkeypatch.setattr(DrainThread, "start", only_one)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        BatchQueue("poor", config(threads=ThreadPolicy.fixed(3), partitions=PartitionPolicy.fixed(3)))
+
+    join_all(list(started))
 
 
 def test_a_queue_closes_at_the_end_of_its_with() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock import BatchQueue, HandlerConsumer, PartitionPolicy, PartitionSelector, ThreadPolicy
+from penstock import BatchQueue, BatchQueueManager, HandlerConsumer, PartitionPolicy, PartitionSelector, ThreadPolicy
 from penstock.batch.gate import Gate
+from penstock.batch.scheduler import SharedScheduler, SharedTask
 from penstock.testing import wait_until
-from tests.batch.support import A, B, Recorder, join_all, open_queue, run_threads
+from tests.batch.support import A, B, Recorder, config, join_all, open_queue, run_threads
 
 
 def test_an_idle_handler_is_called_again_and_again() -> None:
@@ -161,3 +162,23 @@ def test_a_gate_lets_many_in_together_or_one_alone() -> None:
     gate.leave_alone()
     join_all(threads)
     assert entered.is_set()
+
+
+def test_a_consumer_on_shared_threads_is_called_however_late_its_queue_comes_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add = SharedScheduler.add
+
+    def late(scheduler: SharedScheduler, task: SharedTask) -> None:
+        wait_until(scheduler._ready.empty)
+        time.sleep(0.05)  # the threads have looked for idle calls, found none, and sleep
+        add(scheduler, task)
+
+    monkeypatch.setattr(SharedScheduler, "add", late)
+    manager = BatchQueueManager()
+    consumer = Recorder()
+    manager.create("late", config(shared_scheduler=("io", ThreadPolicy.fixed(2)), consumer=consumer))
+    try:
+        wait_until(lambda: consumer.idle_calls > 2)
+    finally:
+        manager.shutdown_all()

@@ -183,6 +183,35 @@ print("fine")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "fine\n", "")
 
 
+@pytest.mark.parametrize("settings", ["", "threads=None, shared_scheduler=('io', ThreadPolicy.fixed(2))"])
+def test_a_thread_that_could_not_be_started_is_started_by_the_next_item(tmp_path: Path, settings: str) -> None:
+    ran = run(
+        f"""
+from penstock.batch.crew import DrainThread
+queue = queue_of({settings})
+child = os.fork()
+if child == 0:
+    start = DrainThread.start
+    def no_more(thread): raise RuntimeError("can't start new thread")
+    DrainThread.start = no_more
+    refusals = []
+    for _ in range(2):
+        try:
+            queue.produce(A())
+        except RuntimeError as error:
+            refusals.append(str(error))
+    DrainThread.start = start
+    answer = queue.produce(A())
+    print(refusals, answer, queue.close(), len(seen), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+""",
+        tmp_path,
+    )
+
+    assert ran.stdout == str(["can't start new thread"] * 2) + " True True 3\n", ran.stderr
+
+
 def test_the_parent_keeps_what_it_held_when_it_forked(tmp_path: Path) -> None:
     ran = run(
         """

@@ -144,6 +144,36 @@ def test_a_handler_that_hangs_on_the_rounds_does_not_end_the_calls_of_others(mon
         release.set()
 
 
+def test_a_thread_that_the_rounds_have_forgotten_keeps_the_pace_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "PATIENCE", 20)
+    release = threading.Event()
+
+    class Hanging(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            if threading.current_thread().name == "penstock-idle":
+                release.wait(20)
+
+    try:
+        with open_queue(**PAIR) as queue, open_queue("other", **PAIR) as forgotten:
+            hanging, other = Hanging(), Named()
+            forgotten.add_handler(A, other)
+            other.wait_for_calls("penstock-idle")
+            queue.add_handler(A, hanging)
+            wait_until(lambda: hanging.idle_on[-1:] == ["penstock-idle"])
+            other.wait_for_calls("penstock-other-0", 1)
+            seen, started = len(other.idle_on), time.monotonic()
+            wait_until(lambda: len(other.idle_on) >= seen + 20)
+
+            took = time.monotonic() - started
+            release.set()
+
+        assert took < 10 * 20 * 0.01  # half of what its patience would make of it
+        assert "penstock-idle" not in other.idle_on[seen : seen + 20]
+    finally:
+        release.set()
+
+
 def test_a_handler_on_the_rounds_that_fills_its_own_queue_is_answered_false() -> None:
     answers: list[bool] = []
 

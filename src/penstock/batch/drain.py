@@ -33,7 +33,7 @@ SIZE_CLASSES = (1, 10, 100, 1_000, 10_000)  # batches are counted by size: up to
 SHORTEST_ON_ROUNDS = 0.01  # seconds between idle calls that the rounds keep up with
 SLOW_CALLS = 0.005  # seconds: who takes so long makes its idle calls itself, not to hold up the others on the rounds
 TRUSTED = 100  # quick passes in a row after which it may come back: the machine may have been slow, not the handlers
-PATIENCE = 100  # pauses without a call after which a thread comes back from the rounds: somebody hangs there
+PATIENCE = 100  # pauses without a call after which a thread makes its calls itself again: the rounds hang
 
 IdleCalls = tuple[tuple[Callable[[], object], ...], tuple[Lane, ...]]  # `on_idle` functions, and the lanes they are of
 NO_CALLS: IdleCalls = ((), ())
@@ -279,6 +279,19 @@ class DrainTask:
         """Seconds until the handlers are to be called."""
         return self.pace.due - self._clock.monotonic()
 
+    def until_own_idle(self) -> float:
+        """Seconds until we call them ourselves, also if it was left to the rounds: somebody may hang there."""
+        return self.until_idle() + (PATIENCE * self.longest_pause if self.on_rounds else 0.0)
+
+    def idle_if_due(self) -> None:
+        """Call the handlers if it is time."""
+        if self.until_own_idle() > 0:
+            return
+        if self.on_rounds:
+            IDLE_ROUNDS.leave(self)
+            self.quick_passes = 0  # so that we do not come back at once
+        self.idle(self._clock.monotonic())
+
     def idle_on_rounds(self) -> None:
         """Call the handlers for the thread of the task, who sleeps."""
         if not self.calls_idle:
@@ -298,8 +311,7 @@ class DrainTask:
             return None
         if self.takes_part and not self.on_rounds and self.pace.is_steady():
             IDLE_ROUNDS.join(self)
-        pause = self.until_idle() + (PATIENCE * self.longest_pause if self.on_rounds else 0.0)
-        return min(max(0.0, pause), threading.TIMEOUT_MAX)
+        return min(max(0.0, self.until_own_idle()), threading.TIMEOUT_MAX)
 
 
 def rouse(asleep: list[Partition]) -> None:

@@ -41,7 +41,8 @@ log = logging.getLogger("penstock.batch")
 T = TypeVar("T")
 
 _A_TYPE = type  # where an argument has its name
-INTERRUPTED_GRACE = 0.2  # how long `close` lets producers finish before it takes a slot for lost to an interrupt
+INTERRUPTED_GRACE = 1.0  # how long `close` lets producers finish before it takes a slot for lost to an interrupt;
+# one that was only slow would append after the last look: with 200 threads before it, each may have its 5 ms first
 
 
 class BatchQueue(Producing):
@@ -85,12 +86,16 @@ class BatchQueue(Producing):
         self._closing = False
         self._loud = 0  # partitions that have not yet seen their last item
         self._abandoned = 0
-        for task in self._tasks:
-            if isinstance(task, SharedTask) and scheduler is not None:
-                scheduler.add(task)
-                scheduler.start()
-            elif isinstance(task, OwnTask):
-                task.start()
+        try:
+            for task in self._tasks:
+                if isinstance(task, SharedTask) and scheduler is not None:
+                    scheduler.start()
+                    scheduler.add(task)
+                elif isinstance(task, OwnTask):
+                    task.start()
+        except BaseException:  # no more threads: nobody would ever end those that have started
+            self._end_tasks()
+            raise
         LIVE_QUEUES.add(self)
 
     def _resolve(self) -> tuple[tuple[DrainTask, ...], int]:
@@ -247,14 +252,17 @@ class BatchQueue(Producing):
         self._layout.silence()
         for registration in list(self._layout.registrations.values()):
             call_on_idle(registration, self.name)
+        self._end_tasks()
+        LIVE_QUEUES.discard(self)
+        self._finished.set()
+
+    def _end_tasks(self) -> None:
         for task in self._tasks:
             IDLE_ROUNDS.leave(task)
             if isinstance(task, OwnTask):
                 task.stop()
             elif isinstance(task, SharedTask) and self._scheduler is not None:
                 self._scheduler.remove(task)
-        LIVE_QUEUES.discard(self)
-        self._finished.set()
 
     def _forgive(self) -> None:
         for partition in self._layout.partitions:

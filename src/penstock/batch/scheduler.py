@@ -32,8 +32,9 @@ class OwnTask(DrainTask):
         """Start the thread, if it does not run."""
         with self._lock:
             if self.thread is None:
-                self.thread = DrainThread(f"penstock-{self._queue_name}-{self.index}", self._run, self.crew)
-                self.thread.start()
+                thread = DrainThread(f"penstock-{self._queue_name}-{self.index}", self._run, self.crew)
+                thread.start()
+                self.thread = thread  # only now: if there are no more threads, the next item tries again
 
     def stop(self) -> None:
         """Have the thread end after its present cycle."""
@@ -51,8 +52,7 @@ class OwnTask(DrainTask):
                 partition = self.ready.get(timeout=self.see_to_idle_calls())
             except Empty:
                 with self.turn:  # which somebody on the rounds may have, for as long as a handler hangs
-                    if self.until_idle() <= 0:
-                        self.idle(self._clock.monotonic())
+                    self.idle_if_due()
             else:
                 if self.on_rounds:
                     IDLE_ROUNDS.leave(self)
@@ -94,12 +94,12 @@ class SharedTask(DrainTask):
             finally:
                 self.turn.release()
 
-    def idle_if_due(self) -> None:
+    def try_idle(self) -> None:
         """Call the idle handlers if it is time and nobody runs the task."""
-        if not self.calls_idle or self.until_idle() > 0 or not self.turn.acquire(blocking=False):
+        if not self.calls_idle or self.until_own_idle() > 0 or not self.turn.acquire(blocking=False):
             return
         try:
-            self.idle(self._clock.monotonic())
+            self.idle_if_due()
         finally:
             self.turn.release()
         self._run_ready()
@@ -135,15 +135,15 @@ class SharedScheduler:
         with self._lock:
             if self.threads or self._stopping:
                 return
-            self.threads = [
-                DrainThread(f"penstock-{self.name}-{index}", self._run, self) for index in range(self.policy.resolve())
-            ]
-            for thread in self.threads:
+            for index in range(self.policy.resolve()):
+                thread = DrainThread(f"penstock-{self.name}-{index}", self._run, self)
                 thread.start()
+                self.threads.append(thread)  # only now: if there are no more threads, those that run have to do
 
     def add(self, task: SharedTask) -> None:
         with self._lock:
             self._tasks = (*self._tasks, task)
+        task.nudge()  # somebody has to see that it has idle calls
 
     def remove(self, task: SharedTask) -> None:
         with self._lock:
@@ -178,7 +178,7 @@ class SharedScheduler:
                 partition = self._ready.get(timeout=self._until_idle_is_due())
             except Empty:
                 for task in self._tasks:
-                    task.idle_if_due()
+                    task.try_idle()
             else:
                 if partition is not None:
                     partition.owner.run(partition)
