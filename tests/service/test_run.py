@@ -1,11 +1,13 @@
 """`penstock run` as a real process: what it answered for survives whatever becomes of it."""
 
+import http.client
 import json
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -96,6 +98,58 @@ def test_one_port_has_the_metrics_of_all_processes_which_end_when_the_service_is
         running.kill()
 
         assert psutil.wait_procs(workers, PATIENCE)[1] == []
+
+
+class Shop:
+    """A program whose counter runs on, whatever becomes of us; it reports how much there was since it began."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._began = time.time_ns()
+
+    def report(self, orders: float) -> None:
+        point = {"startTimeUnixNano": str(self._began), "timeUnixNano": str(time.time_ns()), "asDouble": orders}
+        total = {"aggregationTemporality": 2, "isMonotonic": True, "dataPoints": [point]}
+        body = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"name": "orders", "sum": total}]}]}]}
+        connection = http.client.HTTPConnection("127.0.0.1", self._running.port, timeout=30)
+        connection.request("POST", "/v1/metrics", json.dumps(body), {"Content-Type": "application/json"})
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_a_restart_in_good_order_loses_nothing_of_a_cumulative_stream_and_a_kill_counts_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    with Running(tmp_path) as running:
+        shop = Shop(running)
+        shop.report(10)
+        assert running.stop() == 0, running.text()
+        running.start()
+        shop.report(25)  # of which 15 came while we were away
+        assert running.stop() == 0, running.text()
+        assert sealed_sum(tmp_path / "segments", "orders") == 25
+
+        running.start()
+        shop.report(30)
+        running.kill()
+        running.start()
+        shop.report(50)  # only measured from: what was counted up to it nobody knows
+        shop.report(51)
+        assert running.stop() == 0, running.text()
+        assert sealed_sum(tmp_path / "segments", "orders") == 30 + 1
+
+
+def test_several_processes_do_not_go_on_with_what_one_has_known(tmp_path: Path) -> None:
+    with Running(tmp_path) as running:
+        Shop(running).report(10)
+        assert running.stop() == 0, running.text()
+        assert (tmp_path / "streams.arrow").exists()
+
+        running.settings["processes"] = "2"
+        running.start()
+        assert not (tmp_path / "streams.arrow").exists()
+        assert running.stop() == 0, running.text()
+        assert not (tmp_path / "streams.arrow").exists()
 
 
 def test_sighup_reloads_what_can_be_and_names_what_cannot(tmp_path: Path) -> None:

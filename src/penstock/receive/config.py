@@ -51,9 +51,9 @@ class IntakeConfig:
     """Resource attributes of OTLP that become labels; the others are left out of the tables."""
     initial_value: Initial = "auto"
     """First value of a cumulative stream: `keep` counts it, `drop` only measures from it, `auto` counts it if the
-    stream began after this process did."""
+    stream began after this process did, and not longer ago than `expiry`."""
     expiry: float | str = "1h"
-    """A series that is silent for so long is forgotten; a cumulative one starts anew when it comes back."""
+    """A series that is silent for so long is forgotten; a cumulative one is measured anew when it comes back."""
     max_held: int | str = "256Mi"
     """Bytes of all requests that wait for their answer; beyond it new ones are turned away (429)."""
     max_group: int | str = "8Mi"

@@ -1,7 +1,12 @@
 """Groups of bodies into chunks: the way from the wire to L1, in columns."""
 
+import json
+import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow.compute as pc
 
 from penstock.clock import Clock
 from penstock.model.point import Chunk
@@ -18,11 +23,14 @@ from penstock.receive.numbers import increments, joined, otlp_numbers
 from penstock.receive.otlp import OtlpReader
 from penstock.receive.otlp_json import as_protobuf
 from penstock.receive.otlp_walk import EXPONENTIAL, HISTOGRAM, SUMMARY
+from penstock.receive.remembered import Remembered, Snapshot, name_of, rows_of, take, together, write
 from penstock.receive.remote_write import RemoteWriteReader
 from penstock.receive.series import Namespace, SeriesTable
 from penstock.receive.sink import Format
 from penstock.receive.summaries import summary_numbers
 from penstock.telemetry import Sample
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -59,6 +67,8 @@ class Decoder:
         self._remote_write = RemoteWriteReader()
         self._events = EventReader()
         self._expired = 0
+        self._horizon = since  # of streams that began later we know all, unless they are new
+        self._remembered: Remembered | None = None
 
     def decode(self, kind: Format, bodies: list[bytes]) -> Decoded:
         """All points of the bodies that can be read."""
@@ -114,7 +124,66 @@ class Decoder:
         for family in [family for family, namespace in self._otlp.namespaces.items() if not namespace.keys]:
             del self._otlp.namespaces[family]
         self._expired += len(gone)
+        if self._remembered is not None and self._remembered.loaded_at < before:
+            self._remembered = self._table.on_cumulative = None
+        self._look_back_to(self._horizon)
         return len(gone)
+
+    def _look_back_to(self, horizon: int) -> None:
+        """A stream that began before may have been counted; so may one that could have expired meanwhile."""
+        expired = int((self._clock.time() - float(self._config.expiry)) * 1e9)
+        self._horizon = max(horizon, expired)
+        for deltas in self._all_deltas():
+            deltas.since(self._horizon)
+
+    # -- over a restart ----------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> int:
+        """Keep at `path` what is known of cumulative streams; how many there are. OSError if that cannot be done.
+
+        To be called when nothing is under way any more: all that was decoded was taken, or has been undone.
+        """
+        now = self._clock.monotonic()
+        namespaces = [*self._otlp.namespaces.values(), *self._remote_write.namespaces.values()]
+        parts = [rows_of(namespaces, self._table, self._all_deltas(), now)]
+        if self._remembered is not None:
+            parts.append(self._remembered.unclaimed(now))
+        rows, families = together(parts)
+        types = self._remote_write.types
+        write(path, Snapshot(rows, families, self._clock.time(), self._horizon, self._settings(), types))
+        return int(rows.num_rows)
+
+    def restore(self, path: Path) -> int:
+        """Go on with what `save` kept at `path`, if it is young enough and of the same settings; how many streams.
+
+        The file is gone then, whatever comes next. OSError if it cannot be deleted.
+        """
+        snapshot = take(path)
+        if snapshot is None:
+            return 0
+        passed, expiry = self._clock.time() - snapshot.saved_at, float(self._config.expiry)
+        if not 0.0 <= passed <= expiry or snapshot.settings != self._settings():
+            log.info("What was known of streams is too old, or of other settings. age=%.0f", passed)
+            return 0
+        rows = snapshot.rows
+        silent = pc.add(rows["silent"], passed)
+        rows = rows.set_column(rows.schema.get_field_index("silent"), "silent", silent)
+        rows = rows.filter(pc.less_equal(silent, expiry))
+        self._remembered = Remembered(replace(snapshot, rows=rows), self._clock.monotonic())
+        self._table.on_cumulative = self._claim
+        self._remote_write.types.update(snapshot.types)
+        self._look_back_to(snapshot.horizon)
+        return len(self._remembered)
+
+    def _claim(self, namespace: Namespace, identity: tuple[str, str, str], stream: int) -> None:
+        assert self._remembered is not None
+        if found := self._remembered.claim(namespace.family, name_of(identity)):
+            keeper, kept = found
+            self._all_deltas()[keeper].put(stream, kept, self._table.capacity)
+
+    def _settings(self) -> str:
+        """What decides how streams are told apart: under other settings the same names mean others."""
+        return json.dumps([self._config.resource_attributes, self._config.max_nesting])
 
     def _all_deltas(self) -> tuple[Deltas, HistogramDeltas, ExponentialDeltas]:
         return self._deltas, self._histograms, self._exponentials

@@ -12,7 +12,7 @@ value before, taken for a whole group of points at once:
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,33 @@ class DeltaCounts:
     resets: int = 0
     out_of_order: int = 0
     first_seen: int = 0  # of which nothing was counted
+
+
+class Kept(NamedTuple):
+    """The state of one stream: its last point, and what it owes. Those who keep it say what the buckets are."""
+
+    last: int
+    start: int
+    value: float
+    owed: float
+    shape: int
+    buckets: Ints
+    owed_buckets: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """The same of many streams, in columns; the buckets of all one after the other."""
+
+    last: Ints
+    start: Ints
+    value: Floats
+    owed: Floats
+    shape: Ints
+    lengths: Ints
+    buckets: Ints
+    owed_lengths: Ints
+    owed_buckets: Ints
 
 
 class Order:
@@ -127,6 +154,18 @@ class Clocks:
         self.last[streams] = 0
         self.start[streams] = 0
 
+    def since(self, began: int) -> None:
+        """Streams that began before that time may have been counted and forgotten."""
+        self._began = began
+
+    def known(self, capacity: int) -> Ints:
+        self.ensure(capacity)
+        return np.flatnonzero(self.last)
+
+    def put(self, stream: int, kept: Kept, capacity: int) -> None:
+        self.ensure(capacity)
+        self.last[stream], self.start[stream] = kept.last, kept.start
+
 
 class Deltas:
     """The last value of every cumulative stream of numbers.
@@ -177,6 +216,25 @@ class Deltas:
         some = streams[streams < len(self._value)]
         self._clocks.forget(some)
         self._owed[some] = 0.0
+
+    def since(self, began: int) -> None:
+        self._clocks.since(began)
+
+    # -- over a restart ----------------------------------------------------------------------------------------------
+
+    def known(self, capacity: int) -> Ints:
+        return self._clocks.known(capacity)
+
+    def states(self, streams: Ints) -> States:
+        none = np.zeros(len(streams), np.int64)
+        clocks = self._clocks
+        value, owed = self._value[streams], self._owed[streams]
+        return States(clocks.last[streams], clocks.start[streams], value, owed, none, none, none[:0], none, none[:0])
+
+    def put(self, stream: int, kept: Kept, capacity: int) -> None:
+        self._clocks.put(stream, kept, capacity)
+        self._value, self._owed = grown(self._value, capacity), grown(self._owed, capacity)
+        self._value[stream], self._owed[stream] = kept.value, kept.owed
 
 
 def grown(column: NDArray[Any], capacity: int) -> NDArray[Any]:

@@ -4,13 +4,14 @@ A stream's scale falls while its range grows, so its buckets change their meanin
 one stream at a time, which takes some 20 µs; a stream of deltas never comes here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
 from penstock.receive.config import Initial
-from penstock.receive.deltas import Clocks, DeltaCounts, Moved, Order
+from penstock.receive.deltas import Clocks, DeltaCounts, Kept, Moved, Order, States
 from penstock.receive.wire import Ints
 
 Counts = Mapping[tuple[int, int], int]  # by sign and index; sign 0 is the bucket of zero
@@ -126,3 +127,53 @@ class ExponentialDeltas:
         self._clocks.forget(streams[streams < len(self._clocks.last)])
         for stream in streams.tolist():
             self._last.pop(stream, None)
+            self._owed.pop(stream, None)
+
+    def since(self, began: int) -> None:
+        self._clocks.since(began)
+
+    # -- over a restart: a point as numbers is its scale, then sign, index and count of each bucket ------------------
+
+    def known(self, capacity: int) -> Ints:
+        return self._clocks.known(capacity)
+
+    def states(self, streams: Ints) -> States:
+        last = [self._last[stream] for stream in streams.tolist()]
+        owed = [_together(self._owed.get(stream, [])) for stream in streams.tolist()]
+        (lengths, buckets), (owed_lengths, owed_buckets) = _as_numbers(last), _as_numbers(owed)
+        return States(
+            self._clocks.last[streams],
+            self._clocks.start[streams],
+            np.array([point.sum for point in last], np.float64),
+            np.array([point.sum if point else 0.0 for point in owed], np.float64),
+            np.zeros(len(streams), np.int64),
+            lengths,
+            buckets,
+            owed_lengths,
+            owed_buckets,
+        )
+
+    def put(self, stream: int, kept: Kept, capacity: int) -> None:
+        self._clocks.put(stream, kept, capacity)
+        self._last[stream] = _of_numbers(kept.value, kept.buckets.tolist())
+        if len(kept.owed_buckets):
+            self._owed[stream] = [_of_numbers(kept.owed, kept.owed_buckets.tolist())]
+
+
+def _together(points: Sequence[Exponential]) -> Exponential | None:
+    return reduce(Exponential.plus, points) if points else None
+
+
+def _as_numbers(points: Sequence[Exponential | None]) -> tuple[Ints, Ints]:
+    texts = [_numbers(point) if point else [] for point in points]
+    lengths = np.array([len(text) for text in texts], np.int64)
+    return lengths, np.array([number for text in texts for number in text], np.int64)
+
+
+def _numbers(point: Exponential) -> list[int]:
+    return [point.scale, *(number for (sign, index), count in point.counts.items() for number in (sign, index, count))]
+
+
+def _of_numbers(total: float, numbers: list[int]) -> Exponential:
+    scale, *rest = numbers
+    return Exponential(scale, total, {(sign, index): count for sign, index, count in zip(*[iter(rest)] * 3)})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.receive.config import Initial
-from penstock.receive.deltas import Clocks, DeltaCounts, Floats, Order, Undo, grown
+from penstock.receive.deltas import Clocks, DeltaCounts, Floats, Kept, Order, States, Undo, grown
 from penstock.receive.wire import Ints, within
 
 
@@ -182,3 +182,35 @@ class HistogramDeltas:
         self._owed_sum[some] = 0.0
         for stream in some[self._length[some] > 0].tolist():
             self._release(stream)
+
+    def since(self, began: int) -> None:
+        self._clocks.since(began)
+
+    # -- over a restart ----------------------------------------------------------------------------------------------
+
+    def known(self, capacity: int) -> Ints:
+        self._ensure(capacity)
+        return self._clocks.known(capacity)
+
+    def states(self, streams: Ints) -> States:
+        clocks, lengths = self._clocks, self._length[streams]
+        places = within(self._base[streams], lengths)
+        return States(
+            clocks.last[streams],
+            clocks.start[streams],
+            self._sum[streams],
+            self._owed_sum[streams],
+            self._shape[streams],
+            lengths,
+            self._buckets[places],
+            lengths,
+            self._owed[places],
+        )
+
+    def put(self, stream: int, kept: Kept, capacity: int) -> None:
+        self._clocks.put(stream, kept, capacity)
+        self._ensure(capacity)
+        self._sum[stream], self._owed_sum[stream] = kept.value, kept.owed
+        numbers, shapes = np.array([stream]), np.array([kept.shape])
+        self._store(numbers, shapes, np.array([len(kept.buckets)]), kept.buckets)
+        self._owed[within(self._base[numbers], self._length[numbers])] = kept.owed_buckets

@@ -13,6 +13,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from penstock.clock import Clock, SystemClock
@@ -61,7 +62,9 @@ class Intake:
         *,
         clock: Clock | None = None,
         began: float | None = None,
+        memory: Path | None = None,
     ) -> None:
+        self._memory = memory
         self.config = config = config or IntakeConfig()
         self._clock = clock or SystemClock()
         self._sink = sink
@@ -87,6 +90,9 @@ class Intake:
         self._sizes = Buckets("penstock_receive_group_requests")
 
     def start(self) -> Self:
+        """Go on where an earlier run ended in good order (`memory`), and take requests."""
+        if self._memory is not None and (streams := self._decoder.restore(self._memory)):
+            log.info("Cumulative streams go on where the last run ended. streams=%d", streams)
         self._thread.start()
         return self
 
@@ -122,7 +128,22 @@ class Intake:
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - self._clock.monotonic()))
         with self._lock:
-            return self._changed.wait_for(lambda: not self._unanswered, max(0.0, deadline - self._clock.monotonic()))
+            is_done = self._changed.wait_for(lambda: not self._unanswered, max(0.0, deadline - self._clock.monotonic()))
+        if is_done and self._thread.ident is not None and not self._thread.is_alive():
+            self._remember()
+        return is_done
+
+    def _remember(self) -> None:
+        """Keep the last values of cumulative streams. Everybody was answered, so they are what was counted."""
+        memory, self._memory = self._memory, None
+        if memory is None:
+            return
+        while self._undos:
+            self._undos.popleft().undo()
+        try:
+            log.info("Cumulative streams are kept for the next start. streams=%d", self._decoder.save(memory))
+        except OSError as error:
+            log.warning("Cumulative streams could not be kept for the next start. path=%s reason=%s", memory, error)
 
     # -- the intake's own thread -------------------------------------------------------------------------------------
 

@@ -157,7 +157,7 @@ class OtlpReader:
         """Where the keys of that family's points are known."""
         known = self.namespaces.get(family)
         if known is None:
-            known = self.namespaces[family] = Namespace(_Describer(family, self._config))
+            known = self.namespaces[family] = Namespace(_Describer(family, self._config), family)
             self._fresh.append(family)
         return known
 

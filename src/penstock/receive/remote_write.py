@@ -41,7 +41,7 @@ class RemoteWriteReader:
 
     def __init__(self) -> None:
         self.namespaces = {"remote write": Namespace(self._described)}
-        self._types: dict[str, int] = {}
+        self.types: dict[str, int] = {}
 
     def read(self, bodies: list[bytes], group: Group) -> Numbers:
         """The samples of all bodies that can be read."""
@@ -108,9 +108,9 @@ class RemoteWriteReader:
                 kind = start
             elif tag == _FAMILY:
                 family = body[start:stop].decode("utf-8", "replace")
-        if not kind or self._types.get(family) == kind or len(self._types) >= _FAMILIES:
+        if not kind or self.types.get(family) == kind or len(self.types) >= _FAMILIES:
             return
-        self._types[family] = kind
+        self.types[family] = kind
         if (kind in _COUNTERS) is not family.endswith(_ENDINGS):
             # Its series may be known as what their names suggest: they are looked at again.
             for namespace in self.namespaces.values():
@@ -128,11 +128,11 @@ class RemoteWriteReader:
         return Described(name, Kind.COUNTER if is_counter else Kind.GAUGE, is_counter, labels)
 
     def _is_counter(self, name: str) -> bool:
-        if name in self._types:
-            return self._types[name] in _COUNTERS
+        if name in self.types:
+            return self.types[name] in _COUNTERS
         for ending in _ENDINGS:
             if name.endswith(ending):
-                return self._types.get(name.removesuffix(ending)) != _GAUGE
+                return self.types.get(name.removesuffix(ending)) != _GAUGE
         return False
 
 

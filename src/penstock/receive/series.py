@@ -50,10 +50,11 @@ class Described:
 class Namespace:
     """Raw keys that mean streams of one sender's metric; `describe` is asked once for each, and may raise Refused."""
 
-    __slots__ = ("describe", "keys", "runs", "streams")
+    __slots__ = ("describe", "family", "keys", "runs", "streams")
 
-    def __init__(self, describe: Callable[[bytes], Described]) -> None:
+    def __init__(self, describe: Callable[[bytes], Described], family: Any = None) -> None:
         self.describe = describe
+        self.family = family  # whose they are, where there are several
         self.keys: dict[bytes, int] = {}
         # The same labels in another order are another key, but the same stream.
         self.streams: dict[tuple[str, str, str], int] = {}
@@ -103,6 +104,8 @@ class SeriesTable:
         self.seen = np.zeros(1024)
         self._entity = np.zeros(1024, np.int32)
         self._texts = Texts()
+        # Told of each new stream whose values depend on those before.
+        self.on_cumulative: Callable[[Namespace, tuple[str, str, str], int], None] | None = None
 
     def __len__(self) -> int:
         return self._used - len(self._free)
@@ -195,6 +198,8 @@ class SeriesTable:
         stream = namespace.streams.get(identity)
         if stream is None:
             stream = namespace.streams[identity] = self._new_stream(described, entity)
+            if described.is_cumulative and self.on_cumulative is not None:
+                self.on_cumulative(namespace, identity, stream)
         namespace.keys[key] = stream
         return stream
 

@@ -12,6 +12,7 @@ from penstock.service.config.tree import ServiceConfig
 from penstock.telemetry import Buckets, Sample
 
 log = logging.getLogger(__name__)
+MEMORY = "streams.arrow"  # in the data folder: what is known of cumulative streams, from one run to the next
 
 
 class Receiver(Protocol):
@@ -111,7 +112,12 @@ def make_front(config: ServiceConfig, sink: Sink | None, relay: RawSink | None, 
     from penstock.receive.http import HttpReceiver
     from penstock.receive.intake import Intake
 
-    intake = Intake(sink, relay, config.intake, began=began)
+    memory = config.resolved(MEMORY)
+    if sink is None or config.processes > 1:
+        memory.unlink(missing_ok=True)  # it would be out of date when it is asked for again
+    intake = Intake(
+        sink, relay, config.intake, began=began, memory=memory if sink is not None and config.processes == 1 else None
+    )
     receivers: dict[str, Receiver] = {}
     if config.receivers.http.enabled:
         with _named("http"):
