@@ -40,6 +40,10 @@ def test_events_are_taken_with_or_without_labels_and_time(http: HttpReceiver, si
         ({"metric": "m", "value": 1, "time": 9e10}, "far ahead"),
         ({"metric": "m", "value": 1, "labels": {"a" * 300: "b"}}, "at most 256"),
         ({"metric": "m", "value": 1, "colour": 1}, "unknown key 'colour'"),
+        ({"metric": "m", "value": 10**400}, "value must be a number, got 1000"),
+        ({"metric": "m", "value": 1, "time": 10**400}, "RFC 3339, got 1000"),
+        ({"metric": "m", "value": 1, "labels": {"a": "\ud800"}}, "half a character"),
+        ({"metric": "\ud800", "value": 1}, "half a character"),
         (7, "an object is expected, got int"),
     ],
 )
@@ -53,6 +57,16 @@ def test_a_wrong_event_is_refused_with_its_place_and_the_others_are_taken(
     assert told["rejected"] == 1
     assert message in told["errors"][0]
     assert sink.values("m") == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("key", ["metric", "value", "labels", "time", "k" * 100_000])
+def test_an_answer_is_short_whatever_it_answers(http: HttpReceiver, key: str) -> None:
+    events = [{"metric": "m", "value": 1, key: ["x" * 100_000] * 3}] * 20
+
+    answered = post(http.port, "/v1/events", json.dumps(events).encode(), Content_Type=JSON)
+
+    assert json.loads(answered.body)["rejected"] == 20
+    assert len(answered.body) < 5000
 
 
 @pytest.mark.parametrize("body", [b"", b"[", b'"text"', b"[" * 100_000, b'{"a":' * 5000])

@@ -8,8 +8,9 @@ that is wrong is refused with its place and reason, the others are taken.
 
 import json
 import math
+import reprlib
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,8 @@ from penstock.receive.series import Described, Namespace, Refused
 from penstock.receive.sink import Refusal
 
 _KEYS = ("metric", "value", "labels", "time")
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = 60
 _SEPARATOR = "\x00"  # between the metric and its labels in a key
 
 
@@ -36,7 +39,7 @@ class EventReader:
     def read(self, bodies: list[bytes], group: Group, now: float) -> Rows:
         """The points of all events that can be taken; `now` in seconds since the epoch."""
         requests: list[int] = []
-        keys: list[str] = []
+        keys: list[bytes] = []
         times: list[int] = []
         values: list[float] = []
         for request, body in enumerate(bodies):
@@ -54,7 +57,7 @@ class EventReader:
                 try:
                     key, time, value = _checked(event, now, group.latest)
                 except Refused as refused:
-                    group.account.reject(np.array([request]), refused.reason, f"event {place}: {refused}")
+                    group.account.reject_one(request, refused.reason, f"event {place}: {refused}")
                     continue
                 requests.append(request)
                 keys.append(key)
@@ -64,29 +67,33 @@ class EventReader:
             np.array(requests, np.int64), np.zeros(0, np.int64), np.array(times, np.int64), np.array(values, np.float64)
         )
         which = np.zeros(len(keys), np.int64)
-        raw = pa.array(keys, pa.string()).cast(pa.binary())
+        raw = pa.array(keys, pa.binary())
         rows.streams = group.streams_of(list(self.namespaces.values()), which, raw, rows.requests)
         return rows.take(rows.streams >= 0)
 
 
-def _checked(event: Any, now: float, latest: int) -> tuple[str, int, float]:
+def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:
     if not isinstance(event, dict):
         raise Refused(Refusal.MALFORMED, f"an object is expected, got {type(event).__name__}")
     unknown = [key for key in event if key not in _KEYS]
     if unknown:
-        raise Refused(Refusal.MALFORMED, f"unknown key {unknown[0]!r}; there are {', '.join(_KEYS)}")
+        raise Refused(Refusal.MALFORMED, f"unknown key {_shown(unknown[0])}; there are {', '.join(_KEYS)}")
     metric, value, labels = event.get("metric"), event.get("value"), event.get("labels", {})
     if not isinstance(metric, str) or not metric or _SEPARATOR in metric:
-        raise Refused(Refusal.MALFORMED, f"metric must be a text, got {metric!r}")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise Refused(Refusal.VALUE, f"value must be a number, got {value!r}")
+        raise Refused(Refusal.MALFORMED, f"metric must be a text, got {_shown(metric)}")
+    if not _is_number(value):
+        raise Refused(Refusal.VALUE, f"value must be a number, got {_shown(value)}")
     if not isinstance(labels, dict) or any(isinstance(label, (dict, list)) for label in labels.values()):
-        raise Refused(Refusal.LABELS, f"labels must be an object of texts, got {labels!r}")
+        raise Refused(Refusal.LABELS, f"labels must be an object of texts, got {_shown(labels)}")
     texts = {name: text_of(label) for name, label in labels.items()}
     time = _nanoseconds(event.get("time", now))
     if not 0 < time <= latest:
-        raise Refused(Refusal.TIME, f"time is far ahead or before 1970, got {event.get('time')!r}")
-    return metric + _SEPARATOR + entity_of(texts), time, float(value)
+        raise Refused(Refusal.TIME, f"time is far ahead or before 1970, got {_shown(event.get('time'))}")
+    try:
+        key = (metric + _SEPARATOR + entity_of(texts)).encode()
+    except UnicodeEncodeError:  # JSON can say half a character, "\\ud800"
+        raise Refused(Refusal.LABELS, "a text with half a character") from None
+    return key, time, float(value)
 
 
 def _nanoseconds(time: Any) -> int:
@@ -94,11 +101,24 @@ def _nanoseconds(time: Any) -> int:
         try:
             moment = datetime.fromisoformat(time)
         except ValueError:
-            raise Refused(Refusal.TIME, f"time must be seconds or RFC 3339, got {time!r}") from None
+            raise Refused(Refusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}") from None
         return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6) * 1000
-    if isinstance(time, bool) or not isinstance(time, (int, float)) or not math.isfinite(time) or abs(time) > 1e11:
-        raise Refused(Refusal.TIME, f"time must be seconds or RFC 3339, got {time!r}")
+    if not _is_number(time) or abs(time) > 1e11:
+        raise Refused(Refusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}")
     return round(time * 1e6) * 1000
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether a double can hold it: JSON's numbers have any size."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _shown(value: Any) -> str:
+    """What was sent, cut short: an answer must not be as long as what it answers."""
+    return _SHORT.repr(value)
 
 
 def _described(key: bytes) -> Described:

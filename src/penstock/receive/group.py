@@ -40,6 +40,14 @@ class Account:
             if len(told) < _MOST_MESSAGES and message not in told:
                 told.append(message)
 
+    def reject_one(self, request: int, reason: Refusal, message: str) -> None:
+        """One point of this request is not taken: the same, without arrays."""
+        self.reasons[reason] += 1
+        self.rejected[request] += 1
+        told = self.messages.setdefault(request, [])
+        if len(told) < _MOST_MESSAGES:
+            told.append(message)
+
     def answer(self, request: int) -> Answer:
         """What its sender is told once the rest is safe."""
         if request in self.errors:
