@@ -8,16 +8,22 @@ import cramjam
 import pytest
 
 from penstock.export.exporters.remote_write import write_request
-from penstock.export.wire import field_bytes, field_varint
+from penstock.export.wire import field_bytes, field_double, field_varint
 from penstock.model.point import Kind
 from penstock.receive.decoder import Decoded, Decoder
 from penstock.receive.http import HttpReceiver
 from penstock.receive.sink import Format
-from tests.receive.support import NOW, KeepingSink, post
+from tests.receive.support import NOW, KeepingSink, call, post
 from tests.receive.test_otlp import decoder
 
 MILLIS = NOW // 1_000_000
 STALE = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))[0]
+
+
+def as_it_is(*labels: tuple[str, str]) -> bytes:
+    """A sample of a series whose labels are in this order, and as often."""
+    pairs = [field_bytes(1, field_bytes(1, name.encode()) + field_bytes(2, value.encode())) for name, value in labels]
+    return field_bytes(1, b"".join(pairs) + field_bytes(2, field_double(1, 1.0) + field_varint(2, MILLIS)))
 
 
 def write(*series: tuple[dict[str, str], list[tuple[int, float]]]) -> bytes:
@@ -83,6 +89,7 @@ def test_the_mark_of_a_series_that_ended_is_no_value() -> None:
     ("body", "rejected", "message"),
     [
         (write(({"job": "a"}, [(MILLIS, 1.0)])), 1, "without a name"),
+        (as_it_is(("__name__", "up"), ("a", "1"), ("a", "2")), 1, "two labels of one name"),
         (write(({"__name__": "up"}, [(MILLIS + 10**9, 1.0), (MILLIS, 1.0)])), 1, "far ahead"),
         (field_bytes(1, field_bytes(1, field_bytes(1, b"__name__")) + field_bytes(4, b"")), 2, "native"),
     ],
@@ -107,6 +114,25 @@ def test_what_is_not_a_write_is_refused_alone(body: bytes) -> None:
 
     assert list(decoded.account.errors) == [1]
     assert [row[0] for row in rows(decoded)] == ["good", "good"]
+
+
+def test_labels_in_any_order_and_empty_ones_are_one_series() -> None:
+    using = decoder()
+    decoded = decode(
+        using,
+        as_it_is(("__name__", "up"), ("a", "1"), ("b", "2")),
+        as_it_is(("b", "2"), ("c", ""), ("a", "1"), ("__name__", "up")),
+    )
+    assert [row[2] for row in rows(decoded)] == ['{"a":"1","b":"2"}'] * 2
+    assert next(one.value for one in using.samples() if one.name == "penstock_receive_streams") == 1
+
+
+def test_a_sender_that_names_neither_type_nor_encoding_is_taken_as_prometheus_takes_it(
+    http: HttpReceiver, sink: KeepingSink
+) -> None:
+    body = bytes(cramjam.snappy.compress_raw(write(({"__name__": "up"}, [(MILLIS, 1.0)]))))
+    assert call("POST", http.port, "/api/v1/write", body).status == 204
+    assert sink.values("up") == [1.0]
 
 
 def answered(port: int, body: bytes, **headers: str) -> Any:

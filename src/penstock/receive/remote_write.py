@@ -118,9 +118,12 @@ class RemoteWriteReader:
 
     def _described(self, key: bytes) -> Described:
         try:
-            labels = dict(_labels(key))
+            pairs = list(_labels(key))
         except (ValueError, IndexError) as error:
             raise Refused(Refusal.MALFORMED, f"labels that cannot be read: {error}") from None
+        labels = {name: value for name, value in pairs if value}  # to Prometheus an empty label is none
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise Refused(Refusal.LABELS, "a series with two labels of one name")
         name = labels.pop(_NAME, "")
         if not name:
             raise Refused(Refusal.MALFORMED, "a series without a name")
