@@ -23,6 +23,8 @@ class Limits:
     """Bytes of a request as it comes over the network; more is refused (413)."""
     max_decompressed: int | str = "64Mi"
     """Bytes of a request once decompressed; decompressing stops there (413)."""
+    max_json: int | str = "16Mi"
+    """The same for JSON, which takes ten times as long to read, and others wait meanwhile."""
     max_connections: int = 1000
     """Connections at a time; further ones are closed at once."""
     read_timeout: float | str = 30.0
@@ -31,7 +33,7 @@ class Limits:
     """Seconds that a connection may stay open with no request."""
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "max_decompressed"):
+        for name in ("max_body", "max_decompressed", "max_json"):
             _set_bytes(self, "limits", name)
         for name in ("read_timeout", "idle_timeout"):
             _set_duration(self, "limits", name)

@@ -124,8 +124,8 @@ class GrpcReceiver:
 
     async def _export(self, body: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         if self._tokens:
-            metadata = dict(context.invocation_metadata() or ())
-            if not is_authorized(str(metadata.get("authorization", "")), self._tokens):
+            told = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
+            if not is_authorized(told, self._tokens):
                 self._intake.refuse(Refusal.UNAUTHORIZED)
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token that we know is needed")
         waiting: asyncio.Future[Answer] = self._thread.loop.create_future()

@@ -9,7 +9,8 @@ import logging
 import os
 import ssl
 from collections.abc import Iterator
-from typing import Any, Self
+from functools import partial
+from typing import Self
 
 from aiohttp import web
 
@@ -18,6 +19,7 @@ from penstock.receive.answers import Reply, error_reply, http_reply
 from penstock.receive.auth import is_authorized
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import HttpReceiverConfig
+from penstock.receive.http_server import SERVER, HttpServer
 from penstock.receive.intake import Intake, Request
 from penstock.receive.loop import LoopThread
 from penstock.receive.sink import Answer, Format, Refusal
@@ -35,8 +37,18 @@ _TAKEN = {
     Format.REMOTE_WRITE: "application/x-protobuf (remote write 1.0)",
     Format.EVENTS: "application/json",
 }
+_JSON = (Format.OTLP_JSON, Format.EVENTS)
 _LINGER = 1.0  # seconds to read on after an early answer, so that the client sees it and not a reset
+_HANDSHAKE = 10.0  # seconds for TLS to begin: such connections are not counted yet
 _START = 10.0  # seconds that binding a port may take
+
+
+class _TooLong(Exception):
+    pass
+
+
+class _NoRoom(Exception):
+    pass
 
 
 class HttpReceiver:
@@ -59,9 +71,9 @@ class HttpReceiver:
             config.events_path: Format.EVENTS,
         }
         self._thread = LoopThread("penstock-http")
-        self._server: _Server | None = None
-        self._runner: web.ServerRunner | None = None
-        self._site: web.TCPSite | None = None
+        self._server: HttpServer | None = None
+        self._listener: asyncio.Server | None = None
+        self.reading = 0  # bytes of bodies that are not whole yet
         self.port = 0
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -110,74 +122,96 @@ class HttpReceiver:
 
     async def _open(self) -> None:
         limits = self.config.limits
-        self._server = _Server(
+        self._server = HttpServer(
             self._handle,
             limits.max_connections,
+            partial(self._intake.refuse, Refusal.MALFORMED),
             keepalive_timeout=limits.idle_timeout,
             lingering_time=_LINGER,
             auto_decompress=False,
             access_log=None,
         )
-        self._runner = web.ServerRunner(self._server)
-        await self._runner.setup()
-        self._site = web.TCPSite(
-            self._runner,
+        self._listener = await self._thread.loop.create_server(
+            self._server,
             self.config.host,
             self.config.port,
-            ssl_context=self._listening,
+            ssl=self._listening,
+            ssl_handshake_timeout=_HANDSHAKE if self._listening else None,
             reuse_port=self.config.reuse_port or None,
             backlog=1024,
         )
-        await self._site.start()
-        self.port = self._runner.addresses[0][1]
+        self.port = self._listener.sockets[0].getsockname()[1]
 
     async def _stop_accepting(self) -> None:
-        if self._site is not None and self._server is not None:
-            await self._site.stop()
-            self._site = None
+        if self._listener is not None and self._server is not None:
+            self._listener.close()
+            self._listener = None
             self._server.pre_shutdown()
 
     async def _shut(self, grace: float) -> None:
         await self._stop_accepting()
-        if self._server is not None and self._runner is not None:
+        if self._server is not None:
             await self._server.shutdown(grace)
-            await self._runner.cleanup()
 
     # -- a request ---------------------------------------------------------------------------------------------------
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        reply = await self._reply(request)
-        headers = {"Server": "penstock", **reply.headers}  # not the versions of what it is made of
+        try:
+            reply = await self._reply(request)
+        except (ConnectionError, web.RequestPayloadError) as error:  # it hears the answer only if it still listens
+            self._intake.refuse(Refusal.ABORTED)
+            reply = error_reply(None, 400, f"the body broke off: {error}")
+        headers = {"Server": SERVER, **reply.headers}
         if reply.content_type:
             headers["Content-Type"] = reply.content_type
         response = web.Response(body=reply.body, status=reply.status, headers=headers)
         if reply.status in (401, 413) or not request.content.is_eof():
             response.force_close()  # nobody reads the rest of what it sends
+        await self._write(request, response)
         return response
+
+    async def _write(self, request: web.BaseRequest, response: web.Response) -> None:
+        """Write the answer here, and not where aiohttp would: there a client that does not read holds us for ever."""
+        try:
+            async with asyncio.timeout(float(self.config.limits.read_timeout)):
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:
+            self._intake.refuse(Refusal.SLOW)
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass  # it has gone, which aiohttp finds out by itself
 
     async def _reply(self, request: web.BaseRequest) -> Reply:
         kind = self._formats.get(request.path)
         if kind is None:
             return error_reply(None, 404, f"nothing here; there are {', '.join(self._formats)}")
-        if request.method != "POST":
-            return error_reply(kind, 405, f"{request.method} is not taken here, POST is", {"Allow": "POST"})
-        if self._tokens and not is_authorized(request.headers.get("Authorization", ""), self._tokens):
-            self._intake.refuse(Refusal.UNAUTHORIZED)
-            return error_reply(kind, 401, "a bearer token that we know is needed", {"WWW-Authenticate": "Bearer"})
         content_type = request.content_type
-        if "write.v2" in request.headers.get("Content-Type", ""):  # a sender that hears 415 goes on with 1.0
-            content_type = "remote write 2.0"
         if kind is Format.OTLP and content_type == "application/json":
             kind = Format.OTLP_JSON
-        elif content_type not in (("application/json",) if kind is Format.EVENTS else _PROTOBUF):
+        if request.method != "POST":
+            told = kind if "Content-Type" in request.headers else None  # to somebody who looks with a browser, in words
+            return error_reply(told, 405, f"{request.method} is not taken here, POST is", {"Allow": "POST"})
+        if self._tokens and not is_authorized(request.headers.getall("Authorization", ()), self._tokens):
+            self._intake.refuse(Refusal.UNAUTHORIZED)
+            return error_reply(kind, 401, "a bearer token that we know is needed", {"WWW-Authenticate": "Bearer"})
+        if kind is Format.REMOTE_WRITE and "Content-Type" not in request.headers:
+            content_type = _PROTOBUF[0]  # there are such senders of 1.0, and Prometheus takes what they send
+        if "write.v2" in request.headers.get("Content-Type", ""):  # a sender that hears 415 goes on with 1.0
+            content_type = "remote write 2.0"
+        if content_type not in (("application/json",) if kind in _JSON else _PROTOBUF):
             self._intake.refuse(Refusal.UNSUPPORTED)
             taken = _TAKEN[kind]
             return error_reply(kind, 415, f"content type {content_type!r} is not taken here, {taken} is")
-        name = request.headers.get("Content-Encoding", "").strip().lower()
+        name = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
+        if not name and kind is Format.REMOTE_WRITE:
+            name = "snappy"  # as above
         encoding = _ENCODINGS.get(name)
         if encoding is None:
             self._intake.refuse(Refusal.UNSUPPORTED)
-            return error_reply(kind, 415, f"content encoding {name!r} is not taken; there are {', '.join(_ENCODINGS)}")
+            known = ", ".join(filter(None, _ENCODINGS))
+            return error_reply(kind, 415, f"content encoding {name!r} is not taken; there are {known}")
         return await self._body_reply(request, kind, encoding)
 
     async def _body_reply(self, request: web.BaseRequest, kind: Format, encoding: Encoding) -> Reply:
@@ -190,53 +224,42 @@ class HttpReceiver:
             async with asyncio.timeout(float(limits.read_timeout)):
                 if request.headers.get("Expect", "").lower() == "100-continue":
                     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                body = await _read(request, most)
+                body = await self._read(request, most)
         except TimeoutError:
             self._intake.refuse(Refusal.SLOW)
             return error_reply(kind, 408, f"the body did not come within {limits.read_timeout:g} s")
-        if body is None:
+        except _TooLong:
             self._intake.refuse(Refusal.TOO_LARGE)
             return error_reply(kind, 413, f"the body has more than {most} bytes")
+        except _NoRoom:
+            self._intake.refuse(Refusal.FULL)
+            return error_reply(kind, 429, "too many bodies are on their way: send it again")
         waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
-        if not self._intake.submit(
-            Request(kind, body, encoding, int(limits.max_decompressed), waiting, self._thread.deliver)
-        ):
+        largest = int(limits.max_json if kind in _JSON else limits.max_decompressed)
+        if not self._intake.submit(Request(kind, body, encoding, largest, waiting, self._thread.deliver)):
             if self._intake.is_closing:
                 return error_reply(kind, 503, "shutting down: send it again")
             return error_reply(kind, 429, "too many requests wait for their answer: send it again")
         return http_reply(kind, await waiting)
 
+    async def _read(self, request: web.BaseRequest, most: int) -> bytes:
+        """The body; _TooLong if it is longer than that, _NoRoom if all that are being read take too much."""
+        pieces: list[bytes] = []
+        size = 0
+        room = int(self._intake.config.max_held)
+        try:
+            async for piece in request.content.iter_any():
+                size += len(piece)
+                self.reading += len(piece)
+                if size > most:
+                    raise _TooLong
+                if self.reading > room:
+                    raise _NoRoom
+                pieces.append(piece)
+        finally:
+            self.reading -= size
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
     def samples(self) -> Iterator[Sample]:
         """For `Telemetry.watch`."""
         yield Sample("penstock_receive_connections", self._server.open if self._server else 0, ("http",))
-
-
-class _Server(web.Server):
-    """Counts connections, and closes those beyond the limit at once."""
-
-    def __init__(self, handler: Any, max_connections: int, **options: Any) -> None:
-        super().__init__(handler, **options)
-        self._max_connections = max_connections
-        self.open = 0
-
-    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        self.open += 1
-        if self.open > self._max_connections:
-            transport.abort()
-
-    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
-        self.open -= 1
-        super().connection_lost(handler, exc)
-
-
-async def _read(request: web.BaseRequest, most: int) -> bytes | None:
-    """The body; None if it is longer than that."""
-    pieces = []
-    size = 0
-    async for piece in request.content.iter_any():
-        size += len(piece)
-        if size > most:
-            return None
-        pieces.append(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

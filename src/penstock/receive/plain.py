@@ -44,6 +44,8 @@ def fields(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, i
     """
     while at < end:
         tag, at = varint(data, at)
+        if tag < 8:
+            raise ValueError("a field without a number")
         kind = tag & 7
         if kind == LENGTH:
             length, at = varint(data, at)
@@ -100,8 +102,8 @@ def scan_rest(data: _Bytes, lanes: _Ints, starts: _Ints, ends: _Ints, layout: La
                 budget -= 1
                 if not budget:
                     raise TooMany(f"more than {MOST} fields")
-                if tag < 8 or stop > end:
-                    raise ValueError("a field that is longer than what it is part of, or none")
+                if stop > end:
+                    raise ValueError("a field that is longer than what it is part of")
                 is_odd |= tag in layout.odd
                 if tag != view[at]:  # in more bytes than one: a field beyond 15, none that we want
                     pass

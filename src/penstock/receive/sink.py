@@ -54,7 +54,8 @@ class Refusal(Enum):
     STREAMS = "streams"  # too many
     TIME = "time"  # none, or too far ahead
     VALUE = "value"  # none, or not a number
-    SLOW = "slow"  # a client that took too long
+    SLOW = "slow"  # a client that took too long to send, or to read our answer
+    ABORTED = "aborted"  # one that broke off
 
 
 class Status(Enum):

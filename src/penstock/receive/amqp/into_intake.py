@@ -15,6 +15,7 @@ from penstock.receive.sink import Answer, Format, Status
 log = logging.getLogger(__name__)
 
 MOST = 64 << 20  # bytes of a message once decompressed
+MOST_JSON = 16 << 20  # which takes ten times as long to read, and others wait meanwhile
 PROTOBUF, JSON = ("application/x-protobuf", "application/protobuf"), ("application/json", "")
 
 
@@ -59,6 +60,8 @@ def _submitted(intake: Intake, message: Message, kind: Format | None, most: int)
     except ValueError as error:
         future.set_result(Answer(Status.BAD, str(error)))
         return future
+    if kind in (Format.EVENTS, Format.OTLP_JSON):
+        most = min(most, MOST_JSON)
     if not intake.submit(Request(kind, message.body, encoding, most, future, _deliver)):
         future.set_result(Answer(Status.BUSY, "too many requests wait for their answer"))
     return future
