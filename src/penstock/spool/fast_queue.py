@@ -3,8 +3,8 @@
     push ──► memory layer ──overflow, stale──► frames in chunk files      (Durability.MEMORY)
     push ──────────────────────────────────► frames in chunk files        (Durability.DISK, FSYNC)
 
-This file is what callers see. `gate` has the policies, `backlog` knows what is held and by whom, `store` how it lies
-on the disk, `keeper` when it gets there.
+This file is how blocks come in and how a queue begins and ends; `leasing` is how they leave. `gate` has the policies,
+`backlog` knows what is held and by whom, `store` how it lies on the disk, `keeper` when it gets there.
 """
 
 import logging
@@ -26,14 +26,13 @@ from penstock.spool.freshest import FreshestBacklog
 from penstock.spool.gate import Gate
 from penstock.spool.keeper import Keeper
 from penstock.spool.lease import Lease, as_block
+from penstock.spool.leasing import LeaseSide
 from penstock.spool.stats import QueueStats, snapshot
 
 log = logging.getLogger(__name__)
 
-_DEAD_LETTER_RETRY = 1.0
 
-
-class FastQueue:
+class FastQueue(LeaseSide):
     """A queue of byte blocks that outlives the process.
 
     Order: blocks come out as they went in, across restarts (`order="freshest"`: the newest first). A nacked block
@@ -53,35 +52,27 @@ class FastQueue:
         clock: Clock | None = None,
         files: Files | None = None,
     ) -> None:
-        self.config = config = config or FastQueueConfig()
-        self.path = os.fspath(path)
-        self._clock = clock or SystemClock()
-        self._time, self._monotonic = self._clock.time, self._clock.monotonic
-        self._files = files or OsFiles()
-        self._in_memory = config.durability is Durability.MEMORY
+        config, path = config or FastQueueConfig(), os.fspath(path)
+        self._clock = clock = clock or SystemClock()
+        self._files = files = files or OsFiles()
         self._syncs = config.durability is Durability.FSYNC
         self._inmemory_blocks = config.inmemory_blocks
         self._inmemory_bytes = None if config.inmemory_bytes is None else size(config.inmemory_bytes)
-        with folder.opening(self.path):
-            self._folder_lock = folder.take(self._files, self.path)
-        # _lock guards everything below.
-        self._lock = threading.Lock()
-        self._not_empty = threading.Condition(self._lock)
-        self._waiting_to_lease = 0
-        self._pushed = self._acked = self._nacked = self._redelivered = 0
+        with folder.opening(path):
+            self._folder_lock = folder.take(files, path)
         try:
-            with folder.opening(self.path):
-                backlog_type = FreshestBacklog if config.order == "freshest" else Backlog
-                self._backlog = backlog_type(self._files, self.path, config)
+            with folder.opening(path):
+                backlog = (FreshestBacklog if config.order == "freshest" else Backlog)(files, path, config)
         except BaseException:
-            self._files.close(self._folder_lock)
+            files.close(self._folder_lock)
             raise
-        stale_flush = seconds(config.stale_flush)
-        self._keeper = Keeper(self._lock, self._backlog, self._files, stale_flush, self._monotonic())
-        self._gate = Gate(self._lock, self._backlog, self._keeper, config, self._clock)
-        self._dead = DeadLetters(self._open_dead_letters, self._clock)
-        if self._backlog.store.unclean:
-            log.warning("Queue was not closed properly. queue=%s blocks=%d", self.path, self._backlog.count)
+        lock = threading.Lock()
+        self._keeper = Keeper(lock, backlog, files, seconds(config.stale_flush), clock.monotonic())
+        gate = Gate(lock, backlog, self._keeper, config, clock)
+        super().__init__(path, config, lock, backlog, gate, DeadLetters(self._open_dead_letters, clock), clock)
+        self._pushed = 0  # guarded by _lock, as what is in `LeaseSide`
+        if backlog.store.unclean:
+            log.warning("Queue was not closed properly. queue=%s blocks=%d", path, backlog.count)
         with suppress(OSError):  # a full disk must not keep anyone from draining the queue
             self._keeper.sync()
         interval = seconds(config.meta_sync_interval)
@@ -196,117 +187,6 @@ class FastQueue:
         most, backlog = self._inmemory_bytes, self._backlog
         return most is None or backlog.bytes - backlog.store.unread_bytes + length <= most
 
-    # -- out -------------------------------------------------------------------------------------------------------
-
-    def lease(self, max_blocks: int = 1, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Lease]:
-        """Take up to `max_blocks` blocks on loan, in order; empty if there is none.
-
-        With `max_bytes` they are no more than that together, unless the first one is by itself.
-        With `timeout` it waits so long for the first one; without, not at all. What is not acked in the end is
-        delivered again: after `nack`, or when the queue is opened the next time.
-        """
-        deadline = None
-        while True:
-            with self._lock:
-                backlog = self._backlog
-                if self._gate.is_closed:
-                    self._gate.check_open()
-                taken = backlog.take(max_blocks, self._monotonic() if backlog.returned else 0.0, max_bytes)
-                if not taken and timeout:
-                    deadline = self._monotonic() + timeout if deadline is None else deadline
-                    taken = self._wait_to_lease_locked(max_blocks, max_bytes, deadline)
-                if not taken:
-                    if max_blocks < 1:
-                        raise ValueError(f"max_blocks must be >= 1, got {max_blocks}")
-                    return taken
-                spent = self._withhold_spent_locked(taken) if backlog.store.attempts else ()
-                if self._in_memory:
-                    backlog.store.changed = True
-                elif taken:
-                    backlog.note_leased(taken)
-            for lease in spent:
-                self.reject(lease, "too many attempts")
-            if taken:
-                return taken
-
-    def _wait_to_lease_locked(self, max_blocks: int, max_bytes: int | None, deadline: float) -> list[Lease]:
-        self._waiting_to_lease += 1
-        try:
-            while True:
-                now = self._monotonic()
-                taken = self._backlog.take(max_blocks, now, max_bytes)
-                if taken or now >= deadline:
-                    return taken
-                due = self._backlog.next_due()
-                self._not_empty.wait((deadline if due is None else min(due, deadline)) - now)
-                self._gate.check_open()
-        finally:
-            self._waiting_to_lease -= 1
-
-    def _withhold_spent_locked(self, taken: list[Lease]) -> list[Lease]:
-        """Keep back what has had all its attempts, each of them ended by a crash; count the others that come again."""
-        most = self.config.max_attempts
-        spent = [] if most is None else [lease for lease in taken if lease.attempts > most]
-        if spent:
-            taken[:] = [lease for lease in taken if lease not in spent]
-        self._redelivered += sum(lease.attempts > 1 for lease in taken)
-        return spent
-
-    def ack(self, leases: Lease | Iterable[Lease]) -> None:
-        """The blocks are done with. A lease that is not out any more (acked, nacked, dropped) is passed over."""
-        if type(leases) is not list:
-            leases = [leases] if isinstance(leases, Lease) else list(leases)
-        if not leases:
-            return
-        gate = self._gate
-        with self._lock:
-            if gate.is_closed:
-                gate.check_open()
-            self._acked += self._backlog.finish(leases)
-            if gate.waiting:
-                gate.not_full.notify_all()
-
-    def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
-        """Deliver the block again, in its order, `delay` seconds from now; after `max_attempts` it is a dead letter.
-
-        With `keep` it is not, this time: for a failure that had nothing to do with the block.
-        """
-        most = self.config.max_attempts
-        if most is not None and lease.attempts >= most:
-            if not keep:
-                self.reject(lease, "too many attempts")
-                return
-            lease = lease._replace(attempts=most - 1)
-        with self._lock:
-            self._gate.check_open()
-            due_at = self._monotonic() + delay if delay > 0 else None
-            if self._backlog.give_back(lease, due_at):
-                self._nacked += 1
-                self._not_empty.notify()
-
-    def reject(self, lease: Lease, reason: str) -> None:
-        """The block can never succeed: move it to the dead-letter queue.
-
-        First it is written there, then acked here; if the first fails it stays here and comes again.
-        """
-        with self._lock:
-            self._gate.check_open()
-            if lease.sequence not in self._backlog.leased:
-                return
-        try:
-            self._dead.push(lease, reason)
-        except QueueError as error:
-            log.warning("Dead letter cannot be written, the block stays. queue=%s error=%s", self.path, error)
-            with self._lock:
-                self._backlog.give_back(lease, self._monotonic() + _DEAD_LETTER_RETRY)
-            return
-        self.ack(lease)
-
-    def bury(self, block: bytes, reason: str) -> None:
-        """Keep a block that is not in the queue as a dead letter; a QueueError says that it is not kept."""
-        self._gate.check_open()
-        self._dead.push(Lease(-1, 1, block, self._time()), reason)
-
     def replay_dead_letters(
         self, reason: str = "", *, advance: Callable[[int], object] = lambda count: None
     ) -> tuple[int, int]:
@@ -315,21 +195,6 @@ class FastQueue:
         A letter leaves the dead-letter queue only when this one has it. `advance` is told of every few.
         """
         return self._dead.replay(self.push_many, reason, advance)
-
-    def pop(self) -> bytes | None:
-        """The next block, lease and ack in one; None if there is none. A crash after it has lost the block."""
-        leases = self.lease()
-        if not leases:
-            return None
-        self.ack(leases)
-        return leases[0].data
-
-    def peek(self) -> bytes | None:
-        """The block that `lease` would hand out first; None if there is none. Nothing changes."""
-        with self._lock:
-            self._gate.check_open()
-            lease = self._backlog.peek(self._monotonic())
-            return None if lease is None else lease.data
 
     # -- state -----------------------------------------------------------------------------------------------------
 
