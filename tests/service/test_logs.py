@@ -50,6 +50,17 @@ def test_anything_else_gets_one_object_a_line_with_the_fields_by_name() -> None:
     assert (third["message"], third["event"]) == ("Reloaded.", "Reloaded")
 
 
+def test_what_others_call_things_looks_like_no_line_of_ours_and_commands_no_terminal() -> None:
+    for stream, style in ((Terminal(), "auto"), (io.StringIO(), "human"), (io.StringIO(), "json")):
+        set_up_logs(logging.INFO, style, stream)  # type: ignore[arg-type]
+        log.info("Refused. label=%s level=%s", "a\n12:00:00 ERROR   all is lost\x1b[2J\x9b2J", "critical")
+        (line,) = stream.getvalue().splitlines()
+        assert "\x1b[2J" not in line
+        if style == "json":
+            assert json.loads(line)["level"] == "info"
+            assert json.loads(line)["label"].startswith("a\n12:00:00")
+
+
 def test_where_it_broke_is_part_of_the_object() -> None:
     stream = io.StringIO()
     set_up_logs(logging.INFO, "json", stream)

@@ -10,6 +10,8 @@ import sys
 import time
 from typing import IO, Literal
 
+from penstock.service.printable import printable
+
 _FIELD = re.compile(r"(\w+)=(%[-+.\d]*[a-z])")
 _COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31", logging.DEBUG: "2"}
 
@@ -20,6 +22,10 @@ class HumanFormatter(logging.Formatter):
     def __init__(self, *, has_colour: bool = False) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
         self._has_colour = has_colour
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        record.message = printable(record.message)  # what senders call things must not look like lines of ours
+        return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -36,8 +42,8 @@ class JsonFormatter(logging.Formatter):
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{milliseconds:03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            **_event(record),
         }
+        shown |= {name: value for name, value in _event(record).items() if name not in shown}  # none passes for these
         if record.exc_info:
             shown["exception"] = self.formatException(record.exc_info)
         return json.dumps(shown, ensure_ascii=False, default=str)

@@ -23,6 +23,7 @@ from penstock.spark.tables import SCHEMAS, Tables, read_top_n
 
 ALL = "*"  # by every label: each series by itself
 # The finest level whose rows are few enough to be looked at, by how far back the question goes.
+_FIRST = datetime.fromtimestamp(0, UTC)  # nothing is older
 _LEVELS = ((timedelta(hours=6), Level.MINUTE), (timedelta(days=7), Level.HOUR))
 
 
@@ -86,7 +87,7 @@ def answer(tables: Tables, question: Question, now: datetime | None = None) -> l
     now = now or datetime.now(UTC)
     level = question.level_read()
     width = timedelta(minutes=level.minutes)
-    since = _bucket_of(now - question.since, width)
+    since = _bucket_of(max(now - min(question.since, now - _FIRST), _FIRST), width)
     partials = tables.partials(level, since, None, question.metric)
     if not partials.num_rows:
         partials = _top_records(tables, question, since)
@@ -111,7 +112,7 @@ def metrics_of(tables: Tables) -> list[MetricSummary]:
         [("count", "sum"), ("entity", "count_distinct")]
     )
     newest = {level: tables.describe(level.value).newest for level in (Level.MINUTE, Level.DAY)}
-    last = newest[Level.MINUTE] or newest[Level.DAY] or datetime.fromtimestamp(0, UTC)
+    last = newest[Level.MINUTE] or newest[Level.DAY] or _FIRST
     found = [
         MetricSummary(row["metric"], row["function"], row["count_sum"], row["entity_count_distinct"], last)
         for row in grouped.to_pylist()
@@ -120,8 +121,7 @@ def metrics_of(tables: Tables) -> list[MetricSummary]:
 
 
 def _bucket_of(moment: datetime, width: timedelta) -> datetime:
-    start = datetime.fromtimestamp(0, UTC)
-    return start + (moment - start) // width * width
+    return _FIRST + (moment - _FIRST) // width * width
 
 
 def grouped(partials: pa.Table, by: Sequence[str]) -> pa.Table:

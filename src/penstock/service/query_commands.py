@@ -5,6 +5,8 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import click
 from penstock.service.config_commands import FILE, config_option
 from penstock.units import parse_duration
 
+_EVER = 1e10  # seconds: centuries
 SHOWN = 100  # rows of a table in a terminal; the newest
 
 
@@ -78,21 +81,25 @@ def query(
     from penstock.service.query import Question, answer, has_tables, metrics_of, nothing_yet
     from penstock.spark.tables import open_tables
 
-    tables = open_tables(location or _configured(file))
-    if metric is None:
-        if not has_tables(tables):
+    place = location or _configured(file)
+    with _readable(place):
+        tables = open_tables(place)
+        if metric is None and not has_tables(tables):
             raise PenstockError(nothing_yet(tables))
-        _list(metrics_of(tables), as_json=as_json, as_csv=as_csv)
+        found = metrics_of(tables) if metric is None else []
+    if metric is None:
+        _list(found, as_json=as_json, as_csv=as_csv)
         return
     question = Question(
         metric=metric,
-        since=timedelta(seconds=parse_duration(since, "--since")),
+        since=timedelta(seconds=min(parse_duration(since, "--since"), _EVER)),
         by=by,
         level=Level(level) if level else None,
         ranks=percentile,
         top=top,
     )
-    rows = answer(tables, question)
+    with _readable(place):
+        rows = answer(tables, question)
     if as_json:
         click.echo(json.dumps([row.flat() for row in rows], indent=2, ensure_ascii=False))
     elif as_csv:
@@ -100,6 +107,20 @@ def query(
     else:
         title = f"{metric} by {question.level_read().value}" + (f", the last {since}" if top else "")
         _show(rows, title, as_plot=as_plot, is_top=top is not None)
+
+
+@contextmanager
+def _readable(location: str) -> Iterator[None]:
+    """What a store says of a place that it cannot read, as an error with that place."""
+    from deltalake.exceptions import DeltaError
+    from pyarrow import ArrowException
+
+    from penstock.errors import PenstockError
+
+    try:
+        yield
+    except (DeltaError, ArrowException, OSError) as error:
+        raise PenstockError(f"the tables at {location} cannot be read: {error}") from error
 
 
 def _configured(file: Path | None) -> str:

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
+from penstock.service.printable import printable
 from penstock.service.query import MetricSummary, Row
 
 MOST_LINES = 6  # of a plot: more cannot be told apart
@@ -15,11 +17,11 @@ def rows_table(rows: Sequence[Row], title: str, *, is_top: bool) -> Table:
     """One line per row, the labels of its group first."""
     labels = list(dict.fromkeys(label for row in rows for label in row.group))
     functions = {row.function for row in rows}
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=_text(title), title_justify="left", header_style="bold")
     if not is_top:
         table.add_column("time (UTC)", no_wrap=True)
     for label in labels:
-        table.add_column(label, overflow="fold")
+        table.add_column(_text(label), overflow="fold")
     if len(functions) > 1:
         table.add_column("function")
     heading = functions.pop().partition("(")[0] if len(functions) == 1 else "value"
@@ -33,8 +35,8 @@ def rows_table(rows: Sequence[Row], title: str, *, is_top: bool) -> Table:
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        cells = [] if is_top else [f"{row.time:%Y-%m-%d %H:%M}"]
-        cells += [row.group.get(label, "") for label in labels]
+        cells: list[str | Text] = [] if is_top else [f"{row.time:%Y-%m-%d %H:%M}"]
+        cells += [_text(row.group.get(label, "")) for label in labels]
         cells += [row.function] if heading == "value" else []
         cells += [f"{row.count:,}", *map(number, (row.value, row.min, row.max, *row.ranks.values()))]
         table.add_row(*cells)
@@ -48,8 +50,13 @@ def metrics_table(found: Sequence[MetricSummary]) -> Table:
     for name in ("points", "series"):
         table.add_column(name, justify="right")
     for one in found:
-        table.add_row(one.metric, one.function, f"{one.points:,}", f"{one.series:,}")
+        table.add_row(_text(one.metric), one.function, f"{one.points:,}", f"{one.series:,}")
     return table
+
+
+def _text(text: str) -> Text:
+    """As it is: not as markup, and not as commands to the terminal."""
+    return Text(printable(text))
 
 
 def plot(rows: Sequence[Row], title: str, width: int) -> str:
@@ -65,7 +72,7 @@ def plot(rows: Sequence[Row], title: str, width: int) -> str:
     figure.clear()
     figure.plot_size(width, _HEIGHT)
     figure.theme("default" if len(shown) > 1 else "clear")  # one line needs no colour to be told apart
-    figure.title(title)
+    figure.title(printable(title))
     times = sorted({row.time for row in rows})
     if len(times) == 1:
         figure.draw(figure.bar([name for name, _ in shown], [_height(members[0]) for _, members in shown]))
@@ -89,7 +96,7 @@ def _line_name(row: Row, *, is_mixed: bool) -> str:
 
 
 def group_text(row: Row) -> str:
-    return ", ".join(row.group.values())
+    return printable(", ".join(row.group.values()))
 
 
 def number(value: float | None) -> str:
