@@ -98,6 +98,7 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("penstock_receive_streams", "gauge", "Streams of senders that are known"),
         Declaration("penstock_receive_series", "gauge", "Series that they make up"),
         Declaration("penstock_receive_metrics", "gauge", "Metrics by name and kind"),
+        Declaration("penstock_receive_shapes", "gauge", "OTLP metrics that are known by their bytes"),
         Declaration("penstock_receive_overflowed_total", "counter", "Streams that went to an overflow series"),
         Declaration("penstock_receive_expired_total", "counter", "Streams forgotten after their silence"),
         Declaration("penstock_receive_resets_total", "counter", "Resets of cumulative streams"),

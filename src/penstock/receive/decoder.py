@@ -19,7 +19,7 @@ from penstock.receive.exponentials import exponential_histograms
 from penstock.receive.group import Account, Group, Rows
 from penstock.receive.histogram_deltas import HistogramDeltas
 from penstock.receive.histograms import explicit_histograms
-from penstock.receive.numbers import increments, joined, otlp_numbers
+from penstock.receive.numbers import all_of, increments, joined, otlp_numbers
 from penstock.receive.otlp import OtlpReader
 from penstock.receive.otlp_json import as_protobuf
 from penstock.receive.otlp_walk import EXPONENTIAL, HISTOGRAM, SUMMARY
@@ -100,15 +100,18 @@ class Decoder:
         return Decoded(chunks, group.account, bodies, group.undos)
 
     def _read_otlp(self, bodies: list[bytes], group: Group, points: list[Rows], distributions: list[Rows]) -> None:
+        numbers = []
         for layout, found in self._otlp.read(bodies, group.account):
             if layout == HISTOGRAM:
                 distributions.append(explicit_histograms(found, group, self._histograms))
             elif layout == EXPONENTIAL:
                 distributions.append(exponential_histograms(found, group, self._exponentials))
             elif layout == SUMMARY:
-                points.append(increments(summary_numbers(found, group, self._otlp), group, self._deltas))
+                numbers.append(summary_numbers(found, group, self._otlp))
             else:
-                points.append(increments(otlp_numbers(found, group), group, self._deltas))
+                numbers.append(otlp_numbers(found, group))
+        if numbers:  # all at once: a summary whose shape is known is among the numbers, and its streams go on in order
+            points.append(increments(all_of(numbers), group, self._deltas))
 
     def expire(self) -> int:
         """Forget what has been silent for too long; how many streams."""
@@ -121,6 +124,7 @@ class Decoder:
         gone = self._table.expire(namespaces, before)
         for deltas in self._all_deltas():
             deltas.forget(gone)
+        self._otlp.forget(gone, self._table.capacity)
         for family in [family for family, namespace in self._otlp.namespaces.items() if not namespace.keys]:
             del self._otlp.namespaces[family]
         self._expired += len(gone)
@@ -195,6 +199,7 @@ class Decoder:
         yield Sample("penstock_receive_streams", len(table))
         yield Sample("penstock_receive_metrics", len(metrics))
         yield Sample("penstock_receive_series", sum(len(metric.entities) for metric in metrics))
+        yield Sample("penstock_receive_shapes", len(self._otlp.shapes))
         yield Sample("penstock_receive_overflowed_total", sum(metric.overflowed for metric in metrics))
         yield Sample("penstock_receive_expired_total", self._expired)
         yield Sample("penstock_receive_resets_total", sum(count.resets for count in counts))

@@ -89,6 +89,13 @@ class Order:
     """The points of a group by stream and time, without those that are not younger than what was seen."""
 
     def __init__(self, streams: Ints, times: Ints, last: Ints) -> None:
+        if self._is_each_alone(streams, len(last)):  # nothing to order: every point is its stream's only one
+            late = times <= last[streams]
+            self.late = int(late.sum())
+            self.rows = np.flatnonzero(~late) if self.late else np.arange(len(streams))
+            self.streams = streams[self.rows] if self.late else streams
+            self.is_first = self.is_last = np.ones(len(self.rows), bool)
+            return
         order = np.lexsort((times, streams))
         sorted_streams, sorted_times = streams[order], times[order]
         late = sorted_times <= last[sorted_streams]
@@ -100,6 +107,12 @@ class Order:
         self.is_first[1:] = self.streams[1:] != self.streams[:-1]
         self.is_last = np.ones(len(self.rows), bool)
         self.is_last[:-1] = self.is_first[1:]
+
+    @staticmethod
+    def _is_each_alone(streams: Ints, capacity: int) -> bool:
+        present = np.zeros(capacity, bool)
+        present[streams] = True
+        return int(np.count_nonzero(present)) == len(streams)
 
     def before(self, values: NDArray[Any], state: NDArray[Any]) -> NDArray[Any]:
         """Of each point the value before it: the state's for the first of a stream, else its neighbour's."""

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.receive.deltas import Floats
-from penstock.receive.group import Group, Rows
-from penstock.receive.otlp import Found
+from penstock.receive.group import Rows
 from penstock.receive.wire import Bytes, Ints, float64_at
 
 MOST_BUCKETS = 4096  # of one point: their last counts are kept for every cumulative stream
@@ -32,15 +31,6 @@ def stated_by(data: Bytes, columns: dict[str, Ints], requests: Ints, streams: In
     """What these points say beside their buckets."""
     wanted = [columns[name] for name in ("sum", "min", "max")]
     return Stated(requests, streams, times, *(np.where(at > 0, float64_at(data, at), np.nan) for at in wanted))
-
-
-def streams_of(found: Found, fine: NDArray[np.bool_], group: Group) -> Ints:
-    """The stream of each point, below 0 for those that are not fine or are refused."""
-    streams = np.full(len(fine), -1)
-    if fine.any():
-        some = found if fine.all() else found.take(fine)
-        streams[fine] = group.streams_of(some.namespaces, some.which, some.keys, some.requests, some.bounds)
-    return streams
 
 
 def spread(stated: Stated, is_cumulative: NDArray[np.bool_], point: Ints, values: Floats, counts: Ints) -> Rows:

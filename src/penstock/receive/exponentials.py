@@ -6,16 +6,18 @@ from functools import partial
 import numpy as np
 
 from penstock.receive.deltas import Floats
-from penstock.receive.distributions import MOST_BUCKETS, Stated, nothing, spread, stated_by, streams_of
+from penstock.receive.distributions import MOST_BUCKETS, Stated, nothing, spread, stated_by
 from penstock.receive.exponential_deltas import Exponential, ExponentialDeltas
+from penstock.receive.found import Found, streams_of
 from penstock.receive.group import Group, Rows
 from penstock.receive.numbers import times_of
-from penstock.receive.otlp import Found
 from penstock.receive.sink import Refusal
 from penstock.receive.wire import Ints, packed_varints, uint64_at
 
 _SCALES = (-10, 20)  # OpenTelemetry's own bounds
 _MOST = float(np.finfo(np.float64).max)
+_WIDTHS = np.exp2(-np.array([*range(_SCALES[1] + 1), *range(_SCALES[0], 0)], np.float64))  # by scale, -1 the last
+_MIDDLES = 2.0 / (1.0 + np.exp2(-_WIDTHS))
 _FAR = 1 << 40  # beyond every index: with it, sign × (index + far) sorts as the values do
 
 
@@ -103,6 +105,8 @@ def _flat(sides: dict[int, tuple[Ints, Ints, Ints]], zeros: Ints) -> _Flat:
 
 def _numbered(flat: _Flat, points: Ints, of: int) -> _Flat:
     """The buckets of these points only, which are numbered anew."""
+    if len(points) == of:
+        return flat
     number = np.full(of, -1)
     number[points] = np.arange(len(points))
     some = flat.take(np.flatnonzero(number[flat.point] >= 0))
@@ -133,11 +137,10 @@ def _with(flat: _Flat, first: int, increments: list[Exponential]) -> _Flat:
 def _middles(flat: _Flat, scales: Ints, least: Floats, greatest: Floats) -> Floats:
     """What stands for the values of each bucket: equally far, relatively, from both of its ends."""
     with np.errstate(over="ignore"):
-        width = np.exp2(-scales.astype(np.float64))
-        middle = np.exp2(flat.index * width) * (2.0 / (1.0 + np.exp2(-width)))
+        middle = np.exp2(flat.index * _WIDTHS[scales]) * _MIDDLES[scales]
     values: Floats = flat.sign.astype(np.float64) * np.minimum(middle, _MOST)
-    values = np.where(np.isnan(least), values, np.maximum(values, least))
-    return np.where(np.isnan(greatest), values, np.minimum(values, greatest))
+    found: Floats = np.fmin(np.fmax(values, least), greatest)  # where they are known
+    return found
 
 
 def _zigzag(values: Ints) -> Ints:

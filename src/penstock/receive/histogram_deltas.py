@@ -114,12 +114,15 @@ class HistogramDeltas:
 
     def _before(self, order: Order, compared: Ints, offsets: Ints, lengths: Ints, counts: Ints) -> Ints:
         """The bucket before each bucket: that of the point before, or of the state; 0 where there is none."""
-        previous = np.roll(offsets, 1)
-        bases = np.where(order.is_first, len(counts) + self._base[order.streams], previous)
-        both = np.concatenate([counts, self._buckets])
         found = np.zeros(len(counts), np.int64)
-        some = np.repeat(compared, lengths)
-        found[some] = both[within(bases[compared], lengths[compared])]
+        of_state, of_neighbour = compared & order.is_first, compared & ~order.is_first
+        found[np.repeat(of_state, lengths)] = self._buckets[
+            within(self._base[order.streams[of_state]], lengths[of_state])
+        ]
+        if of_neighbour.any():
+            found[np.repeat(of_neighbour, lengths)] = counts[
+                within(np.roll(offsets, 1)[of_neighbour], lengths[of_neighbour])
+            ]
         return found
 
     def _store(self, streams: Ints, shapes: Ints, lengths: Ints, counts: Ints) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.receive.deltas import Floats
-from penstock.receive.distributions import MOST_BUCKETS, Stated, nothing, spread, stated_by, streams_of
+from penstock.receive.distributions import MOST_BUCKETS, Stated, nothing, spread, stated_by
+from penstock.receive.found import Found, streams_of
 from penstock.receive.group import Group, Rows
 from penstock.receive.histogram_deltas import HistogramDeltas
 from penstock.receive.numbers import times_of
-from penstock.receive.otlp import Found
 from penstock.receive.sink import Refusal
-from penstock.receive.wire import Ints, float64_at, uint64_at, within
+from penstock.receive.wire import Bytes, Ints, texts, uint64_at, within
 
 
 def explicit_histograms(found: Found, group: Group, deltas: HistogramDeltas) -> Rows:
@@ -37,20 +37,21 @@ def explicit_histograms(found: Found, group: Group, deltas: HistogramDeltas) -> 
     taken = np.flatnonzero(streams >= 0)
     if not len(taken):
         return nothing()
-    columns = {name: column[taken] for name, column in columns.items()}
+    if len(taken) < len(streams):
+        columns = {name: column[taken] for name, column in columns.items()}
+        buckets, bounds = buckets[taken], bounds[taken]
     stated = stated_by(data, columns, found.requests[taken], streams[taken], times[taken])
     # A histogram of no buckets has one, from end to end.
-    lengths, bounds = np.maximum(buckets[taken], 1), bounds[taken]
-    where = np.where(buckets[taken] > 0, columns["counts"], columns["count"])
+    lengths = np.maximum(buckets, 1)
+    where = np.where(buckets > 0, columns["counts"], columns["count"])
     counts = uint64_at(data, _eights(where, lengths)).view(np.int64)
-    counts = np.where(np.repeat(where > 0, lengths), counts, 0)
-    edges = float64_at(data, _eights(columns["bounds"], bounds))
-    low, high = _edges(edges, bounds, lengths)
-    starts = np.where(columns["start"] > 0, uint64_at(data, columns["start"]).view(np.int64), 0)
+    if not where.all():
+        counts = np.where(np.repeat(where > 0, lengths), counts, 0)
+    edges = Edges(data, columns["bounds"], columns["bounds_end"])
 
     is_cumulative = group.table.is_cumulative[stated.streams]
     if is_cumulative.any():
-        offsets = np.cumsum(lengths) - lengths
+        starts = np.where(columns["start"] > 0, uint64_at(data, columns["start"]).view(np.int64), 0)
         plain, changing = np.flatnonzero(~is_cumulative), np.flatnonzero(is_cumulative)
         changed = deltas.increments(
             stated.streams[changing],
@@ -58,21 +59,29 @@ def explicit_histograms(found: Found, group: Group, deltas: HistogramDeltas) -> 
             starts[changing],
             np.nan_to_num(stated.sums[changing]),
             lengths[changing],
-            counts[within(offsets[changing], lengths[changing])],
-            _shapes(high, offsets, lengths)[changing],
+            _of_points(counts, lengths, changing),
+            edges.shapes[edges.which[changing]],
             group.table.capacity,
         )
         group.undos.append(partial(deltas.undo, changed.undo))
         kept = np.concatenate([plain, changing[changed.rows]])
-        counts = np.concatenate([counts[within(offsets[plain], lengths[plain])], changed.counts])
-        edge_rows = within(offsets[kept], lengths[kept])
-        low, high, lengths = low[edge_rows], high[edge_rows], lengths[kept]
+        counts = np.concatenate([_of_points(counts, lengths, plain), changed.counts])
         summed = ~np.isnan(stated.sums[changing[changed.rows]])
         sums = np.concatenate([stated.sums[plain], np.where(summed, changed.sums, np.nan)])
         stated = stated.take(kept)
         stated = Stated(stated.requests, stated.streams, stated.times, sums, stated.least, stated.greatest)
-        is_cumulative = is_cumulative[kept]
-    return _rows(stated, is_cumulative, lengths, counts, low, high)
+        is_cumulative, lengths, which = is_cumulative[kept], lengths[kept], edges.which[kept]
+    else:
+        which = edges.which
+    return _rows(stated, is_cumulative, lengths, counts, edges, which)
+
+
+def _of_points(counts: Ints, lengths: Ints, points: Ints) -> Ints:
+    """The buckets of these points, which are numbered in order."""
+    if len(points) == len(lengths):
+        return counts
+    offsets = np.cumsum(lengths) - lengths
+    return counts[within(offsets[points], lengths[points])]
 
 
 def _eights(starts: Ints, lengths: Ints) -> Ints:
@@ -83,42 +92,61 @@ def _eights(starts: Ints, lengths: Ints) -> Ints:
     return positions
 
 
-def _edges(edges: Floats, bounds: Ints, lengths: Ints) -> tuple[Floats, Floats]:
-    """Both ends of every bucket; the outermost are infinite."""
-    total = int(lengths.sum())
-    low, high = np.full(total, -np.inf), np.full(total, np.inf)
-    offsets = np.cumsum(lengths) - lengths
-    high[within(offsets, bounds)] = edges
-    low[within(offsets + 1, bounds)] = edges
-    return low, high
+class Edges:
+    """Both ends of the buckets of histograms. Most of them have the same bounds: those are read once.
+
+    `which` is the number of each point's bounds; their ends start at `offsets`, the outermost are infinite. `shapes`
+    are numbers that are the same for the same bounds, and almost surely others for others.
+    """
+
+    def __init__(self, data: Bytes, starts: Ints, ends: Ints) -> None:
+        distinct = texts(data, starts, ends).dictionary_encode()
+        self.which = distinct.indices.to_numpy(zero_copy_only=False)
+        lists = [np.frombuffer(bounds, "<f8") for bounds in distinct.dictionary.to_pylist()]
+        lengths = np.array([len(bounds) + 1 for bounds in lists], np.int64)
+        self.offsets = np.cumsum(lengths) - lengths
+        self.low = np.concatenate([np.append(-np.inf, bounds) for bounds in lists])
+        self.high = np.concatenate([np.append(bounds, np.inf) for bounds in lists])
+        self.shapes = _shapes(self.high, self.offsets, lengths)
 
 
 def _shapes(high: Floats, offsets: Ints, lengths: Ints) -> Ints:
-    """A number that is the same for points with the same bounds, and almost surely another for others."""
     place = np.arange(len(high)) - np.repeat(offsets, lengths) + 1
     mixed = high.view(np.uint64) * (2 * place.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
     return np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), offsets).view(np.int64)
 
 
 def _rows(
-    stated: Stated, is_cumulative: NDArray[np.bool_], lengths: Ints, counts: Ints, low: Floats, high: Floats
+    stated: Stated, is_cumulative: NDArray[np.bool_], lengths: Ints, counts: Ints, edges: Edges, which: Ints
 ) -> Rows:
     """A row for each bucket that holds something."""
     held = np.flatnonzero(counts > 0)
     point = np.repeat(np.arange(len(lengths)), lengths)[held]
     count = counts[held]
-    least, greatest, sums = stated.least[point], stated.greatest[point], stated.sums[point]
-    values = middles(low[held], high[held], least, greatest)
+    # The bucket's place among those of its point, counted from where its bounds have their ends.
+    at = held + (edges.offsets[which] - (np.cumsum(lengths) - lengths))[point]
+    low, high = edges.low[at], edges.high[at]
+    values = middles(low, high, stated.least[point], stated.greatest[point])
     total = np.bincount(point, count, len(lengths))[point]
-    mean = sums / total
     # One bucket alone: its mean is known, and better than its middle.
-    alone = (count == total) & ~np.isnan(mean)
-    values = np.where(alone, np.clip(mean, low[held], high[held]), values)
+    alone = np.flatnonzero(count == total)
+    mean = stated.sums[point[alone]] / total[alone]
+    stands = ~np.isnan(mean)
+    alone = alone[stands]
+    values[alone] = np.clip(mean[stands], low[alone], high[alone])
     return spread(stated, is_cumulative, point, values, count)
 
 
 def middles(low: Floats, high: Floats, least: Floats, greatest: Floats) -> Floats:
     """What stands for the values of a bucket; an open one ends at the point's min or max, else at its finite end."""
+    with np.errstate(invalid="ignore"):  # open ones, which are put right below
+        values: Floats = low / 2 + high / 2
+    is_open = np.flatnonzero(np.isinf(low) | np.isinf(high))
+    values[is_open] = _open_middles(low[is_open], high[is_open], least[is_open], greatest[is_open])
+    return np.fmin(np.fmax(values, least), greatest)  # where they are known
+
+
+def _open_middles(low: Floats, high: Floats, least: Floats, greatest: Floats) -> Floats:
     open_low, open_high = np.isinf(low), np.isinf(high)
     from_zero = np.where(high > 0, 0.0, high)  # most things that are measured are not negative
     start = np.where(open_low, np.where(np.isnan(least), from_zero, least), low)
@@ -126,6 +154,5 @@ def middles(low: Floats, high: Floats, least: Floats, greatest: Floats) -> Float
     start = np.where(open_low & open_high & np.isnan(least), np.where(np.isnan(greatest), 0.0, end), start)
     end = np.where(np.isinf(end), np.where(np.isinf(start), 0.0, start), end)
     start = np.minimum(start, end)
-    values: Floats = start / 2 + end / 2
-    values = np.where(np.isnan(least), values, np.maximum(values, least))
-    return np.where(np.isnan(greatest), values, np.minimum(values, greatest))
+    found: Floats = start / 2 + end / 2
+    return found

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.receive.deltas import Deltas
+from penstock.receive.found import Found, streams_of
 from penstock.receive.group import Group, Rows
-from penstock.receive.otlp import NO_VALUE, Found
+from penstock.receive.otlp import NO_VALUE
 from penstock.receive.sink import Refusal
 from penstock.receive.wire import Ints, float64_at, uint64_at
 
@@ -36,23 +37,12 @@ def otlp_numbers(found: Found, group: Group) -> Numbers:
         fine &= valued
     starts = uint64_at(found.data, found.fields["start"]).view(np.int64)
     starts = np.where(found.fields["start"] > 0, starts, 0)
-    return known(found, fine, times, starts, values, group)
+    return taken(Rows(found.requests, streams_of(found, fine, group), times, values), starts)
 
 
-def known(
-    found: Found,
-    fine: NDArray[np.bool_],
-    times: Ints,
-    starts: Ints,
-    values: NDArray[np.float64],
-    group: Group,
-) -> Numbers:
-    """The fine ones of these points with their streams, without those whose stream is refused."""
-    if not fine.all():
-        found = found.take(fine)
-        times, starts, values = times[fine], starts[fine], values[fine]
-    streams = group.streams_of(found.namespaces, found.which, found.keys, found.requests, found.bounds)
-    rows = Rows(found.requests, streams, times, values)
+def taken(rows: Rows, starts: Ints) -> Numbers:
+    """Without those that have no stream."""
+    streams = rows.streams
     if len(streams) and streams.min() < 0:
         taken = streams >= 0
         rows, starts = rows.take(taken), starts[taken]
@@ -92,6 +82,10 @@ def increments(numbers: Numbers, group: Group, deltas: Deltas) -> Rows:
     plain = ~is_cumulative
     group.undos.append(partial(deltas.undo, undo))
     return joined([rows.take(plain), some]) if plain.any() else some
+
+
+def all_of(pieces: list[Numbers]) -> Numbers:
+    return Numbers(joined([piece.rows for piece in pieces]), np.concatenate([piece.starts for piece in pieces]))
 
 
 def joined(pieces: list[Rows]) -> Rows:

@@ -5,18 +5,21 @@
 
 Thousands of points share a few hundred metrics, so walking down to them costs little; the points themselves are only
 located, and then read as columns. A point's attributes stay serialised: they are the key of its series, decoded once.
+A metric that comes again and only brings new numbers is not even read: see `shapes`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.model.point import Kind
 from penstock.receive.config import IntakeConfig
+from penstock.receive.found import Found
 from penstock.receive.group import Account
 from penstock.receive.labels import attributes
+from penstock.receive.otlp_shapes import Columns, Hit, learn, points_of, together
 from penstock.receive.otlp_walk import (
     EXPONENTIAL,
     GAUGE,
@@ -27,15 +30,18 @@ from penstock.receive.otlp_walk import (
     TEMPORALITY,
     Data,
     Family,
+    data_of,
     walk,
 )
 from penstock.receive.plain import Layout, Scanned
 from penstock.receive.series import Described, Namespace, Refused
+from penstock.receive.shapes import Shapes
 from penstock.receive.sink import Refusal
-from penstock.receive.wire import PADDING, Bytes, Chains, Ints, chains, scan, texts
+from penstock.receive.wire import PADDING, Bytes, Chains, Ints, chains, scan
 
 _ATTRIBUTES = 0x0A  # of a resource
 _DELTA, CUMULATIVE = 1, 2
+_SHAPES = 64 << 20  # bytes of shapes: those of some 200 000 streams
 NO_VALUE = 1  # the flag of a point that only says that its stream has ended
 
 _NUMBER = Layout(
@@ -65,26 +71,12 @@ _SUMMARY = Layout(
 LAYOUTS = {SUM: _NUMBER, HISTOGRAM: _HISTOGRAM, EXPONENTIAL: _EXPONENTIAL, SUMMARY: _SUMMARY}
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Points of one layout: their fields as `scan` gives them, and whose they are."""
+class _Read(NamedTuple):
+    """What was read field by field."""
 
-    data: Bytes
-    fields: dict[str, Ints]
     families: list[Family]
     namespaces: list[Namespace]
-    which: Ints
-    requests: Ints
-    keys: Any  # an Arrow array of serialised attributes
-    bounds: Ints | None = None
-    """Where each metric's points start, and where the last one's end."""
-
-    def take(self, rows: Any) -> "Found":
-        columns = {name: column[rows] for name, column in self.fields.items()}
-        keys = self.keys.filter(rows) if rows.dtype == bool else self.keys.take(rows)
-        return replace(
-            self, fields=columns, which=self.which[rows], requests=self.requests[rows], keys=keys, bounds=None
-        )
+    by_layout: dict[int, Columns]
 
 
 class OtlpReader:
@@ -97,6 +89,7 @@ class OtlpReader:
         self._config = config
         self.namespaces: dict[Family, Namespace] = {}
         self._fresh: list[Family] = []
+        self.shapes = Shapes(_SHAPES)
 
     def read(self, bodies: list[bytes], account: Account) -> Iterator[tuple[int, Found]]:
         """The points of all bodies that can be read, by layout: HISTOGRAM, EXPONENTIAL, SUMMARY, or SUM for numbers."""
@@ -112,25 +105,59 @@ class OtlpReader:
         return iter(found)
 
     def _read(self, bodies: list[bytes], account: Account) -> tuple[list[tuple[int, Found]], list[int]]:
+        hits: list[Hit] = []
         metrics: list[Data] = []
         base = 0
         for request, body in enumerate(bodies):
-            before = len(metrics)
+            before = len(hits), len(metrics)
             try:
-                metrics.extend(walk(body, base, request))
+                self._find(body, base, request, hits, metrics)
             except (ValueError, IndexError):
                 account.fail(request, "not an ExportMetricsServiceRequest")
-                del metrics[before:]
+                del hits[before[0] :], metrics[before[1] :]
             base += len(body)
         blob = b"".join([*bodies, PADDING])
         data = np.frombuffer(blob, np.uint8)
-        places = np.array([(m.start, m.end, m.request, m.layout) for m in metrics], np.int64).reshape(-1, 4)
+        columns, odd = self._scan(blob, data, metrics, account)
+        families, namespaces, read = columns.families, columns.namespaces, {metric.number: metric for metric in metrics}
+        by_layout: dict[int, list[Hit]] = {}
+        for hit in hits:
+            by_layout.setdefault(hit.shape.layout, []).append(hit)
+        found = []
+        for layout in sorted({*by_layout, *columns.by_layout}):
+            points = columns.by_layout.get(layout)
+            if layout in by_layout:
+                known = points_of(by_layout[layout], layout)
+                points = known if points is None else together(known, points, layout)
+            assert points is not None
+            teach = partial(learn, self.shapes, layout, read)
+            found.append((layout, Found(data, *points[:4], families, namespaces, points.which, teach)))
+        return self._without(found, set(account.errors)), sorted(odd - set(account.errors))
+
+    def _find(self, body: bytes, base: int, request: int, hits: list[Hit], metrics: list[Data]) -> None:
+        """The metrics of one request: those of a known shape, and the others."""
+        data = np.frombuffer(body, np.uint8)
+        last = None
+        for place in walk(body):
+            number = len(hits) + len(metrics)
+            last = self.shapes.find(place, body, data, last)
+            if last is not None:
+                hits.append(Hit(last, base + place.start, request, number))
+                continue
+            name, kind, first, after = data_of(body, place.start, place.end)
+            if kind:
+                whole = base + place.start, base + place.end
+                owner = place.owner(body)
+                metrics.append(Data(owner, name, kind, base + first, base + after, request, number, whole))
+
+    def _scan(self, blob: bytes, data: Bytes, metrics: list[Data], account: Account) -> tuple[_Read, set[int]]:
+        """Read the points of metrics that have no known shape; and which requests are written oddly."""
+        places = np.array([(m.start, m.end, m.request, m.layout, m.number) for m in metrics], np.int64).reshape(-1, 5)
         chained = chains(blob, data, places[:, 0], places[:, 1])
         for number in chained.bad:
             account.fail(metrics[number].request, "points that are not messages")
         families, which = _families(metrics, chained)
-        namespaces = [self.namespace(family) for family in families]
-        found = []
+        columns = {}
         odd: set[int] = set()
         layouts = places[:, 3][chained.owner]
         for layout in np.unique(layouts).tolist():
@@ -143,8 +170,9 @@ class OtlpReader:
             for request in np.unique(requests[scanned.bad]).tolist():
                 account.fail(request, "a data point that is not a message")
             odd.update(np.unique(requests[scanned.odd]).tolist())
-            found.append((layout, _found(data, scanned, families, namespaces, which, owner, requests)))
-        return self._without(found, set(account.errors)), sorted(odd - set(account.errors))
+            unknown = np.full(len(some), -1)
+            columns[layout] = Columns(scanned.columns, requests, places[:, 4][owner], unknown, which[owner])
+        return _Read(families, [self.namespace(family) for family in families], columns), odd
 
     @staticmethod
     def _without(found: list[tuple[int, Found]], failed: set[int]) -> list[tuple[int, Found]]:
@@ -152,6 +180,12 @@ class OtlpReader:
             return found
         some = np.array(sorted(failed))
         return [(kind, points.take(~np.isin(points.requests, some))) for kind, points in found]
+
+    def forget(self, streams: Ints, capacity: int) -> None:
+        """Without the shapes of these streams, and without those that have not come for a while."""
+        gone = np.zeros(capacity, bool)
+        gone[streams] = True
+        self.shapes.sweep(gone)
 
     def namespace(self, family: Family) -> Namespace:
         """Where the keys of that family's points are known."""
@@ -225,24 +259,6 @@ def _scan_buckets(data: Bytes, scanned: Scanned) -> None:
         columns.update({f"{sign}_{name}": column for name, column in inner.columns.items()})
         np.logical_or(scanned.bad, inner.bad, out=scanned.bad)
         np.logical_or(scanned.odd, inner.odd, out=scanned.odd)
-
-
-def _found(
-    data: Bytes,
-    scanned: Scanned,
-    families: list[Family],
-    namespaces: list[Namespace],
-    which: Ints,
-    owner: Ints,
-    requests: Ints,
-) -> Found:
-    columns = scanned.columns
-    fine = ~scanned.bad & ~scanned.odd
-    starts, ends = columns["attributes"], columns["attributes_end"]
-    if not fine.all():  # their positions may be anywhere
-        starts, ends = np.where(fine, starts, 0), np.where(fine, ends, 0)
-    bounds = np.concatenate([[0], np.flatnonzero(owner[1:] != owner[:-1]) + 1, [len(owner)]])
-    return Found(data, columns, families, namespaces, which[owner], requests, texts(data, starts, ends), bounds)
 
 
 def _normalised(body: bytes, request: int, account: Account) -> bytes:

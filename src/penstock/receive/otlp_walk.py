@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.receive.plain import TooMany, fields
+from penstock.receive.plain import TooMany, fields, varint
 
 _RESOURCE_METRICS = _RESOURCE = _SCOPE = _NAME = 0x0A
 _SCOPE_METRICS = _METRICS = 0x12
@@ -24,16 +24,39 @@ class Family(NamedTuple):
     is_monotonic: int
 
 
-class Data(NamedTuple):
-    """A metric's points as one message: whose they are and where."""
+class Owner(NamedTuple):
+    """Whose metric it is, as its sender wrote it."""
 
     resource: bytes
     scope: bytes
+    head: bytes  # its name with tag and length, if it starts with it
+
+
+class Place(NamedTuple):
+    """A metric: whose it is, as its sender wrote it, and where."""
+
+    resource: bytes
+    scope: bytes
+    start: int
+    end: int
+
+    def owner(self, body: bytes) -> Owner:
+        start = self.start
+        is_named = self.end > start + 1 and body[start] == _NAME and body[start + 1] < 128
+        return Owner(self.resource, self.scope, body[start : start + 2 + body[start + 1]] if is_named else b"")
+
+
+class Data(NamedTuple):
+    """A metric's points as one message: whose they are and where."""
+
+    owner: Owner
     name: bytes
     kind: int  # GAUGE to SUMMARY
     start: int
     end: int
     request: int
+    number: int  # of the metric in its group
+    whole: tuple[int, int]  # where the metric itself starts and ends
 
     @property
     def layout(self) -> int:
@@ -41,14 +64,11 @@ class Data(NamedTuple):
         return SUM if self.kind == GAUGE else self.kind
 
     def family(self, temporality: int, is_monotonic: int) -> Family:
-        return Family(self.resource, self.scope, self.name, self.kind, temporality, is_monotonic)
+        return Family(self.owner.resource, self.owner.scope, self.name, self.kind, temporality, is_monotonic)
 
 
-def walk(body: bytes, base: int, request: int) -> Iterator[Data]:
-    """The metrics of one request, `base` added to their places; ValueError or IndexError if it is none.
-
-    TooMany if there is no end to them.
-    """
+def walk(body: bytes) -> Iterator[Place]:
+    """The metrics of one request; ValueError or IndexError if it is none, TooMany if there is no end to them."""
     left = _MOST_METRICS
     for outer, at, end in fields(body, 0, len(body)):
         if outer != _RESOURCE_METRICS:
@@ -60,21 +80,41 @@ def walk(body: bytes, base: int, request: int) -> Iterator[Data]:
             elif tag == _SCOPE_METRICS:
                 scopes.append((start, stop))
         for at, end in scopes:
-            scope, metrics = b"", []
-            for tag, start, stop in fields(body, at, end):
-                if tag == _METRICS:
-                    metrics.append((start, stop))
-                elif tag == _SCOPE:
-                    scope = body[start:stop]
+            scope, metrics = _scope(body, at, end, left)
+            left -= len(metrics)
             for start, stop in metrics:
-                name, kind = b"", 0
-                for tag, first, last in fields(body, start, stop):
-                    if tag == _NAME:
-                        name = body[first:last]
-                    elif tag in _DATA:
-                        kind, start, stop = tag, first, last
-                left -= 1
-                if not left:
-                    raise TooMany(f"more than {_MOST_METRICS} metrics")
-                if kind:
-                    yield Data(resource, scope, name, kind, base + start, base + stop, request)
+                yield Place(resource, scope, start, stop)
+
+
+def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """A scope, and where its metrics are. There are many of those: what `fields` does is done here without a call."""
+    scope, metrics = b"", []
+    while at < end:
+        if body[at] == _METRICS:
+            length = body[at + 1]
+            at += 2
+            if length >= 128:
+                length, at = varint(body, at - 1)
+            metrics.append((at, at + length))
+            at += length
+            if len(metrics) > most:
+                raise TooMany(f"more than {_MOST_METRICS} metrics")
+        else:
+            tag, start, after = next(fields(body, at, end))
+            if tag == _SCOPE:
+                scope = body[start:after]
+            at = after
+    if at != end:
+        raise ValueError("a field that is longer than what it is part of")
+    return scope, metrics
+
+
+def data_of(body: bytes, start: int, end: int) -> tuple[bytes, int, int, int]:
+    """A metric's name, the kind of its data, and where they are; kind 0 if it has none."""
+    name, kind, first, last = b"", 0, start, start
+    for tag, at, stop in fields(body, start, end):
+        if tag == _NAME:
+            name = body[at:stop]
+        elif tag in _DATA:
+            kind, first, last = tag, at, stop
+    return name, kind, first, last

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.receive.group import Group
+from penstock.receive.found import Found, streams_by_key
+from penstock.receive.group import Group, Rows
 from penstock.receive.labels import text_of
-from penstock.receive.numbers import Numbers, known, times_of
-from penstock.receive.otlp import CUMULATIVE, Found, OtlpReader
+from penstock.receive.numbers import Numbers, taken, times_of
+from penstock.receive.otlp import CUMULATIVE, OtlpReader
 from penstock.receive.otlp_walk import GAUGE, SUM, Family
 from penstock.receive.plain import Layout, TooMany
 from penstock.receive.wire import float64_at, messages, scan, uint64_at
@@ -33,33 +34,41 @@ def summary_numbers(found: Found, group: Group, reader: OtlpReader) -> Numbers:
     sums = np.where(columns["sum"] > 0, float64_at(data, columns["sum"]), 0.0)
     points = np.arange(len(times))
 
+    keys = found.keys()
     owner, begins, ends = messages(data, columns["quantiles"], columns["quantiles_end"])
-    if pc.sum(pc.binary_length(found.keys).take(owner), min_count=0).as_py() > _MOST_BYTES:
+    if pc.sum(pc.binary_length(keys).take(owner), min_count=0).as_py() > _MOST_BYTES:
         raise TooMany("more quantiles than can be told apart")
     inner = scan(data, begins, ends, _QUANTILE).columns  # one that cannot be read says nothing, and is 0
     quantiles, of_quantile = np.unique(
         float64_at(data, inner["quantile"]) * (inner["quantile"] > 0), return_inverse=True
     )
     labels = pa.array([_label("quantile", text_of(quantile)) for quantile in quantiles.tolist()], pa.binary())
-    labelled = pc.binary_join_element_wise(found.keys.take(owner), labels.take(of_quantile), _NOTHING)
+    labelled = pc.binary_join_element_wise(keys.take(owner), labels.take(of_quantile), _NOTHING)
 
     rows = np.concatenate([points, points, owner])
     part = np.repeat(np.arange(_PARTS), [len(points), len(points), len(owner)])
     used, of_used = np.unique(found.which, return_inverse=True)  # there are families of other points, too
     families = [part for number in used.tolist() for part in _parts(found.families[number])]
-    which = of_used[rows] * _PARTS + part
+    none = np.zeros(len(points), np.int64)
     made = replace(
         found,
-        fields={},
+        # As if they had come as numbers: so they do once their shape is known.
+        fields={
+            "start": columns["start"][rows],
+            "time": columns["time"][rows],
+            "double": np.concatenate([none, columns["sum"], inner["value"]]),
+            "int": np.concatenate([columns["count"], none, np.zeros(len(owner), np.int64)]),
+        },
         families=families,
         namespaces=[reader.namespace(family) for family in families],
-        which=which,
+        which=of_used[rows] * _PARTS + part,
         requests=found.requests[rows],
-        keys=pa.concat_arrays([found.keys, found.keys, labelled]),
-        bounds=np.concatenate([[0], np.flatnonzero(which[1:] != which[:-1]) + 1, [len(which)]]),
+        metrics=found.metrics[rows],
+        streams=found.streams[rows],
     )
     values = np.concatenate([counts, sums, float64_at(data, inner["value"]) * (inner["value"] > 0)])
-    return known(made, fine[rows], times[rows], starts[rows], values, group)
+    streams = streams_by_key(made, fine[rows], group, pa.concat_arrays([keys, keys, labelled]))
+    return taken(Rows(made.requests, streams, times[rows], values), starts[rows])
 
 
 def _parts(family: Family) -> tuple[Family, Family, Family]:
