@@ -5,7 +5,8 @@ process on the others. Rates are given by the wall clock and by the edge's proce
 the core for itself), since the machine may be busy with other things. For remote writes, Prometheus and VictoriaMetrics
 are measured beside it in the same way.
 
-    python -m bench.ingest [--seconds 5] [--series 1000 10000 100000] [--only otlp] [--no-peers]
+    python -m bench.ingest [--seconds 5] [--series 1000 10000 100000] [--only otlp] [--no-peers] [--senders 40]
+        [--shuffled]    points of a metric in another order in every request (OTLP), as some SDKs and collectors have it
 """
 
 import argparse
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -35,7 +37,6 @@ from penstock.receive.http import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
 
-CONNECTIONS = SENDERS
 EDGE_CORE = 0
 PATHS = {"otlp": "/v1/metrics", "remote_write": "/api/v1/write"}
 HEADERS = {
@@ -99,6 +100,7 @@ class Feeder:
     port: int
     kind: str
     fills: list[Callable[[int, int], bytes]]
+    senders: int = SENDERS
     path: str = ""
     sent: int = 0
     latencies: list[float] = field(default_factory=list)
@@ -106,7 +108,7 @@ class Feeder:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._began = time.time_ns()
-        self._turns = [0] * CONNECTIONS
+        self._turns = [0] * self.senders
         head = f"POST {self.path or PATHS[self.kind]} HTTP/1.1\r\nHost: bench\r\n{HEADERS[self.kind]}Content-Length: "
         self._head = head.encode()
 
@@ -121,11 +123,11 @@ class Feeder:
         body = self.fills[places[turn]](self._began + count * 10_000_000, count + 1)
         return self._head + str(len(body)).encode() + b"\r\n\r\n" + body
 
-    def run(self, connections: int, until: Callable[[int], bool], pace: float = 0.0) -> None:
+    def run(self, until: Callable[[int], bool], pace: float = 0.0) -> None:
         """Send until told; with `pace`, one request every so many seconds, whether answered or not."""
         began = time.perf_counter()
         slots = iter(range(1 << 60))
-        connections = min(connections, len(self.fills))
+        connections = min(self.senders, len(self.fills))
 
         def work(number: int) -> None:
             with socket.create_connection(("127.0.0.1", self.port)) as connection:
@@ -182,7 +184,7 @@ class Figures:
 def measure(pid: int, feeder: Feeder, seconds: float) -> Figures:
     """All series once to warm up, full load for so long, then half of it."""
     process = psutil.Process(pid)
-    feeder.run(CONNECTIONS, lambda slot: slot >= 2 * len(feeder.fills))
+    feeder.run(lambda slot: slot >= 2 * len(feeder.fills))
 
     def cpu() -> float:
         times = process.cpu_times()
@@ -190,12 +192,12 @@ def measure(pid: int, feeder: Feeder, seconds: float) -> Figures:
 
     deadline, before, first = time.perf_counter() + seconds, cpu(), feeder.sent
     began = time.perf_counter()
-    feeder.run(CONNECTIONS, lambda _: time.perf_counter() > deadline)
+    feeder.run(lambda _: time.perf_counter() > deadline)
     took, used = time.perf_counter() - began, cpu() - before
     points = (feeder.sent - first) * POINTS
     feeder.latencies.clear()
     pace = 2 * took * POINTS / points
-    feeder.run(CONNECTIONS, lambda slot: slot * pace > seconds, pace)
+    feeder.run(lambda slot: slot * pace > seconds, pace)
     ranked = statistics.quantiles(feeder.latencies, n=100)
     memory = process.memory_info().rss / 1e6
     return Figures(points / took, points / used, used / points * 1e6, ranked[49], ranked[98], memory)
@@ -216,20 +218,23 @@ def main() -> None:
     parser.add_argument("--series", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--only", choices=list(PATHS), default=None)
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--senders", type=int, default=SENDERS, help="connections, each of which waits for its answer")
+    parser.add_argument("--shuffled", action="store_true", help="points of a metric in another order every time (OTLP)")
     chosen = parser.parse_args()
     others = set(range(os.cpu_count() or 1)) - {EDGE_CORE}
     os.sched_setaffinity(0, others or {EDGE_CORE})
     print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, one of them for the receiver\n")
     print("| receiver | series | points/s (wall) | points/s/core | CPU per M points | p50 | p99 (half load) | memory |")
     print("|---|---|---|---|---|---|---|---|")
-    for kind, make in (("otlp", otlp_requests), ("remote_write", remote_writes)):
-        for series in chosen.series if chosen.only in (None, kind) else []:
-            fills = make(series)
+    for kind in PATHS if chosen.only is None else [chosen.only]:
+        for series in chosen.series:
+            fills = otlp_requests(series, shuffled=chosen.shuffled) if kind == "otlp" else remote_writes(series)
+            feeder = partial(Feeder, kind=kind, fills=fills, senders=chosen.senders)
             with running_edge() as (port, pid):
-                show(f"penstock, {kind}", series, measure(pid, Feeder(port, kind, fills), chosen.seconds))
+                show(f"penstock, {kind}", series, measure(pid, feeder(port=port), chosen.seconds))
             for name, peer in peers() if kind == "remote_write" and not chosen.no_peers else ():
                 with peer() as (port, pid, path):
-                    show(f"{name}, {kind}", series, measure(pid, Feeder(port, kind, fills, path), chosen.seconds))
+                    show(f"{name}, {kind}", series, measure(pid, feeder(port=port, path=path), chosen.seconds))
 
 
 if __name__ == "__main__":

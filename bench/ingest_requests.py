@@ -7,6 +7,7 @@ counters grow, and making the load costs next to nothing.
 import random
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import cramjam
@@ -15,6 +16,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
 from penstock.export.exporters.remote_write import write_request
+from penstock.receive.otlp_walk import data_of, walk
+from penstock.receive.plain import fields
 
 POINTS = 1000
 METRICS = 20
@@ -30,28 +33,30 @@ _TIME, _START = 0x5151515151510000, 0x5252525252520000  # of the nth point of a 
 _COUNTS = {factor: 0x5353535353530000 + factor for factor in (1, 2, 4, 9)}  # so many times the count
 _SUM = -1.2345678901234567e200
 _MILLIS = 0x15151515151  # as many bytes as a real one, as a varint
+_POINT = 0x0A  # the tag of a point in every kind of data
 _STEP = 1_000_000  # nanoseconds between two points of a series in one request
 
 
-def otlp_requests(series: int) -> list[Callable[[int, int], bytes]]:
+def otlp_requests(series: int, *, shuffled: bool = False) -> list[Callable[[int, int], bytes]]:
     """As many requests as it takes to touch every series; each takes the time in nanoseconds and a count.
 
     There are at least `SENDERS` of them: where few touch all series, several instances of a service send the same ones.
-    Their counters are streams of their own, and add up in the series of the service.
+    Their counters are streams of their own, and add up in the series of the service. `shuffled` ones have the points of
+    each metric in another order every time.
     """
     per_metric = max(1, series // METRICS // SERVICES)
     in_one = POINTS // METRICS
     rounds = max(1, per_metric // in_one)
     instances = max(1, SENDERS // (rounds * SERVICES))
     return [
-        _otlp(service, instance, first * in_one, per_metric)
+        _otlp(service, instance, first * in_one, per_metric, shuffled=shuffled)
         for instance in range(instances)
         for first in range(rounds)
         for service in range(SERVICES)
     ]
 
 
-def _otlp(service: int, instance: int, first: int, per_metric: int) -> Callable[[int, int], bytes]:
+def _otlp(service: int, instance: int, first: int, per_metric: int, *, shuffled: bool) -> Callable[[int, int], bytes]:
     rng = random.Random(service)
     request = ExportMetricsServiceRequest()
     of_resource = request.resource_metrics.add()
@@ -69,9 +74,11 @@ def _otlp(service: int, instance: int, first: int, per_metric: int) -> Callable[
             point.attributes.append(_label("http.route", f"/api/v1/things/{place % per_metric}"))
             point.attributes.append(_label("http.response.status_code", "200"))
     template = bytes(request.SerializeToString())
+    pieces = _points_apart(template)
 
     def fill(now: int, count: int) -> bytes:
-        body = template.replace(struct.pack("<Q", _START), struct.pack("<Q", now - count * 1_000_000_000))
+        body = _in_any_order(pieces, rng) if shuffled else template
+        body = body.replace(struct.pack("<Q", _START), struct.pack("<Q", now - count * 1_000_000_000))
         for factor, mark in _COUNTS.items():
             body = body.replace(struct.pack("<Q", mark), struct.pack("<Q", factor * count))
         for place in range(-(-in_one // per_metric)):
@@ -79,6 +86,23 @@ def _otlp(service: int, instance: int, first: int, per_metric: int) -> Callable[
         return body.replace(struct.pack("<d", _SUM), struct.pack("<d", 60.0 * 9 * count))
 
     return fill
+
+
+def _points_apart(body: bytes) -> list[tuple[bytes, list[bytes]]]:
+    """What stands before the points of each metric, and those; in the end the rest."""
+    found, done = [], 0
+    for place in walk(body):
+        _, _, first, last = data_of(body, place.start, place.end)
+        ends = [end for tag, _, end in fields(body, first, last) if tag == _POINT]
+        found.append((body[done:first], [body[start:end] for start, end in pairwise([first, *ends])]))
+        done = ends[-1]
+    return [*found, (body[done:], [])]
+
+
+def _in_any_order(pieces: list[tuple[bytes, list[bytes]]], rng: random.Random) -> bytes:
+    for _, points in pieces:
+        rng.shuffle(points)
+    return b"".join(part for before, points in pieces for part in (before, *points))
 
 
 def _point(metric: Any, kind: str, rng: random.Random) -> Any:
