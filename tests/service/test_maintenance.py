@@ -6,9 +6,14 @@ from pathlib import Path
 import pytest
 
 from penstock.model.definition import Definition, Definitions
+from penstock.model.definition_file import parse_definitions
 from penstock.model.function import AVG
 from penstock.model.level import Level
+from penstock.service.config.load import load
+from penstock.service.config.tree import ServiceConfig
+from penstock.service.defined import Defined
 from penstock.service.maintenance import Maintenance, expire
+from penstock.service.spark_child import job_config
 from penstock.spark.delta import DeltaTables
 from penstock.spark.tables import LEVEL_ROWS
 from tests.service.test_query import NOW, add, partials
@@ -46,3 +51,17 @@ def test_nothing_is_done_where_it_is_switched_off(tables: DeltaTables) -> None:
     maintenance = Maintenance(tables, 0.0, KEEP, Definitions)
     maintenance.start()
     assert not maintenance._thread.is_alive()
+
+
+def test_levels_and_lifetimes_of_new_definitions_hold_from_the_next_batch_on(tmp_path: Path) -> None:
+    def defined_as(levels: list[str], ttl: str) -> Definitions:
+        return parse_definitions({"metrics": [{"name": "m", "source": "s", "levels": levels, "ttl": ttl}]})
+
+    defined = Defined(defined_as(["minute"], "1d"))
+    job = job_config(load(ServiceConfig, text=f"data_dir: {tmp_path}").config, defined)
+    assert [job.left_out(level.value) for level in Level] == [(), ("m",), ("m",)]
+
+    defined.take(defined_as(["hour", "day"], "2d"))
+
+    assert [job.left_out(level.value) for level in Level] == [("m",), (), ()]
+    assert defined.definitions.ttls(Level.HOUR) == {"m": 2 * DAY}

@@ -21,7 +21,7 @@ from penstock.model.function import AVG, Function
 from penstock.model.level import Level
 from penstock.model.partial import of_columns
 from penstock.model.point import entity_of
-from penstock.service.query import Question, Row, answer, grouped
+from penstock.service.query import Question, Row, answer, grouped, metrics_of
 from penstock.service.query_screen import plot
 from penstock.spark import delta
 from penstock.spark.tables import LEVEL_ROWS, TOP_N, TOP_N_ROWS, Tables, open_tables
@@ -184,6 +184,15 @@ def test_without_a_metric_all_of_them_are_listed(tables: Tables) -> None:
         {"metric": "cpu", "function": "avg", "points": 40, "series": 4},
         {"metric": "latency", "function": "percentile(6)", "points": 40, "series": 4},
     ]
+
+
+def test_a_metric_that_days_do_without_is_listed_too(tmp_path: Path) -> None:
+    made = delta.DeltaTables(tmp_path / "tables")
+    for level, metric in ((Level.DAY, "kept"), (Level.HOUR, "hourly"), (Level.MINUTE, "fleeting")):
+        add(made, level.value, partials(metric, AVG).select(LEVEL_ROWS.names), "one")
+
+    assert [one.metric for one in metrics_of(made, NOW)] == ["fleeting", "hourly", "kept"]
+    assert [one.metric for one in metrics_of(made, NOW + timedelta(hours=8))] == ["hourly", "kept"]
 
 
 def test_the_tables_are_those_of_the_configuration_unless_named(tables: Tables, tmp_path: Path) -> None:

@@ -105,19 +105,20 @@ def answer(tables: Tables, question: Question, now: datetime | None = None) -> l
     return _rows(with_finals(partials, level, question.ranks), question)
 
 
-def metrics_of(tables: Tables) -> list[MetricSummary]:
-    """Every metric that the tables hold."""
-    rows = tables.partials(Level.DAY)
-    grouped = rows.group_by(["metric", "function"], use_threads=False).aggregate(
-        [("count", "sum"), ("entity", "count_distinct")]
-    )
+def metrics_of(tables: Tables, now: datetime | None = None) -> list[MetricSummary]:
+    """Every metric that the tables hold; of those that days do without, the ones of the last week or hours."""
+    now = now or datetime.now(UTC)
     newest = {level: tables.describe(level.value).newest for level in (Level.MINUTE, Level.DAY)}
     last = newest[Level.MINUTE] or newest[Level.DAY] or _FIRST
-    found = [
-        MetricSummary(row["metric"], row["function"], row["count_sum"], row["entity_count_distinct"], last)
-        for row in grouped.to_pylist()
-    ]
-    return sorted(found, key=lambda one: (one.metric, one.function))
+    found: dict[tuple[str, str], MetricSummary] = {}
+    for rows in (tables.partials(Level.DAY), *(tables.partials(level, now - reach) for reach, level in _LEVELS[::-1])):
+        grouped = rows.group_by(["metric", "function"], use_threads=False).aggregate(
+            [("count", "sum"), ("entity", "count_distinct")]
+        )
+        for row in grouped.to_pylist():
+            one = MetricSummary(row["metric"], row["function"], row["count_sum"], row["entity_count_distinct"], last)
+            found.setdefault((one.metric, one.function), one)
+    return sorted(found.values(), key=lambda one: (one.metric, one.function))
 
 
 def _bucket_of(moment: datetime, width: timedelta) -> datetime:
