@@ -60,7 +60,7 @@ class Store:
         self._refs: deque[FrameRef] = deque()
         # Backwards, frames are read in another order than they lie in; where chunks overlap, an offset is no place.
         self._upcoming = Upcoming(0 if self.reads_backward or self.chunks.overlaps else config.inmemory_blocks)
-        self._not_ahead = -1  # where the reader found nothing that could be read ahead
+        self._looks_ahead = True  # not behind a frame that could not have been read ahead: the next is like it
         self._journal: Journal | None = None
         self._journal_generation = state.journal_generation
         self.journals = config.durability is not Durability.MEMORY
@@ -163,6 +163,7 @@ class Store:
             ref = FrameRef(offset, first, end)
             self._refs.append(ref)
             self._expected = end
+            self._looks_ahead = header.block_count == 1 and header.payload_bytes <= _AHEAD_BYTES
             leases = self.leases(frame)
             if is_counted:
                 self.count_read(leases)
@@ -188,12 +189,12 @@ class Store:
     def _read_ahead(self) -> tuple[FrameRef, int, list[Lease], int] | None:
         """Read frames of one block each into `_upcoming`, and take the first from there; None if none comes next."""
         first = self._expected
-        if self._reader.offset == self._not_ahead or first < self.seen_below or not self._upcoming.most_blocks:
+        if not self._looks_ahead or first < self.seen_below or not self._upcoming.most_blocks:
             return None
         found = self._reader.ahead(first, min(_AHEAD, self._upcoming.most_blocks), _AHEAD_BYTES)
         at = self._reader.offset
         if not found:
-            self._not_ahead = at
+            self._looks_ahead = False
             return None
         for offset, end, block, pushed_at in found:
             lease = Lease(first, 1, block, pushed_at)
