@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.model.finals import with_finals
 from penstock.model.level import Level
-from penstock.model.partial import PARTIALS, merged, of_points
+from penstock.model.partial import PARTIALS, TOP_N_ORDER, first_of_each, merged, of_points
 from penstock.model.point import chunk_type, entity_of
 
 Cpu = chunk_type("cpu")
@@ -93,3 +93,21 @@ def test_one_metric_has_one_type() -> None:
 
 def test_labels_in_any_order_are_one_entity() -> None:
     assert entity_of({"b": "1", "a": "ü,="}) == entity_of({"a": "ü,=", "b": "1"}) == '{"a":"ü,=","b":"1"}'
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([0.0, 1.0, 2.0, math.nan]), st.sampled_from("xyz"))),
+    st.integers(1, 3),
+)
+def test_the_first_of_each_group_are_those_of_a_sort(rows: list[tuple[str, float, str]], n: int) -> None:
+    columns: Any = zip(*rows) if rows else ([], [], [])
+    types = (pa.string(), pa.float64(), pa.string())
+    table = pa.table([pa.array(list(c), t) for c, t in zip(columns, types)], names=["metric", "max", "record"])
+    expected = []
+    for metric in "ab":
+        members = sorted((math.inf if math.isnan(v) else -v, record) for of, v, record in rows if of == metric)
+        expected += [(metric, record) for _, record in members[:n]]
+
+    found = first_of_each(table, ["metric"], TOP_N_ORDER, n)
+
+    assert list(zip(found["metric"].to_pylist(), found["record"].to_pylist())) == expected

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.function import AVG, Function
+from penstock.model.grouping import among_the_greatest, grouped
 from penstock.model.point import Chunk
 
 
@@ -51,7 +52,7 @@ PARTIALS = pa.schema(
     ]
 )
 TOP_N_ORDER = (("max", "descending"), ("record", "ascending"))  # ties go to the record that sorts first
-_ZERO, _ONE, _FIRST = pa.scalar(0, pa.int64()), pa.scalar(1, pa.int64()), pa.scalar(0, pa.int32())
+_ZERO, _ONE = pa.scalar(0, pa.int64()), pa.scalar(1, pa.int64())
 TEXTS = ("metric", "function", "entity", "record")
 CODED = pa.dictionary(pa.int32(), pa.string())
 # The same with texts as codes: how partials travel, since a text is written once for all the rows that have it.
@@ -146,7 +147,7 @@ def merged_encoded(partials: pa.Table) -> pa.Table:
     """The same, and the texts stay encoded."""
     if not partials.num_rows:
         return encoded(partials)
-    found = grouped(partials, list(IDENTITY), [(state.name, state.merge) for state in STATES])
+    found = grouped(partials, IDENTITY, [(state.name, state.merge) for state in STATES])
     columns = [found[name] for name in IDENTITY] + [found[f"{state.name}_{state.merge}"] for state in STATES]
     return _pruned(pa.table(columns, names=PARTIALS.names).cast(ENCODED))
 
@@ -182,9 +183,15 @@ def _pruned(partials: pa.Table) -> pa.Table:
 
 
 def first_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[tuple[str, str]], n: int) -> pa.Table:
-    """The first `n` rows, by `order`, of each group of equal `keys`; sorted by keys and order."""
+    """The first `n` rows, by `order`, of each group of equal `keys`; sorted by keys and order.
+
+    The order begins with a number, from the greatest on.
+    """
     if not table.num_rows:
         return table
+    column, direction = order[0]
+    assert direction == "descending"
+    table = table.filter(among_the_greatest(table, keys, column, n))
     table = table.sort_by([*((key, "ascending") for key in keys), *order])
     position = pa.array(range(table.num_rows), pa.int64())
     starts = group_starts(table, keys)
@@ -204,56 +211,3 @@ def group_starts(ordered: pa.Table, keys: Sequence[str]) -> Any:
 
 def _one_array(column: Any) -> Any:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def grouped(table: pa.Table, keys: list[str], aggregates: list[tuple[str, str]]) -> pa.Table:
-    """A group-by over the codes of text keys, and without keys that hold one value only: twice as fast and more.
-
-    What it finds has its text keys encoded.
-    """
-    constant, dictionaries = {}, {}
-    for key in keys:
-        column = table[key]
-        if _is_constant(column):
-            constant[key] = column[0]
-        elif key in TEXTS:
-            encoded = _one_array(column.dictionary_encode().unify_dictionaries())
-            if len(encoded.dictionary) == 1 and not encoded.null_count:
-                constant[key] = encoded.dictionary[0]
-                continue
-            dictionaries[key] = encoded.dictionary
-            table = table.set_column(table.schema.get_field_index(key), key, encoded.indices)
-    varying = [key for key in keys if key not in constant]
-    if not varying:  # a group-by needs a key
-        varying = [keys[0]]
-        constant.pop(keys[0], None)
-    found = table.group_by(varying, use_threads=False).aggregate(aggregates)
-    for key, dictionary in dictionaries.items():
-        codes = _one_array(found[key].combine_chunks())
-        found = found.set_column(
-            found.schema.get_field_index(key), key, pa.DictionaryArray.from_arrays(codes, dictionary)
-        )
-    for key, scalar in constant.items():
-        found = found.append_column(key, _repeated(scalar, found.num_rows))
-    return found
-
-
-def _repeated(scalar: Any, rows: int) -> Any:
-    """So many of it; a text as a code."""
-    if not pa.types.is_string(scalar.type):
-        return pa.repeat(scalar, rows)
-    if not scalar.is_valid:
-        return pa.nulls(rows, CODED)
-    return pa.DictionaryArray.from_arrays(pa.repeat(_FIRST, rows), pa.repeat(scalar, 1))
-
-
-def _is_constant(column: Any) -> bool:
-    """Whether a key is the same in every row, where that is cheap to find out."""
-    if pa.types.is_dictionary(column.type):
-        return False
-    if column.null_count:
-        return bool(column.null_count == len(column))
-    if not pa.types.is_integer(column.type):
-        return False
-    bounds = pc.min_max(column)
-    return bool(bounds["min"] == bounds["max"])

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from penstock.errors import TableConflict
 from penstock.model.finals import with_finals
 from penstock.model.function import Function
+from penstock.model.grouping import grouped
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS, TOP_N_ORDER, first_of_each, merged
 
@@ -210,7 +211,9 @@ def folded(name: str, rows: pa.Table) -> pa.Table:
 
 def _tops(rows: pa.Table, entities: int, records: Callable[[str], int]) -> pa.Table:
     keys = [column for column in TOP_N_ROWS.names if column != "max"]
-    rows = rows.group_by(keys, use_threads=False).aggregate([("max", "max")]).rename_columns([*keys, "max"])
+    if not rows.num_rows:
+        return rows.select(TOP_N_ROWS.names)
+    rows = grouped(rows, keys, [("max", "max")]).rename_columns([*keys, "max"]).cast(TOP_N_ROWS)
     plain = rows.filter(pc.is_null(rows["record"]))
     groups = ("metric", "function", "bucket")
     found = [first_of_each(plain, groups, [("max", "descending"), ("entity", "ascending")], entities)]

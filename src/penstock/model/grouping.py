@@ -1,0 +1,193 @@
+"""Group-bys over numbers: the keys of a row become one number, whatever their types, and rows are grouped by it.
+
+    number = ((bucket · parts + part) · entities + entity) …     each digit: what its key's value is the how-manyth of
+
+Keys that are the same in every row take no part. A number is a place in an array for each state, where a row costs a
+few nanoseconds; if most places would stay empty, the numbers that occur are numbered first.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+Aggregate = tuple[str, str]  # a column, and what becomes of it: count, sum, min, max or list
+Codes = NDArray[np.int64]
+
+MINUTE_US = 60_000_000  # what buckets are multiples of
+_GREATEST_DIGIT = 1 << 31  # two such digits still fit in 63 bits
+_SMALL = 1 << 16  # places that cost nothing
+_SPREAD = 2  # places a row; with more of them most would be empty
+_EMPTY = {"min": np.inf, "max": -np.inf}
+
+
+def grouped(table: pa.Table, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> pa.Table:
+    """One row for each combination of keys, in any order: the keys, then a column like `sum_max` for each aggregate.
+
+    There is at least one row. Texts may come encoded or not; they leave encoded.
+    """
+    rows = table.num_rows
+    digits = _Digits(rows)
+    for key in sorted(keys, key=lambda key: key != "bucket"):  # first: rows side by side in time are so in memory too
+        digits.add(key, table[key])
+    if digits.count > max(_SMALL, _SPREAD * rows):
+        digits.renumber()
+    numbers, columns = _by_place(table, digits, aggregates) or _hashed(table, digits, aggregates)
+    values = digits.values(numbers)
+    names = [f"{column}_{merge}" for column, merge in aggregates]
+    return pa.table([*(values[key] for key in keys), *columns], names=[*keys, *names])
+
+
+def among_the_greatest(table: pa.Table, keys: Sequence[str], column: str, n: int) -> Any:
+    """Whether each row's value is no less than the `n`-th greatest of its group: those that can be among the first n.
+
+    It looks at numbers only, so it leaves few rows to whoever has to sort by texts.
+    """
+    digits = _Digits(table.num_rows)
+    for key in keys:
+        digits.add(key, table[key])
+    values = _one_array(table[column]).to_numpy(zero_copy_only=False)
+    order = np.lexsort((-values, digits.numbers))
+    numbers, values = digits.numbers[order], values[order]
+    starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
+    sizes = np.diff(np.r_[starts, len(numbers)])
+    least = values[starts + np.minimum(sizes, n) - 1]
+    found = np.empty(len(numbers), bool)
+    found[order] = ~(values < np.repeat(least, sizes))  # what is no number is never less
+    return pa.array(found)
+
+
+class _Digits:
+    """Keys as the digits of one number a row, and back."""
+
+    def __init__(self, rows: int) -> None:
+        self.numbers: Codes = np.zeros(rows, np.int64)
+        self.count = 1  # the numbers are below it
+        self._undo: list[Callable[[Codes, dict[str, Any]], Codes]] = []  # gives a key its values, and what is left
+
+    def add(self, key: str, column: Any) -> None:
+        """Append the digit of one more key."""
+        codes, size, values = _coded(column)
+        if size * self.count > _GREATEST_DIGIT**2:
+            self.renumber()
+        if size > 1:
+            self.numbers *= size
+            self.numbers += codes.astype(np.int64, copy=False)  # adding numbers of two widths is slower
+        self.count *= size
+
+        def undo(numbers: Codes, found: dict[str, Any]) -> Codes:
+            left, digit = np.divmod(numbers, size)
+            found[key] = values(digit)
+            return left
+
+        self._undo.append(undo)
+
+    def values(self, numbers: Codes) -> dict[str, Any]:
+        """The keys that these numbers were made of, texts encoded."""
+        found: dict[str, Any] = {}
+        for undo in reversed(self._undo):
+            numbers = undo(numbers, found)
+        return found
+
+    def renumber(self) -> None:
+        """Number the numbers that occur: there are no more of them than rows."""
+        codes = pa.array(self.numbers).dictionary_encode()
+        known = codes.dictionary.to_numpy()
+        self.numbers, self.count = codes.indices.to_numpy().astype(np.int64), len(known)
+        self._undo.append(lambda numbers, _: known[numbers])
+
+
+def _coded(column: Any) -> tuple[Any, int, Callable[[Codes], Any]]:
+    """A key's codes, how many there may be, and how they become values again."""
+    if pa.types.is_string(column.type) or _has_codes(column):
+        return _looked_up(column)
+    numbers = _one_array(column).cast(pa.int64())
+    least, greatest = pc.min_max(numbers).as_py().values()
+    if numbers.null_count or greatest - least >= _GREATEST_DIGIT * MINUTE_US:
+        return _looked_up(column)
+    kind = column.type
+    if least == greatest:
+        return None, 1, lambda digit: pa.array(digit + least).cast(kind)
+    codes, step = numbers.to_numpy() - least, 1
+    if greatest - least >= MINUTE_US:
+        minutes = codes // MINUTE_US
+        if np.array_equal(minutes * MINUTE_US, codes):
+            codes, step = minutes, MINUTE_US
+    size = (greatest - least) // step + 1
+    if size > _GREATEST_DIGIT:
+        return _looked_up(column)
+    return codes, size, lambda digit: pa.array(digit * step + least).cast(kind)
+
+
+def _looked_up(column: Any) -> tuple[Any, int, Callable[[Codes], Any]]:
+    """The same by a dictionary, in which null comes last."""
+    codes = _one_array(column.dictionary_encode().unify_dictionaries())
+    dictionary, indices = codes.dictionary, codes.indices
+    nulls = indices.null_count > 0
+    size = len(dictionary) + nulls
+    is_text = pa.types.is_string(dictionary.type)
+
+    def values(digit: Codes) -> Any:
+        mask = digit == len(dictionary) if nulls else None
+        found = pa.DictionaryArray.from_arrays(pa.array(digit.astype(np.int32), mask=mask), dictionary)
+        return found if is_text else found.dictionary_decode()
+
+    if size > 1 and nulls:
+        indices = pc.fill_null(indices, pa.scalar(len(dictionary), indices.type))
+    return indices.to_numpy() if size > 1 else None, size, values
+
+
+def _by_place(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate]) -> tuple[Codes, list[Any]] | None:
+    """Groups as places in arrays; None if there are nulls or numbers that are none, where numpy is not like pyarrow."""
+    rows = np.bincount(digits.numbers, minlength=digits.count)
+    taken = np.flatnonzero(rows)
+    columns = []
+    for name, merge in aggregates:
+        column = _one_array(table[name])
+        if merge == "list":
+            columns.append(_lists(digits.numbers, column))
+            continue
+        if column.null_count:
+            return None
+        if merge == "count":
+            columns.append(pa.array(rows[taken]))
+            continue
+        values = column.to_numpy()
+        if merge == "sum" and values.dtype == np.int64:
+            places = np.zeros(digits.count, np.int64)
+            np.add.at(places, digits.numbers, values)
+        elif values.dtype != np.float64 or np.isnan(values).any():
+            return None
+        elif merge == "sum":
+            places = np.bincount(digits.numbers, values, minlength=digits.count)
+        else:
+            places = np.full(digits.count, _EMPTY[merge])
+            (np.minimum if merge == "min" else np.maximum).at(places, digits.numbers, values)
+        columns.append(pa.array(places[taken]))
+    return taken, columns
+
+
+def _hashed(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate]) -> tuple[Codes, list[Any]]:
+    """The same as pyarrow has it."""
+    states = (
+        table.append_column("", pa.array(digits.numbers)).group_by("", use_threads=False).aggregate(list(aggregates))
+    )
+    return states[""].to_numpy(), [states[f"{column}_{merge}"] for column, merge in aggregates]
+
+
+def _lists(numbers: Codes, column: Any) -> Any:
+    """The values of each group, in the order of the groups' numbers."""
+    found = pa.table([pa.array(numbers), column], names=["", "of"]).group_by("", use_threads=False)
+    lists = found.aggregate([("of", "list")])
+    return _one_array(lists["of_list"]).take(pa.array(np.argsort(lists[""].to_numpy())))
+
+
+def _has_codes(column: Any) -> bool:
+    return bool(pa.types.is_dictionary(column.type))
+
+
+def _one_array(column: Any) -> Any:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
