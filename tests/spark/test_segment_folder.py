@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, SegmentVanished, TableConflict
 from penstock.model.packed import PACKED, packed
@@ -126,9 +127,11 @@ def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentFolder
 
 
 @pytest.mark.parametrize("most", [1, 3, 4, 7])
+@pytest.mark.parametrize("step", [1, 4, 5])
 def test_a_batch_larger_than_a_task_may_hold_is_merged_in_steps(
-    folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch, most: int
+    folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch, most: int, step: int
 ) -> None:
+    monkeypatch.setattr("penstock.spark.segments.STEP_ROWS", step)
     monkeypatch.setattr("penstock.spark.segments.MERGE_ROWS", most)
     batches = list(folder.read(names(folder)))
     assert all(batch.schema == PARTIALS for batch in batches)
@@ -136,6 +139,24 @@ def test_a_batch_larger_than_a_task_may_hold_is_merged_in_steps(
     packs = list(folder.read(names(folder), packed))
     assert all(batch.schema == PACKED for batch in packs)
     assert counted(iter(packs)) == 8
+
+
+def test_what_merges_in_small_steps_leaves_as_one_batch(folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.spark.segments.STEP_ROWS", 4)  # two segments
+    (batch,) = folder.read(names(folder))
+    assert batch["count"].to_pylist() == [4, 4]
+
+
+def test_a_task_gets_segments_side_by_side_in_time_of_all_writers(tmp_path: Path) -> None:
+    for writer, segments in {"a": 4, "b": 2, "c": 1}.items():
+        for n in range(segments):
+            seal(tmp_path, Segment(writer, n, n), PARTS)
+    reader: Any = SegmentSource({"path": str(tmp_path), "tasks": "2"}).reader(StructType())
+
+    tasks = [partition.names for partition in reader.partitions()]
+
+    shown = [[name[0] + name.split("-")[1][-1] for name in names] for names in tasks]
+    assert shown == [["a0", "b0", "c0"], ["a1", "a2", "b1", "a3"]]
 
 
 def test_only_old_committed_segments_go_and_never_the_newest_of_a_writer(folder: SegmentFolder) -> None:

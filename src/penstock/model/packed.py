@@ -13,11 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.function import Function
-from penstock.model.partial import PARTIALS, SERIES, STATES, grouped, merged
+from penstock.model.grouping import grouped
+from penstock.model.partial import PARTIALS, SERIES, STATES, merged
 
 COUNT_BITS = 40  # a trillion points in one bucket; beside them the greatest part still fits
 LONG = 100  # entries for which it pays to add up the counts of the same part first
-PACKED = PARTIALS.remove(PARTIALS.get_field_index("record")).append(pa.field("parts", pa.list_(pa.int64())))
+# Without nulls in them, Spark sorts lists as plain numbers and not as objects.
+_LIST = pa.list_(pa.field("element", pa.int64(), nullable=False))
+PACKED = PARTIALS.remove(PARTIALS.get_field_index("record")).append(pa.field("parts", _LIST))
 
 
 def packed(partials: pa.Table) -> pa.Table:
@@ -42,16 +45,22 @@ def _packed(partials: pa.Table) -> pa.Table:
 def _listed(partials: pa.Table) -> pa.Table:
     entry = pc.bit_wise_or(pc.shift_left(partials["part"], _SHIFT), partials["count"])
     raw = partials.append_column("parts", entry)
-    found = grouped(raw, list(SERIES), [*((state.name, state.merge) for state in STATES), ("parts", "list")])
+    found = grouped(raw, SERIES, [*((state.name, state.merge) for state in STATES), ("parts", "list")])
     columns: dict[str, Any] = {name: found[name] for name in SERIES}
     columns |= {state.name: found[f"{state.name}_{state.merge}"] for state in STATES}
-    columns |= {"part": pa.repeat(pa.scalar(0, pa.int64()), found.num_rows), "parts": found["parts_list"]}
+    columns |= {"part": pa.repeat(pa.scalar(0, pa.int64()), found.num_rows), "parts": _whole(found["parts_list"])}
     return pa.table([columns[name] for name in PACKED.names], names=PACKED.names).cast(PACKED)
 
 
 def _unpacked(partials: pa.Table) -> pa.Table:
     rows = merged(partials).drop_columns(["record"])
-    return rows.append_column("parts", pa.nulls(rows.num_rows, pa.list_(pa.int64()))).cast(PACKED)
+    return rows.append_column("parts", pa.nulls(rows.num_rows, _LIST)).cast(PACKED)
+
+
+def _whole(lists: Any) -> Any:
+    """Lists that have no nulls, as the type that says so."""
+    array = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
+    return pa.ListArray.from_arrays(array.offsets, array.values, type=_LIST)
 
 
 _SHIFT = pa.scalar(COUNT_BITS, pa.int64())

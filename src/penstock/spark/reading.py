@@ -105,11 +105,10 @@ def _value(level: Level) -> Column:
 
 def _with_parts(partials: DataFrame) -> DataFrame:
     """Partials with a list of entries like those of `penstock.model.packed`, where all parts of a series matter."""
-    entry = F.shiftleft("part", COUNT_BITS)
-    listed = (
-        F.when(F.col("function").startswith("percentile("), F.array(entry.bitwiseOR(F.col("count"))))
-        .when(F.col("function").startswith("distinct("), F.array(entry.bitwiseOR(F.col("max").cast("bigint"))))
-    )  # fmt: skip
+    ranked, distinct = (F.col("function").startswith(f"{name}(") for name in ("percentile", "distinct"))
+    number = F.when(distinct, F.col("max").cast("bigint")).otherwise(F.col("count"))
+    entry = F.coalesce(F.shiftleft("part", COUNT_BITS).bitwiseOR(number), F.lit(0))  # never null, and Spark knows it
+    listed = F.when(ranked | distinct, F.array(entry))
     if "parts" in partials.columns:
         return partials.withColumn("parts", F.coalesce("parts", listed))
     return partials.transform(series_of).withColumn("parts", listed)

@@ -11,8 +11,11 @@ from penstock.spark.tables import TOP_KEPT, TOP_N_ROWS, UNRANKED
 
 
 def merged(partials: DataFrame) -> DataFrame:
-    """One row per identity, whatever order its partials came in."""
-    return partials.groupBy(*IDENTITY).agg(*_states())
+    """One row per identity, whatever order its partials came in.
+
+    They are shuffled before they are merged, not after: the tasks that read them have merged them already.
+    """
+    return partials.repartition(*IDENTITY).groupBy(*IDENTITY).agg(*_states())
 
 
 def _states() -> list[Column]:

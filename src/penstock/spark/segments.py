@@ -16,13 +16,14 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import SegmentVanished, TableConflict
-from penstock.model.partial import encoded, merged
+from penstock.model.partial import PARTIALS, merged, merged_encoded
 from penstock.model.segment import Segment, read_encoded, rows_in, sealed
 
 log = logging.getLogger(__name__)
 QUARANTINE = "quarantine"
 _MARK = ".penstock-source"
-MERGE_ROWS = 4_000_000  # about 300 MB of rows: what a task holds at once before it merges them
+STEP_ROWS = 1_000_000  # about 70 MB: what a task merges at a time, so that it works on the same memory all along
+MERGE_ROWS = 4_000_000  # about 300 MB: as many as that where few merge, and half of it is what it holds of merged ones
 
 Merge = Callable[[pa.Table], pa.Table]
 Offset = dict[str, dict[str, int]]
@@ -118,24 +119,29 @@ class SegmentFolder:
 
     def read(self, names: list[str], merge: Merge = merged) -> Iterator[pa.RecordBatch]:
         """The partials of these segments, merged, in batches of exactly the schema that `merge` gives."""
-        held: list[pa.Table] = []
+        fresh: list[pa.Table] = []
+        held: list[pa.Table] = []  # merged once
+        step = STEP_ROWS if merge is merged else MERGE_ROWS
         for name in names:
             table = self._read(name)
             if table is not None:
-                held.append(table)
-            if sum(piece.num_rows for piece in held) > MERGE_ROWS:
-                if merge is not merged:  # what comes out of it cannot go in again
-                    yield from merge(pa.concat_tables(held)).combine_chunks().to_batches()
-                    held = []
-                    continue
-                fewer = merged(pa.concat_tables(held))
-                held = []
-                if fewer.num_rows > MERGE_ROWS // 2:  # hardly anything merges: pass it on rather than hold it
-                    yield from fewer.combine_chunks().to_batches()
-                else:
-                    held = [encoded(fewer)]
-        if held:
-            yield from merge(pa.concat_tables(held)).combine_chunks().to_batches()
+                fresh.append(table)
+            if _rows(fresh) < step:
+                continue
+            if merge is not merged:  # what comes out of it cannot go in again
+                yield from _batches(merge(pa.concat_tables(fresh)))
+                fresh = []
+                continue
+            held.append(merged_encoded(pa.concat_tables(fresh)))
+            fresh = []
+            if held[-1].num_rows > step // 2:
+                step = MERGE_ROWS  # hardly anything merges in so few rows
+            if _rows(held) > MERGE_ROWS // 2 and len(held) > 1:
+                held = [merged_encoded(pa.concat_tables(held))]
+            if _rows(held) > MERGE_ROWS // 2:  # nor in many: pass it on rather than hold it
+                yield from _batches(held.pop().cast(PARTIALS))
+        if fresh or held:
+            yield from _batches(merge(pa.concat_tables([*held, *fresh])))
 
     def _read(self, name: str) -> pa.Table | None:
         path = self.folder / name
@@ -193,6 +199,14 @@ class SegmentFolder:
             return rows_in(self._where(segment))
         except (ValueError, OSError):
             return 0  # damaged: whoever reads it sets it aside
+
+
+def _rows(tables: list[pa.Table]) -> int:
+    return sum(table.num_rows for table in tables)
+
+
+def _batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    return iter(rows.combine_chunks().to_batches())
 
 
 def lasts(offset: Offset) -> dict[str, int]:

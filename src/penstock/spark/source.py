@@ -20,12 +20,15 @@ never reaches the JVM is the cheapest one.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -38,8 +41,9 @@ from pyspark.sql.types import StructType
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError
-from penstock.model.packed import packed
+from penstock.model.packed import PACKED, packed
 from penstock.model.partial import merged
+from penstock.model.segment import Segment
 from penstock.spark.segments import Offset, SegmentFolder, checked_offset
 
 # The schema `PARTIALS`, in Spark's words; a test holds the two together.
@@ -47,7 +51,7 @@ SCHEMA = (
     "metric string, function string, entity string, bucket timestamp, part bigint, record string, "
     "count bigint, sum double, min double, max double"
 )
-PACKED_SCHEMA = SCHEMA.replace("record string, ", "") + ", parts array<bigint>"
+PACKED_SCHEMA = from_arrow_schema(PACKED)  # words cannot say that lists have no nulls
 MAX_FILES = 200  # of up to 1000 blocks each: a backlog is worked off in batches that fit in memory
 
 
@@ -58,7 +62,7 @@ class SegmentSource(DataSource):
     def name(cls) -> str:
         return "penstock"
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         return PACKED_SCHEMA if _is_packed(self.options) else SCHEMA
 
     def reader(self, schema: StructType) -> "SegmentReader":
@@ -119,9 +123,17 @@ def _is_packed(options: Mapping[str, str]) -> bool:
     return options.get("packed", "false").lower() == "true"
 
 
-def _groups(names: list[str], tasks: int) -> Sequence[InputPartition]:
+def _groups(segments: list[Segment], tasks: int) -> Sequence[InputPartition]:
+    """As many segments for each task, and those side by side in time for the same one: there they merge."""
+    position, held = Counter[str](), Counter(segment.writer for segment in segments)
+    places = {}
+    for segment in sorted(segments):
+        places[segment] = (position[segment.writer] / held[segment.writer], segment)
+        position[segment.writer] += 1
+    names = [segment.name for segment in sorted(segments, key=places.__getitem__)]
     tasks = min(len(names), tasks)
-    return [SegmentGroup(names[task::tasks]) for task in range(tasks)]
+    cuts = [len(names) * task // tasks for task in range(tasks + 1)] if tasks else []
+    return [SegmentGroup(names[start:end]) for start, end in pairwise(cuts)]
 
 
 class SegmentReader(DataSourceReader):
@@ -137,7 +149,7 @@ class SegmentReader(DataSourceReader):
         found = self._folder.after({})
         if self._up_to is not None:
             found = [s for s in found if s.last <= self._up_to.get(s.writer, {}).get("last", -1)]
-        return _groups([segment.name for segment in found], self._tasks) or [SegmentGroup([])]
+        return _groups(found, self._tasks) or [SegmentGroup([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentGroup)
@@ -191,7 +203,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         batch = self._folder.between(checked_offset(start), checked_offset(end))
-        return _groups([segment.name for segment in batch], self._tasks)
+        return _groups(batch, self._tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentGroup)
