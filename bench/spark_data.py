@@ -25,6 +25,7 @@ class Shape:
 
     rows: int
     entities: int = 500  # of each of the metrics
+    segment_ms: int = SEGMENT_MS  # how long it takes until a segment is full
 
     @property
     def segments(self) -> int:
@@ -32,14 +33,14 @@ class Shape:
 
 
 def points(shape: Shape, number: int) -> pa.Table:
-    """The raw points of one segment as columns, within its minute and a half; values have a heavy tail."""
+    """The raw points of one segment as columns, within its stretch of time; values have a heavy tail."""
     rng = random.Random(number)
     rows = min(shape.rows, SEGMENT_ROWS)
     metrics = pa.array([f"service.metric.{n}" for n in range(METRICS)])
     entities = pa.array([f'{{"endpoint":"GET /things/{n}","service":"s{n % 20}"}}' for n in range(shape.entities)])
     base = pa.array([rng.lognormvariate(3, 1) for _ in range(10_007)])
     index = pa.array(rng.choices(range(METRICS * shape.entities), k=rows), pa.int32())
-    times = pa.array(rng.choices(range(number * SEGMENT_MS, (number + 1) * SEGMENT_MS), k=rows), pa.int64())
+    times = pa.array(rng.choices(range(number * shape.segment_ms, (number + 1) * shape.segment_ms), k=rows), pa.int64())
     moments = pc.add(pc.multiply(times, 1000), START_US).cast(pa.timestamp("us", tz="UTC"))
     return pa.table(
         {

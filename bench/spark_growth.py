@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from bench.processes import cpu_seconds, peak_memory
-from bench.spark_data import METRICS, Shape, write_segments
+from bench.spark_data import METRICS, SEGMENT_ROWS, Shape, write_segments
 from penstock.spark.delta import DeltaTables
 from penstock.spark.java import find_java
 from penstock.spark.job import JobConfig, start_job
@@ -24,13 +25,24 @@ ROWS = (1_000_000, 3_000_000, 10_000_000, 30_000_000)
 SERIES = (1_000, 10_000, 100_000, 1_000_000)
 WARM_UP = 6  # runs until Java has compiled what counts
 AT_ROWS = 5_000_000  # at which the series grow
+AT_POINTS = 5  # of a series and minute, so that there are as many groups however many series: a million
 
 
-def growth(spark: SparkSession, folder: Path, rounds: int) -> None:
-    print("growth of the rows, 10,000 series")
-    _grow(spark, folder, rounds, {f"{rows:,} rows": Shape(rows) for rows in ROWS})
-    print(f"growth of the series, {AT_ROWS:,} rows")
-    _grow(spark, folder, rounds, {f"{series:,} series": Shape(AT_ROWS, series // METRICS) for series in SERIES})
+def growth(spark: SparkSession, folder: Path, rounds: int, kinds: Sequence[str]) -> None:
+    if "rows" in kinds:
+        print("growth of the rows, 10,000 series, 16.7 points a series and minute")
+        _grow(spark, folder, rounds, {f"{rows:,} rows": Shape(rows) for rows in ROWS})
+    if "series" in kinds:
+        print(f"growth of the series, {AT_ROWS:,} rows, {AT_POINTS} points a series and minute")
+        _grow(spark, folder, rounds, {f"{series:,} series": _crowded(series) for series in SERIES})
+    if "sparse" in kinds:
+        print(f"growth of the series, {AT_ROWS:,} rows, 167,000 rows a minute: ever fewer points a series and minute")
+        _grow(spark, folder, rounds, {f"{series:,} series": Shape(AT_ROWS, series // METRICS) for series in SERIES})
+
+
+def _crowded(series: int) -> Shape:
+    """So many series, and as many rows a minute as it takes that each has its points."""
+    return Shape(AT_ROWS, series // METRICS, 60_000 * SEGMENT_ROWS // (series * AT_POINTS))
 
 
 def _grow(spark: SparkSession, folder: Path, rounds: int, shapes: dict[str, Shape]) -> None:
@@ -57,7 +69,7 @@ def _grow(spark: SparkSession, folder: Path, rounds: int, shapes: dict[str, Shap
 def _checked(frame: DataFrame, shape: Shape) -> int:
     row = frame.agg(F.count("*"), F.sum("count")).first()
     assert row is not None
-    assert row[1] == shape.segments * min(shape.rows, 250_000), f"{row[1]} points of {shape.rows}"
+    assert row[1] == shape.segments * min(shape.rows, SEGMENT_ROWS), f"{row[1]} points of {shape.rows}"
     return int(row[0])
 
 

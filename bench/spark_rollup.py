@@ -7,7 +7,8 @@ on a busy one only compare with each other.
 
     python -m bench.spark_rollup                     everything but the long ones: some minutes
     python -m bench.spark_rollup --only percentiles  one part: basics, percentiles, job, l1
-    python -m bench.spark_rollup --growth            1 M to 30 M rows, 1 k to 1 M series: half an hour
+    python -m bench.spark_rollup --growth            1 M to 30 M rows, 1 k to 1 M series: half an hour; one part of it
+                                                     with rows, series (as many points of each), sparse (ever fewer)
     python -m bench.spark_rollup --start             from nothing to the first table, with and without the class archive
 """
 
@@ -244,7 +245,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=list(PARTS), action="append")
-    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--growth", nargs="*", choices=["rows", "series", "sparse"])
     parser.add_argument("--start", action="store_true")
     arguments = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])  # Spark's workers
@@ -256,8 +257,8 @@ def main() -> None:
     spark.dataSource.register(UnmergedSource)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        if arguments.growth:
-            spark_growth.growth(spark, folder, arguments.rounds)
+        if arguments.growth is not None:
+            spark_growth.growth(spark, folder, arguments.rounds, arguments.growth or ("rows", "series", "sparse"))
         else:
             for name in arguments.only or PARTS:
                 PARTS[name](spark, folder, arguments.rounds, Shape(arguments.rows))
