@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from bench.batch_arms import OURS, STANDARD, builds
-from bench.batch_rigs import Counting, Flushing, Rate, idle_cpu, latencies, sleeping
+from bench.batch_rigs import Counting, Flushing, Rate, bare_idle_cpu, idle_cpu, latencies, sleeping
 from penstock import DrainBalancer
 
 TARGETS = {
@@ -96,6 +96,9 @@ def idle_table(seconds: float) -> None:
     for name, handler in (("handlers without on_idle", Counting), ("handlers with on_idle", Flushing)):
         used = idle_cpu(handler, seconds * 4)
         row(f"idle CPU, 4 threads, 100 {name}", f"{used:.3f} %", "", "< 0.2 %", used < 0.2)
+    row(
+        "idle CPU of a bare thread that makes the same 100 calls every 50 ms", f"{bare_idle_cpu(seconds * 4):.3f} %", ""
+    )
 
 
 def anatomy() -> None:

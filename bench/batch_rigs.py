@@ -286,6 +286,28 @@ def idle_cpu(handler: type[Counting], seconds: float) -> float:
     return 100 * used
 
 
+def bare_idle_cpu(seconds: float) -> float:
+    """Percent of a core of the least that could do it: one thread that wakes up every 50 ms and makes 100 calls."""
+    calls = [Flushing().on_idle for _ in TYPES]
+    stop = threading.Lock()
+    stop.acquire()
+
+    def run() -> None:
+        while not stop.acquire(timeout=0.05):
+            for call in calls:
+                call()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(0.3)
+    before, started = time.process_time(), time.perf_counter()
+    time.sleep(seconds)
+    used = (time.process_time() - before) / (time.perf_counter() - started)
+    stop.release()
+    thread.join()
+    return 100 * used
+
+
 class Empty:
     def produce(self, item: object, timeout: float | None = None) -> bool:
         return True
