@@ -27,6 +27,7 @@ OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name f
 _RUN_KEY = 64  # bytes of a run's keys by which it is looked for: its last ones differ most
 _SHORTEST_RUN = 8  # points for which it pays to remember them
 _MOST_RUNS = 64  # of one namespace
+_TRIES = 8  # runs that may prove useless before no more are remembered
 
 
 class Refused(Exception):
@@ -50,7 +51,7 @@ class Described:
 class Namespace:
     """Raw keys that mean streams of one sender's metric; `describe` is asked once for each, and may raise Refused."""
 
-    __slots__ = ("describe", "family", "keys", "runs", "streams")
+    __slots__ = ("describe", "family", "keys", "run_hits", "runs", "streams")
 
     def __init__(self, describe: Callable[[bytes], Described], family: Any = None) -> None:
         self.describe = describe
@@ -59,12 +60,14 @@ class Namespace:
         # The same labels in another order are another key, but the same stream.
         self.streams: dict[tuple[str, str, str], int] = {}
         self.runs: dict[tuple[int, bytes], _Run] = {}
+        self.run_hits = 0
 
     def forget(self, gone: NDArray[np.bool_]) -> None:
         """Without the streams that are gone."""
         self.keys = {key: stream for key, stream in self.keys.items() if not gone[stream]}
         self.streams = {key: stream for key, stream in self.streams.items() if not gone[stream]}
         self.runs = {}
+        self.run_hits = 0
 
 
 class _Run(NamedTuple):
@@ -150,9 +153,10 @@ class SeriesTable:
             known = namespace.runs.get(key)
             if known is not None and known.keys == blob and known.lengths == lengths:
                 found[first:last] = known.streams
+                namespace.run_hits += 1
             else:
                 is_missing[first:last] = True
-                if last - first >= _SHORTEST_RUN:
+                if last - first >= _SHORTEST_RUN and len(namespace.runs) < _TRIES + namespace.run_hits:
                     fresh.append((namespace, key, blob, lengths, first, last))
         missing = np.flatnonzero(is_missing)
         if not len(missing):
@@ -162,6 +166,7 @@ class SeriesTable:
         for namespace, key, blob, lengths, first, last in fresh:
             if len(namespace.runs) >= _MOST_RUNS:
                 namespace.runs.clear()
+                namespace.run_hits = 0
             if found[first:last].min() >= 0:
                 namespace.runs[key] = _Run(blob, lengths, found[first:last].copy())
         return found, refusals
@@ -171,23 +176,22 @@ class SeriesTable:
         blobs = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy(zero_copy_only=False)
         if len(namespaces) > 1:
-            pairs = pa.array(which * len(blobs) + codes).dictionary_encode()
-            codes = pairs.indices.to_numpy(zero_copy_only=False)
-            spaces, texts = np.divmod(pairs.dictionary.to_numpy(zero_copy_only=False), max(1, len(blobs)))
+            both = pa.array(which * len(blobs) + codes).dictionary_encode()
+            codes = both.indices.to_numpy(zero_copy_only=False)
+            spaces, texts = np.divmod(both.dictionary.to_numpy(zero_copy_only=False), max(1, len(blobs)))
             asked = zip(spaces.tolist(), texts.tolist())
         else:
             asked = zip([0] * len(blobs), range(len(blobs)))
         refusals: dict[Refusal, tuple[int, Refused]] = {}
-        streams = []
         known = [namespace.keys for namespace in namespaces]
-        for space, text in asked:
-            stream = known[space].get(blobs[text])
-            if stream is None:
-                try:
-                    stream = self._new_key(namespaces[space], blobs[text])
-                except Refused as refused:
-                    stream, _ = refusals.setdefault(refused.reason, (-1 - len(refusals), refused))
-            streams.append(stream)
+        pairs = list(asked)
+        streams = [known[space].get(blobs[text]) for space, text in pairs]
+        for place in [place for place, stream in enumerate(streams) if stream is None]:
+            space, text = pairs[place]
+            try:
+                streams[place] = self._new_key(namespaces[space], blobs[text])
+            except Refused as refused:
+                streams[place], _ = refusals.setdefault(refused.reason, (-1 - len(refusals), refused))
         return np.array(streams, np.int64)[codes], [refused for _, refused in refusals.values()]
 
     def _new_key(self, namespace: Namespace, key: bytes) -> int:

@@ -18,7 +18,7 @@ Streams = NDArray[np.int32]
 
 _ABSENT = -(1 << 30)  # a place that no request has, whatever is added to it
 _TRIES = 8  # shapes of one metric that may prove useless before no more are made
-_PROBE = 24  # bytes by which a shape is told from others before it is compared
+_PROBE = 512  # bytes at most by which a shape is told from others before it is compared
 _PATIENCE, _LITTLE_PATIENCE = 10, 2  # sweeps, of a minute each, without a use: with room to spare, and without
 _OVERHEAD = 1000  # bytes of the objects of a shape
 
@@ -53,7 +53,7 @@ class Shape:
         self.mask = np.full(len(data), 255, np.uint8)
         self.mask[free] = 0
         self.fixed = (data & self.mask).tobytes()
-        # Attributes differ most, and stand between what is free: the longest stretch without a hole, from behind.
+        # Attributes differ most, and stand between what is free: the longest stretch without a hole, the last of such.
         holes = np.flatnonzero(np.append(self.mask, 0) == 0)
         gaps = np.diff(holes, prepend=-1)
         widest = len(gaps) - 1 - int(np.argmax(gaps[::-1]))
