@@ -233,3 +233,13 @@ def test_shapes_are_bounded_and_make_room_for_those_that_are_needed() -> None:
     assert shapes_of(using) == 0
     using.decode(Format.OTLP, new)
     assert 0 < shapes_of(using) < 25
+
+
+def test_what_a_shape_says_of_its_sender_counts_too() -> None:
+    with patch.object(otlp, "_SHAPES", 20_000):
+        using = decoder()
+    for number in range(5):
+        resource = {"service.name": "shop", "long": str(number) * 15_000}
+        using.decode(Format.OTLP, [request(gauge("cpu", 1.0), resource=resource).SerializeToString()])
+
+    assert shapes_of(using) == 2

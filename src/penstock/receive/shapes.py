@@ -69,7 +69,8 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        return 2 * self.length + self.places.nbytes + self.values.nbytes + self.streams.nbytes + _OVERHEAD
+        owner = sum(map(len, self.owner))  # which it may share with others, or not
+        return owner + 2 * self.length + self.places.nbytes + self.values.nbytes + self.streams.nbytes + _OVERHEAD
 
     def rested(self) -> int:
         """For how many sweeps nobody needed it."""
