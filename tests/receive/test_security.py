@@ -1,7 +1,9 @@
 """Who may send, over what, and how slowly."""
 
+import gc
 import gzip
 import http.client
+import logging
 import socket
 import ssl
 import subprocess
@@ -243,11 +245,15 @@ def test_a_client_that_does_not_finish_its_header_is_cut_off(intake: Intake) -> 
         assert _ends(client)
 
 
-def test_connections_beyond_the_limit_are_closed_at_once(intake: Intake) -> None:
+def test_connections_beyond_the_limit_are_closed_at_once_and_without_a_word(
+    intake: Intake, caplog: pytest.LogCaptureFixture
+) -> None:
     with running(intake, limits=Limits(max_connections=1)) as receiver, _connected(receiver.port):
         wait_until(lambda: next(iter(receiver.samples())).value == 1)
         with _connected(receiver.port) as second:
             assert _ends(second)
+    gc.collect()  # what asyncio says of a task that failed, it says when the task is gone
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @contextmanager

@@ -39,6 +39,11 @@ class HttpServer(web.Server):
 class _Connection(RequestHandler):
     __slots__ = ()
 
+    async def start(self) -> None:
+        """Serve, unless the connection was one too many: aiohttp would stumble over its end."""
+        if self._manager is not None:
+            await super().start()
+
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
