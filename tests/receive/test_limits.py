@@ -1,5 +1,6 @@
 """What one sender can make us hold, whatever it sends."""
 
+import random
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -93,6 +94,42 @@ def test_a_series_that_was_silent_for_long_is_forgotten_and_its_place_is_free() 
     assert send("new", 5.0, NOW + 3 * SECOND) == [4.0]
     assert send("kept", 5.0, NOW + 3 * SECOND) == [3.0]
     assert sample(using, "penstock_receive_streams") == 2
+
+
+def test_metrics_whose_series_have_expired_make_room_for_others() -> None:
+    clock = FakeClock(NOW / SECOND)
+    using = Decoder(IntakeConfig(expiry=60, max_metrics=2), clock)
+    decode(request(gauge("old", 1.0), gauge("older", 1.0)), using=using)
+    assert decode(request(gauge("new", 1.0)), using=using).account.reasons == {Refusal.METRICS: 1}
+    clock.advance(100)
+    using.expire()
+    assert sample(using, "penstock_receive_metrics") == 0
+
+    decoded = decode(request(gauge("new", 2.0), gauge("old", 3.0)), using=using)
+
+    assert {chunk.metric: chunk.points["value"].to_pylist() for chunk in decoded.chunks} == {"new": [2.0], "old": [3.0]}
+    assert sample(using, "penstock_receive_metrics") == 2
+
+
+def test_one_series_in_a_thousand_spellings_is_remembered_in_a_few() -> None:
+    using = decoder()
+    for place in range(1000):
+        labels: Any = {f"l{number}": "1" for number in random.Random(place).sample(range(20), 20)}
+        decode(request(gauge("m", 1.0, **labels)), using=using)
+    (namespace,) = using._otlp.namespaces.values()
+    assert len(namespace.keys) <= 8
+    assert sample(using, "penstock_receive_streams") == 1
+
+
+def test_labels_that_are_long_because_of_what_nobody_reads_are_refused() -> None:
+    using = decoder(max_labels=2, max_label_name=10, max_label_value=10)
+    many: Any = {f"l{place}": "1" for place in range(10)}
+    for made in (gauge("m", 1.0, a="1", b="x" * 100), gauge("m", 1.0, **many)):
+        assert decode(request(made, resource={}), using=using).account.reasons == {Refusal.LABELS: 1}
+    resource = {f"r{place}": "1" for place in range(10)}
+    decoded = decode(request(gauge("m", 1.0), resource=resource), using=using)
+    assert decoded.account.reasons == {Refusal.LABELS: 1}
+    assert not using._otlp.namespaces
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_an_error_is_told_in_the_format_of_the_request(intake: Intake, tmp_path:
     assert (in_words.status, in_words.body) == (405, b"GET is not taken here, POST is\n")
 
 
-def test_a_thousand_clients_that_break_off_leave_nothing_behind(intake: Intake, http: HttpReceiver) -> None:
+def test_a_thousand_clients_that_break_off_leave_nothing_behind(http: HttpReceiver) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for place in range(1000):
         with connected(http) as client:

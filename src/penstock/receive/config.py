@@ -65,9 +65,9 @@ class IntakeConfig:
     max_labels: int = 64
     """Labels of one series, resource attributes that are kept included; a point with more is refused."""
     max_label_name: int = 256
-    """Bytes of a label's name."""
+    """Characters of a label's name."""
     max_label_value: int = 4096
-    """Bytes of a label's value."""
+    """Characters of a label's value."""
     max_metrics: int = 10_000
     """Metrics by name and kind; points of further ones are refused."""
     max_series_per_metric: int = 100_000
@@ -76,6 +76,11 @@ class IntakeConfig:
     """Streams in all that are known by their labels; points of further ones are refused until others have expired."""
     max_future: float | str = "1d"
     """How far ahead of our clock a point's time may be: one broken clock must not make tables of the year 2100."""
+
+    @property
+    def longest_labels(self) -> int:
+        """Bytes of all labels of a point, or of a resource, as they are sent: more is refused unread."""
+        return self.max_labels * (self.max_label_name + self.max_label_value + 16)  # 16: what protobuf adds
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "resource_attributes", tuple(self.resource_attributes))

@@ -197,10 +197,10 @@ class Decoder:
         table, counts = self._table, [deltas.counts for deltas in self._all_deltas()]
         metrics = list(table.metrics)
         yield Sample("penstock_receive_streams", len(table))
-        yield Sample("penstock_receive_metrics", len(metrics))
+        yield Sample("penstock_receive_metrics", table.metric_count)
         yield Sample("penstock_receive_series", sum(len(metric.entities) for metric in metrics))
         yield Sample("penstock_receive_shapes", len(self._otlp.shapes))
-        yield Sample("penstock_receive_overflowed_total", sum(metric.overflowed for metric in metrics))
+        yield Sample("penstock_receive_overflowed_total", table.overflowed)
         yield Sample("penstock_receive_expired_total", self._expired)
         yield Sample("penstock_receive_resets_total", sum(count.resets for count in counts))
         yield Sample("penstock_receive_out_of_order_total", sum(count.out_of_order for count in counts))

@@ -210,11 +210,14 @@ class _Describer:
         self._family = family
         self._nesting = config.max_nesting
         self._kept = config.resource_attributes
+        self._longest = config.longest_labels
         self._resource: dict[str, str] | None = None
 
     def __call__(self, key: bytes) -> Described:
         family = self._family
         if self._resource is None:
+            if (size := len(family.resource) + len(family.scope)) > self._longest:
+                raise Refused(Refusal.LABELS, f"a resource of {size} bytes, at most {self._longest} are taken")
             found = attributes(family.resource, self._nesting, tag=_ATTRIBUTES)
             self._resource = {name: found[name] for name in self._kept if name in found}
         kind, is_cumulative = _kind(family)
@@ -229,7 +232,10 @@ def _kind(family: Family) -> tuple[Kind, bool]:
     if family.data == GAUGE:
         return Kind.GAUGE, False
     if family.temporality not in (_DELTA, CUMULATIVE):
-        raise Refused(Refusal.MALFORMED, f"metric {family.name[:100]!r} does not say whether it is delta or cumulative")
+        raise Refused(
+            Refusal.MALFORMED,
+            f"metric {family.name[:100].decode(errors='replace')!r} does not say whether it is delta or cumulative",
+        )
     is_cumulative = family.temporality == CUMULATIVE
     if family.data != SUM:
         return Kind.DISTRIBUTION, is_cumulative

@@ -24,6 +24,7 @@ from penstock.receive.wire import Ints
 
 OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name for the same
 
+_MOST_SPELLINGS = 8  # of each series' labels, in another order or with what we pass over: there may be any number
 _RUN_KEY = 64  # bytes of a run's keys by which it is looked for: its last ones differ most
 _SHORTEST_RUN = 8  # points for which it pays to remember them
 _MOST_RUNS = 64  # of one namespace
@@ -81,13 +82,12 @@ class _Run(NamedTuple):
 class Metric:
     """One metric of one kind: the chunks that its points become, and its entities with how many streams have each."""
 
-    __slots__ = ("chunk", "entities", "id", "overflowed")
+    __slots__ = ("chunk", "entities", "id")
 
     def __init__(self, number: int, chunk: type[Chunk]) -> None:
         self.id = number
         self.chunk = chunk
         self.entities: dict[str, int] = {}
-        self.overflowed = 0
 
 
 class SeriesTable:
@@ -100,6 +100,8 @@ class SeriesTable:
         self._config = config
         self.metrics: list[Metric] = []
         self._metric_of: dict[tuple[str, Kind], Metric] = {}
+        self._unused: list[Metric] = []  # whose series have all expired: their numbers are given to others
+        self.overflowed = 0
         self._free: list[int] = []
         self._used = 0
         self.metric = np.zeros(1024, np.int32)
@@ -112,6 +114,10 @@ class SeriesTable:
 
     def __len__(self) -> int:
         return self._used - len(self._free)
+
+    @property
+    def metric_count(self) -> int:
+        return len(self._metric_of)
 
     @property
     def capacity(self) -> int:
@@ -195,6 +201,9 @@ class SeriesTable:
         return np.array(streams, np.int64)[codes], [refused for _, refused in refusals.values()]
 
     def _new_key(self, namespace: Namespace, key: bytes) -> int:
+        config = self._config
+        if len(key) > config.longest_labels:
+            raise Refused(Refusal.LABELS, f"labels of {len(key)} bytes, at most {config.longest_labels} are taken")
         described = namespace.describe(key)
         self._check(described.labels)
         entity = entity_of(described.labels)
@@ -204,6 +213,8 @@ class SeriesTable:
             stream = namespace.streams[identity] = self._new_stream(described, entity)
             if described.is_cumulative and self.on_cumulative is not None:
                 self.on_cumulative(namespace, identity, stream)
+        if len(namespace.keys) >= _MOST_SPELLINGS * len(namespace.streams):
+            namespace.keys = {}
         namespace.keys[key] = stream
         return stream
 
@@ -228,7 +239,7 @@ class SeriesTable:
             metric = self._new_metric(described)
         if entity not in metric.entities and len(metric.entities) >= config.max_series_per_metric:
             entity = OVERFLOW
-            metric.overflowed += 1
+            self.overflowed += 1
         metric.entities[entity] = metric.entities.get(entity, 0) + 1
         stream = self._free.pop() if self._free else self._used
         if stream == self._used:
@@ -241,7 +252,7 @@ class SeriesTable:
         return stream
 
     def _new_metric(self, described: Described) -> Metric:
-        if len(self.metrics) >= self._config.max_metrics:
+        if self.metric_count >= self._config.max_metrics:
             raise Refused(
                 Refusal.METRICS,
                 f"more than {self._config.max_metrics} metrics: {described.metric[:100]!r} is not taken",
@@ -250,8 +261,13 @@ class SeriesTable:
             raise Refused(Refusal.LABELS, f"a metric's name of {len(described.metric)} characters")
         if not described.metric.isprintable():  # a table's reader would stumble over it
             raise Refused(Refusal.LABELS, f"a metric's name with control characters: {described.metric!r}")
-        metric = Metric(len(self.metrics), chunk_type(described.metric, described.kind))
-        self.metrics.append(metric)
+        chunk = chunk_type(described.metric, described.kind)
+        if self._unused:
+            number = self._unused.pop().id
+            metric = self.metrics[number] = Metric(number, chunk)
+        else:
+            metric = Metric(len(self.metrics), chunk)
+            self.metrics.append(metric)
         self._metric_of[described.metric, described.kind] = metric
         return metric
 
@@ -285,4 +301,8 @@ class SeriesTable:
                 del entities[entity]
             self._texts.release(number)
         self._free += numbers.tolist()
+        for key, metric in list(self._metric_of.items()):
+            if not metric.entities:
+                del self._metric_of[key]
+                self._unused.append(metric)
         return numbers
