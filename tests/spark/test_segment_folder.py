@@ -178,6 +178,13 @@ def test_a_folder_keeps_its_identity_when_it_moves(folder: SegmentFolder, tmp_pa
     assert SegmentFolder(tmp_path / "other").identity() != identity
 
 
+def test_segments_are_found_by_path_and_by_uri_and_nowhere_else(folder: SegmentFolder) -> None:
+    by_uri: Any = SegmentSource({"path": folder.folder.as_uri()}).reader(None)  # type: ignore[arg-type]
+    assert sum(len(group.names) for group in by_uri.partitions()) == 4
+    with pytest.raises(ConfigError, match="must be a path or a file:// URI, got 's3://bucket/segments'"):
+        SegmentSource({"path": "s3://bucket/segments"}).reader(None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "many"])
 def test_a_limit_that_makes_no_sense_is_refused(tmp_path: Path, value: str) -> None:
     source = SegmentSource({"path": str(tmp_path), "maxRowsPerTrigger": value})

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from penstock.errors import TableConflict
+from penstock.errors import ConfigError, TableConflict
 from penstock.model.function import Function
 from penstock.model.level import Level
 from penstock.model.partial import of_columns
@@ -332,6 +332,23 @@ def test_ties_in_a_top_n_go_to_what_sorts_first_and_compaction_keeps_what_is_ask
     found = read_top_n(tables, 2)
     assert found.filter(pc.is_null(found["record"]))["entity"].to_pylist() == ["a", "b"]
     assert found.filter(pc.is_valid(found["record"]))["record"].to_pylist() == ["r1", "r2"]
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/tables", "parquet:hdfs://name/tables", "file://elsewhere/tables"])
+def test_a_place_that_is_not_reached_is_refused_rather_than_made_a_folder_of_that_name(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"tables must be a path or a file:// URI, got '\w+://"):
+        open_tables(place)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["", "parquet:"])
+def test_a_uri_of_a_folder_is_that_folder(kind: str, tmp_path: Path) -> None:
+    tables = open_tables(f"{kind}{(tmp_path / 'my tables').as_uri()}")
+    assert tables.append("minute", rows(1.0), batch(0))
+    assert sums(open_tables(f"{kind}{tmp_path / 'my tables'}")) == [1.0]
 
 
 def test_a_password_is_not_shown() -> None:

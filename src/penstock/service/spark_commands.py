@@ -22,6 +22,18 @@ class _Duration(click.ParamType[float]):
         return parse_duration(value, param.name if param and param.name else "duration")
 
 
+class _Folder(click.ParamType[Path]):
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        from penstock.spark.places import local_folder
+
+        folder = local_folder(value, f"--{param.name}" if param else "the folder")
+        if folder.is_file():
+            raise ConfigError(f"--{param.name if param else 'folder'} must be a folder, got the file {str(folder)!r}")
+        return folder
+
+
 class _Size(click.ParamType[int]):
     name = "size"
 
@@ -39,8 +51,8 @@ def _segments_option(command: Any) -> Any:
         "--segments",
         required=True,
         envvar="PENSTOCK_SEGMENTS",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="The folder of sealed segments.",
+        type=_Folder(),
+        help="The folder of sealed segments: a path or a file:// URI.",
     )(command)
 
 

@@ -27,6 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
+from penstock.spark.places import local_folder
 from penstock.spark.tables import (
     SCHEMAS,
     TOP_N,
@@ -54,8 +55,8 @@ class DeltaTables:
     """The tables below one folder."""
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
-        self.location = str(location).removeprefix("file://")
-        self.folder = Path(self.location)
+        self.folder = local_folder(location, "tables")
+        self.location = str(self.folder)
 
     def path(self, name: str) -> Path:
         return self.folder / name

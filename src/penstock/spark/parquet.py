@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.model.level import Level
+from penstock.spark.places import local_folder
 from penstock.spark.tables import (
     SCHEMAS,
     TOP_N,
@@ -66,8 +67,8 @@ class ParquetTables:
     """The tables below one folder."""
 
     def __init__(self, location: str) -> None:
-        self.location = location
-        self.folder = Path(location)
+        self.folder = local_folder(location, "tables")
+        self.location = f"parquet:{self.folder}"
 
     @_steadily
     def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:

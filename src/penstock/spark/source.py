@@ -3,7 +3,7 @@
     spark.readStream.format("penstock").option("path", folder).load()
     spark.read.format("penstock").option("path", folder).load()
 
-    path                     the folder of the segments
+    path                     the folder of the segments, as a path or file:// URI
     maxFilesPerTrigger       how much one batch takes at most: in segments (200), rows, bytes
     maxRowsPerTrigger
     maxBytesPerTrigger
@@ -23,7 +23,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -44,6 +43,7 @@ from penstock.errors import ConfigError
 from penstock.model.packed import PACKED, packed
 from penstock.model.partial import merged
 from penstock.model.segment import Segment
+from penstock.spark.places import local_folder
 from penstock.spark.segments import Offset, SegmentFolder, checked_offset
 
 # The schema `PARTIALS`, in Spark's words; a test holds the two together.
@@ -82,7 +82,7 @@ def _folder(options: Mapping[str, str]) -> SegmentFolder:
     path = options.get("path")
     if not path:
         raise ConfigError("the penstock source needs option('path'): the folder of the segments")
-    return SegmentFolder(Path(path))
+    return SegmentFolder(local_folder(path, "option('path')"))
 
 
 def _limits(options: Mapping[str, str]) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """The tables: partials appended batch by batch, read merged. Where they lie is one of three adapters behind one port.
 
     open_tables("/data/tables")                    Delta folders, one a table      penstock.spark.delta
+    open_tables("file:///data/tables")             the same
     open_tables("postgresql://user@host/db")       PostgreSQL                      penstock.spark.postgres
     open_tables("parquet:/data/tables")            plain Parquet folders           penstock.spark.parquet
 
@@ -152,7 +153,7 @@ class Description:
 
 
 def open_tables(location: str) -> Tables:
-    """The tables at `location`; nothing is created or looked at yet."""
+    """The tables at `location`; nothing is created or looked at yet. ConfigError for a place that is none of these."""
     if location.startswith(("postgresql://", "postgres://")):
         from penstock.spark.postgres import PostgresTables
 
