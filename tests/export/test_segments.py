@@ -15,7 +15,7 @@ from penstock.export import SendQueue
 from penstock.export.exporters.segments import SegmentExporter
 from penstock.model.partial import of_points
 from penstock.model.point import chunk_type
-from penstock.model.segment import encode, read, sealed
+from penstock.model.segment import QUARANTINE, encode, read, sealed
 from penstock.spool import Durability, FastQueue, FastQueueConfig, Lease
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
@@ -128,6 +128,36 @@ def test_a_block_that_cannot_be_read_is_a_dead_letter_also_after_a_crash_before_
     again.begin("q")
     assert [lease.sequence for lease, _ in again.send_group(leases)] == [1]
     assert entities(tmp_path / "segments") == ["e0", "e2"]
+
+
+def test_segments_of_a_writer_leave_no_sequence_between_them(tmp_path: Path) -> None:
+    """So whoever reads them sees that one is missing."""
+    leases = [Lease(n, 1, block(n) if n % 3 else b"nonsense", 0.0) for n in range(12)]
+    for begin, end in ((0, 5), (7, 9), (9, 12)):  # 5 and 6 were dropped by the queue
+        exporter = SegmentExporter(tmp_path)
+        exporter.begin("q")
+        exporter.send_group(leases[begin:end])
+        exporter.close()
+    assert [(s.first, s.last) for s in sealed(tmp_path)] == [(0, 4), (5, 8), (9, 11)]
+
+
+def test_what_a_damaged_segment_covered_is_not_covered_by_the_next(tmp_path: Path) -> None:
+    exporter = SegmentExporter(tmp_path)
+    exporter.begin("q")
+    exporter.send_group([Lease(n, 1, block(n), 0.0) for n in range(3)])
+    exporter.close()
+    (tmp_path / QUARANTINE).mkdir()
+    (damaged,) = sealed(tmp_path)
+    (tmp_path / damaged.name).rename(tmp_path / QUARANTINE / damaged.name)
+
+    other = SegmentExporter(tmp_path)
+    with pytest.raises(ConfigError, match="another queue"):
+        other.begin("other")
+    exporter.begin("q")
+    exporter.send_group([Lease(n, 1, block(n), 0.0) for n in range(1, 5)])
+    exporter.close()
+    assert [(s.first, s.last) for s in sealed(tmp_path)] == [(3, 4)]
+    assert entities(tmp_path) == ["e3", "e4"]
 
 
 def test_another_queue_cannot_write_under_a_name_that_has_segments(tmp_path: Path) -> None:

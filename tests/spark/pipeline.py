@@ -35,7 +35,7 @@ class Edge:
         self.folder.mkdir()
         self.rng = random.Random(seed)
         self.functions = functions
-        self._next = 0
+        self._next: dict[str, int] = defaultdict(int)  # of each writer, as its queue counts
         self.points: list[Row] = []
 
     def seal(self, writer: str = "edge", points: int = 500) -> Path:
@@ -51,8 +51,9 @@ class Edge:
         for function in self.functions:
             tables.append(of_columns(metric, function, pa.array(entities), moments, pa.array(values)))
             self.points += [(metric, str(function), *row) for row in zip(entities, times, values)]
-        path = seal(self.folder, Segment(writer, self._next, self._next + 4), merged(pa.concat_tables(tables)))
-        self._next += 5
+        first = self._next[writer]
+        path = seal(self.folder, Segment(writer, first, first + 4), merged(pa.concat_tables(tables)))
+        self._next[writer] += 5
         return path
 
     def groups(self, level: Level) -> dict[Key, list[tuple[int, float]]]:

@@ -102,6 +102,29 @@ def test_a_batch_that_misses_a_segment_is_refused(folder: SegmentFolder) -> None
         list(folder.read([Segment("a", 10, 19).name]))
 
 
+def test_a_segment_that_went_before_it_was_planned_is_missed_and_an_empty_file_stands_in_for_it(
+    folder: SegmentFolder,
+) -> None:
+    taken = {"a": {"last": 9, "segments": 1}}
+    (folder.folder / Segment("a", 10, 19).name).unlink()
+    with pytest.raises(SegmentVanished, match="a-000000000000000a-0000000000000013.arrow") as refusal:
+        folder.admit(taken)
+    with pytest.raises(SegmentVanished):
+        folder.admit({})
+    assert "sequences 10 to 19 of writer 'a'" in str(refusal.value)
+    assert "put an empty file of that name" in str(refusal.value)
+
+    (folder.folder / Segment("a", 10, 19).name).touch()
+    assert folder.admit(taken) == ALL
+    assert counted(folder.read(names(folder))) == 6
+
+
+def test_what_was_taken_long_ago_may_have_holes(folder: SegmentFolder) -> None:
+    (folder.folder / Segment("a", 10, 19).name).unlink()
+    assert folder.admit(ALL) == ALL
+    assert folder.reach() == {"a": {"last": 29, "segments": 2}, "b": {"last": 4, "segments": 1}}
+
+
 @pytest.mark.parametrize("damage", [b"", b"rubbish", "cut", "columns"])
 def test_a_damaged_segment_is_set_aside_and_still_counts(folder: SegmentFolder, damage: bytes | str) -> None:
     path = folder.folder / Segment("a", 10, 19).name

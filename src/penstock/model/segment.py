@@ -5,7 +5,9 @@
 An Arrow IPC file of one or more batches in the schema `penstock.model.partial.PARTIALS`, lz4-compressed, its texts
 dictionary-encoded (a group-by over codes is three times as fast); the metadata says how many rows it has. A segment is
 written beside under a name that starts with a dot, synced, then given its name: whoever lists the folder sees it whole
-or not at all, and it never changes. The sequences of one writer only grow and never overlap: the last is an offset.
+or not at all, and it never changes. The segments of one writer follow on each other without overlap and without a gap:
+sequences that were dropped on the way belong to the segment that comes after. So the last is an offset, and a segment
+that is missing leaves a hole. What cannot be read is moved to `quarantine/` in the same folder.
 """
 
 import os
@@ -19,6 +21,7 @@ from penstock.errors import ConfigError
 from penstock.model.partial import ENCODED, PARTIALS, encoded
 
 FORMAT = b"1"
+QUARANTINE = "quarantine"
 _NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.]*)-([0-9a-f]{16})-([0-9a-f]{16})\.arrow")
 _WRITER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True)

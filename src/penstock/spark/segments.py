@@ -2,7 +2,8 @@
 
     {"edge": {"last": 41, "segments": 7}}     offset: of each writer the last sequence, and how many segments so far
 
-The count is what tells a segment that disappeared from one that never was: sequences alone may have gaps.
+The segments of a writer follow on each other, so one that disappeared before it was planned leaves a hole; the count
+tells of one that went between plan and batch. What was taken already may go.
 A segment that cannot be read is moved to `quarantine/` and its batch goes on without it; it still counts.
 """
 
@@ -17,11 +18,10 @@ import pyarrow as pa
 
 from penstock.errors import SegmentVanished, TableConflict
 from penstock.model.partial import PARTIALS, merged, merged_encoded
-from penstock.model.segment import Segment, read_encoded, rows_in, sealed
+from penstock.model.segment import QUARANTINE, Segment, read_encoded, rows_in, sealed
 
 log = logging.getLogger(__name__)
-QUARANTINE = "quarantine"
-_MARK = ".penstock-source"
+MARK = ".penstock-source"
 STEP_ROWS = 1_000_000  # about 70 MB: what a task merges at a time, so that it works on the same memory all along
 MERGE_ROWS = 4_000_000  # about 300 MB: as many as that where few merge, and half of it is what it holds of merged ones
 
@@ -37,12 +37,12 @@ class SegmentFolder:
 
     def identity(self) -> str:
         """What tells this folder from others, also after it was moved; made when first asked for."""
-        mark = self.folder / _MARK
+        mark = self.folder / MARK
         try:
             return mark.read_text().strip()
         except FileNotFoundError:
             pass
-        scratch = self.folder / f"{_MARK}.{uuid.uuid4().hex}"
+        scratch = self.folder / f"{MARK}.{uuid.uuid4().hex}"
         scratch.write_text(uuid.uuid4().hex)
         try:
             os.link(scratch, mark)  # fails if another process was first: then theirs holds
@@ -73,6 +73,7 @@ class SegmentFolder:
         """The furthest offset that keeps within every limit, but always at least one segment if there is one.
 
         TableConflict if a segment covers sequences that another has covered already: its points would count twice.
+        SegmentVanished if one does not follow on the one before it: points would be missing.
         """
         end = {writer: dict(position) for writer, position in start.items()}
         taken_files = taken_rows = taken_bytes = 0
@@ -89,7 +90,14 @@ class SegmentFolder:
             )
             if over and taken_files > 1:
                 break
-            before = end.get(segment.writer, {"last": -1, "segments": 0})
+            before = end.get(segment.writer, {"last": segment.first - 1, "segments": 0})
+            if segment.first > before["last"] + 1:
+                missing = Segment(segment.writer, before["last"] + 1, segment.first - 1)
+                raise SegmentVanished(
+                    f"sequences {missing.first} to {missing.last} of writer {segment.writer!r} are in no segment of "
+                    f"{self.folder}: put what is missing back, or restore it from a copy. If it is lost for good, put "
+                    f"an empty file of that name in its place, and it counts as damaged: {missing.name}"
+                )
             if segment.first <= before["last"]:
                 raise TableConflict(
                     f"{segment.name} in {self.folder} covers sequences from {segment.first} on, but segments of writer "
@@ -98,6 +106,14 @@ class SegmentFolder:
                 )
             end[segment.writer] = {"last": segment.last, "segments": before["segments"] + 1}
         return end
+
+    def reach(self) -> Offset:
+        """How far the segments that are there go, whatever became of those before them."""
+        found: Offset = {}
+        for segment in self.after({}):
+            before = found.get(segment.writer, {"segments": 0})
+            found[segment.writer] = {"last": segment.last, "segments": before["segments"] + 1}
+        return found
 
     def between(self, start: Offset, end: Offset) -> list[Segment]:
         """The segments of the batch from `start` to `end`; SegmentVanished unless it is every one of them."""
@@ -171,9 +187,12 @@ class SegmentFolder:
         for segment in sealed(self.folder):
             done = segment.last <= committed.get(segment.writer, {}).get("last", -1)
             path = self.folder / segment.name
-            if done and segment != newest[segment.writer] and path.stat().st_mtime < older_than:
-                path.unlink(missing_ok=True)
-                deleted += 1
+            try:
+                if done and segment != newest[segment.writer] and path.stat().st_mtime < older_than:
+                    path.unlink()
+                    deleted += 1
+            except FileNotFoundError:
+                pass  # another query on these segments was first
         return deleted
 
     def _in_turn(self, segments: list[Segment]) -> Iterator[Segment]:

@@ -189,7 +189,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxFiles(self._limits["files"])
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        self._target = self._folder.admit({})
+        self._target = self._folder.reach()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         if self._first_end and checked_offset(start) == self._start:
@@ -199,7 +199,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._folder.admit(checked_offset(start), up_to=self._target, **limits)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        return self._folder.admit(self._start)
+        return self._folder.reach()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         batch = self._folder.between(checked_offset(start), checked_offset(end))

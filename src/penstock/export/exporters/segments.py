@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked
-from penstock.model.segment import Segment, check_writer, decode_encoded, seal, sealed, sync_folder
+from penstock.model.segment import QUARANTINE, Segment, check_writer, decode_encoded, seal, sealed, sync_folder
 from penstock.spool import Lease
 from penstock.telemetry import Sample
 from penstock.units import parse_bytes
@@ -24,7 +24,7 @@ MAX_BYTES = 64 << 20  # of blocks in one segment: what a Spark task reads at a t
 class SegmentExporter:
     """Seals blocks of partials as segments: a `GroupExporter`, for `SendQueue(queue, SegmentExporter(folder))`.
 
-    Order: segments cover the queue's sequences in order, without overlap.
+    Order: segments cover the queue's sequences in order, without overlap and without a gap.
     Loss: none. `send_group` returns when the segment survives a power cut; blocks that a sealed segment covers already
         are not written again, however they are grouped by then. So a crash between seal and ack doubles nothing.
     Threads: one at a time.
@@ -60,7 +60,9 @@ class SegmentExporter:
         try:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             known = os.pread(owner, 64, 0).decode("ascii", "replace")
-            mine = [segment for segment in sealed(self._folder) if segment.writer == self._writer]
+            aside = self._folder / QUARANTINE
+            everything = sealed(self._folder) + (sealed(aside) if aside.is_dir() else [])
+            mine = [segment for segment in everything if segment.writer == self._writer]
             if mine and known != queue_id:
                 raise ConfigError(
                     f"segments.writer {self._writer!r} has segments of another queue in {self._folder}: "
@@ -75,7 +77,7 @@ class SegmentExporter:
             os.close(owner)
             raise
         self._owner = owner
-        self._covered_before = self._covered = mine[-1].last if mine else -1
+        self._covered_before = self._covered = max((segment.last for segment in mine), default=-1)
 
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
         """Seal these blocks as one segment, but for those that one covers already and those that cannot be read."""
@@ -97,7 +99,7 @@ class SegmentExporter:
             fresh.append(lease)
             tables.append(table)
         if fresh:
-            segment = Segment(self._writer, fresh[0].sequence, fresh[-1].sequence)
+            segment = Segment(self._writer, self._covered + 1, fresh[-1].sequence)
             partials = pa.concat_tables(tables)
             try:
                 seal(self._folder, segment, partials)
