@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.errors import TableConflict
 from penstock.model.function import Function
 from penstock.model.packed import PACKED
 from penstock.model.partial import PARTIALS
@@ -130,6 +131,22 @@ def test_with_its_tables_deleted_a_job_says_so_rather_than_going_on_without_the_
 
     with pytest.raises(Exception, match="was never added"):
         job.run()
+
+
+def test_a_checkpoint_of_other_segments_is_refused_rather_than_passing_over_new_ones(job: Job, edge: Edge) -> None:
+    edge.seal()
+    edge.seal()
+    job.run()
+    shutil.rmtree(job.folder / "segments")
+    anew = Edge(job.folder / "segments", seed=4)
+    anew.seal()
+
+    with pytest.raises(TableConflict, match=r"checkpoint .* is of other segments than .*: .*\.penstock-source"):
+        job.run()
+    shutil.rmtree(job.folder / "checkpoint")
+    job.run()
+    anew.points += edge.points
+    assert_exact(job.tables, anew)
 
 
 def test_a_segment_that_disappears_stops_the_batch_that_needs_it(

@@ -27,14 +27,19 @@ class Checkpoint:
         """Whether no batch was ever planned with it."""
         return not self._files.exists(self._path("offsets"))
 
-    def begin(self, start: Offset, first_end: Offset) -> None:
-        """Remember where the query begins and where its first batch ends; for a new checkpoint only."""
+    def begin(self, source: str, start: Offset, first_end: Offset) -> None:
+        """Remember whose segments it is for, where the query begins and where its first batch ends; when it is new."""
         scratch, path = self._path(f".{_START}"), self._path(_START)
         stream = self._files.create(scratch, True)
-        stream.write(json.dumps({"start": start, "first_end": first_end}).encode())
+        stream.write(json.dumps({"source": source, "start": start, "first_end": first_end}).encode())
         stream.close()
         self._files.delete(path, False)  # left by a start that never came to plan a batch
         self._files.rename(scratch, path)
+
+    def source(self) -> str | None:
+        """Whose segments it is for; None if it does not say."""
+        found = json.loads(self._text(_START)) if self._files.exists(self._path(_START)) else {}
+        return found.get("source")
 
     def beginning(self) -> tuple[Offset, Offset]:
         """Where the query began, and where its first batch had to end (empty: anywhere)."""

@@ -10,11 +10,12 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.spark import small
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.rollup import at, merged, series_of, top_n, without
-from penstock.spark.segments import Offset, SegmentFolder, lasts
+from penstock.spark.segments import MARK, Offset, SegmentFolder, lasts
 from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Rows, Tables
 
 TRIGGER = "2 seconds"  # a batch costs about 0.2 s even when it is small; more often only burns CPU
@@ -86,7 +87,8 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
     """Follow the segments and keep the tables up to date until the query is stopped.
 
     Exactly once: a segment never changes, Spark's log says which segments a batch has, and every append is guarded in
-    its own commit. If the checkpoint was deleted, the query goes on from what the tables hold.
+    its own commit. If the checkpoint was deleted, the query goes on from what the tables hold. TableConflict if the
+    checkpoint is that of other segments.
     """
     config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = SegmentFolder(config.segments)
@@ -94,7 +96,13 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
     held, ahead = resume_point(tables, folder)
     gate.reached = held
     if checkpoint.is_new():
-        checkpoint.begin(held, ahead)
+        checkpoint.begin(folder.identity(), held, ahead)
+    elif checkpoint.source() not in (None, folder.identity()):
+        raise TableConflict(
+            f"checkpoint {checkpoint.location} is of other segments than {folder.folder} holds: their sequences would "
+            "be taken for those that it has seen. Give the job a new checkpoint, the tables say where it goes on; or, "
+            f"if these are the same segments, write {checkpoint.source()} into {folder.folder / MARK}"
+        )
     start, first_end = checkpoint.beginning()
     tasks = str(spark.sparkContext.defaultParallelism)
     options = {
@@ -149,6 +157,7 @@ def _into(
         batch = Batch(query, number, source, lasts(start), lasts(end))
         wanted = [name for name in SCHEMAS if batch.wanted_by(name, tables.held(name, batch.versions))]
         if not wanted:
+            gate.reached = end
             return
         is_small = folder.rows_between(start, end) <= config.driver_rows
         with _here(rows, config) if is_small else _on_executors(rows, config) as added:
