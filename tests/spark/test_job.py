@@ -4,16 +4,22 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import TableConflict
 from penstock.model.function import Function
 from penstock.model.packed import PACKED
-from penstock.model.partial import PARTIALS
+from penstock.model.level import Level
+from penstock.model.partial import IDENTITY, PARTIALS, of_columns
+from penstock.model.point import POINTS
+from penstock.model.segment import Segment, seal
 from penstock.spark import delta
 from penstock.spark.job import DRIVER_ROWS
 from penstock.spark.source import PACKED_SCHEMA, SCHEMA
+from penstock.spark.tables import open_tables, read_top_n
 from tests.spark.pipeline import Edge, Job, assert_exact
 
 pytestmark = pytest.mark.spark
@@ -58,6 +64,42 @@ def test_functions_with_parts_are_exact_at_every_level(spark: SparkSession, tmp_
     job.run(max_files=2, driver_rows=driver_rows)
 
     assert_exact(job.tables, edge)
+
+
+def test_driver_and_executors_write_the_same_rows_whatever_the_time_zone_of_the_session(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Points at the same time, before 1970, around midnight; in a zone whose hours begin at half past."""
+    (tmp_path / "segments").mkdir()
+    functions = tuple(map(Function.parse, ("avg", "latest", "percentile", "histogram(-5,0,5)", "top_n(2)")))
+    times = pa.array([t + d for d in (-86_400, -1, 0, 86_399) for t in (0, 0, 1_799, 5_400)], pa.int64())
+    moments = pc.multiply(times, 1_000_000).cast(POINTS.field("time").type)
+    values = pa.array([float(n % 5 - 3) for n in range(len(times))])
+    entities = pa.array(["a", "b"] * (len(times) // 2))
+    for n, function in enumerate(functions * 2):
+        records = entities if function.name == "top_n" else None
+        partials = of_columns("m", function, entities, moments, values, records=records)
+        seal(tmp_path / "segments", Segment("edge", n, n), partials)
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        for name, driver_rows in (("driver", DRIVER_ROWS), ("executors", 0)):
+            job = Job(spark, tmp_path, str(tmp_path / name))
+            job.run(driver_rows=driver_rows, checkpoint=tmp_path / f"{name}.checkpoint")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+    for level in Level:
+        one, other = (open_tables(str(tmp_path / name)).partials(level) for name in ("driver", "executors"))
+        assert one.num_rows > 0
+        assert _sorted(one) == _sorted(other)
+        assert {row["bucket"].timestamp() % (60 * level.minutes) for row in one.to_pylist()} == {0.0}
+    tops = [read_top_n(open_tables(str(tmp_path / name)), 2).to_pylist() for name in ("driver", "executors")]
+    assert tops[0] == tops[1]
+
+
+def _sorted(partials: pa.Table) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = partials.to_pylist()
+    return sorted(rows, key=lambda row: [str(row[name]) for name in IDENTITY])
 
 
 def test_batches_that_crash_around_commits_add_everything_once(

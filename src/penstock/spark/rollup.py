@@ -40,7 +40,7 @@ def at(level: Level) -> Callable[[DataFrame], DataFrame]:
     """
 
     def coarser(partials: DataFrame) -> DataFrame:
-        bucket = F.col("bucket") if level is Level.MINUTE else F.date_trunc(level.value, "bucket")
+        bucket = F.col("bucket") if level is Level.MINUTE else _floor(level)
         latest = F.col("function") == "latest"
         grouped = partials.groupBy(
             "metric",
@@ -61,6 +61,12 @@ def at(level: Level) -> Callable[[DataFrame], DataFrame]:
         )
 
     return coarser
+
+
+def _floor(level: Level) -> Column:
+    """The beginning of a bucket in UTC; `date_trunc` would go by the time zone of the session."""
+    moment = F.unix_micros("bucket")
+    return F.timestamp_micros(moment - F.pmod(moment, F.lit(level.minutes * 60_000_000)))
 
 
 def _newest_if(latest: Column, name: str) -> Column:

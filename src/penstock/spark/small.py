@@ -26,7 +26,14 @@ def at(partials: pa.Table, level: Level) -> pa.Table:
     """Merged partials in the buckets of `level`, one row per series, bucket and part."""
     moments = partials["bucket"].cast(pa.timestamp("us"))  # without its zone: in UTC rounding needs no calendar
     buckets = pc.floor_temporal(moments, unit=level.value).cast(partials["bucket"].type)
-    return merged(partials.set_column(partials.schema.get_field_index("bucket"), "bucket", buckets))
+    found = merged(partials.set_column(partials.schema.get_field_index("bucket"), "bucket", buckets))
+    latest = pc.equal(found["function"], "latest")
+    if pc.any(latest).as_py():  # one point, as `rollup.at` has it: there may have been several at that time
+        newest = {"count": pa.scalar(1, pa.int64()), "sum": found["max"], "min": found["max"]}
+        for name, state in newest.items():
+            states = pc.if_else(latest, state, found[name])
+            found = found.set_column(found.schema.get_field_index(name), found.schema.field(name), states)
+    return found
 
 
 def top_n(partials: pa.Table) -> pa.Table:
