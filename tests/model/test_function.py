@@ -4,6 +4,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from fractions import Fraction
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.model.exponential import OFFSET, middles_of, part_of_index, parts_of, relative_error_of, scale_for
-from penstock.model.finals import nearest_rank, with_finals
+from penstock.model.finals import nearest_rank, rank_name, with_finals
 from penstock.model.function import RANKS, Function
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS, merged, of_columns
@@ -246,3 +247,36 @@ def test_rows_with_and_without_a_record_merge_side_by_side() -> None:
     ]
     rows = merged(pa.concat_tables(tables * 2)).to_pylist()
     assert {(row["function"], row["record"], row["count"]) for row in rows} == {("top_n(2)", "r", 2), ("avg", None, 2)}
+
+
+@pytest.mark.parametrize("rank", [7, 14, 28, 29, 55, 56, 57, 58, 99.9])
+def test_a_percentile_at_any_rank_is_within_its_error_of_an_independent_count(rank: float) -> None:
+    """Not of our own nearest rank: 55 / 100 × 100 is 55.00000000000001 in doubles, and would be the 56th value."""
+    for count in (10, 100, 1000):
+        values = [float(n) for n in range(1, count + 1)]
+        rows = with_finals(partials_of(Function.parse("percentile"), [("e", 0, v) for v in values]), Level.DAY, [rank])
+        exact = values[max(1, math.ceil(Fraction(str(rank)) * count / 100)) - 1]
+        assert rows[rank_name(rank)][0].as_py() == pytest.approx(exact, rel=relative_error_of(6) * 1.000001)
+        assert nearest_rank(values, rank) == exact
+
+
+@pytest.mark.parametrize("count", [2**53 + 1, 2**62])
+def test_a_count_that_no_double_holds_can_still_be_read(count: int) -> None:
+    states = {"count": pa.array([count]), **{name: pa.array([1.0]) for name in ("sum", "min", "max")}}
+    times = pa.array([0], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    for text in ("avg", "cpm", "percentile"):
+        made = of_columns("m", Function.parse(text), pa.array(["e"]), times, pa.array([1.0]), states=states)
+        (row,) = with_finals(made, Level.MINUTE).to_pylist()
+        assert row["count"] == count
+        assert row["cpm"] == pytest.approx(count)
+
+
+def test_whole_parameters_travel_in_digits() -> None:
+    assert str(Function("top_n", (1_000_000.0,))) == "top_n(1000000)"
+    assert str(Function("histogram", (-1e6, 0.25, 1e300))) == "histogram(-1000000,0.25,1e+300)"
+
+
+@pytest.mark.parametrize(("name", "parameter"), [("histogram", math.nan), ("histogram", math.inf), ("apdex", math.inf)])
+def test_parameters_that_are_no_numbers_are_refused(name: str, parameter: float) -> None:
+    with pytest.raises(ConfigError, match=f"function {name}: needs .*, got (nan|inf)"):
+        Function(name, (parameter,))

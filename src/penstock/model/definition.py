@@ -167,7 +167,7 @@ def _states_of(scores: Any, counts: Any | None, denominators: Any | None) -> dic
     """The states of scored points: `counts` is how many values each stands for, `denominators` whether they count."""
     ones = pa.repeat(pa.scalar(1, pa.int64()), len(scores)) if counts is None else counts
     weights = ones if denominators is None else pc.multiply(ones, denominators)
-    total = scores if counts is None else pc.multiply(scores, pc.cast(counts, pa.float64()))
+    total = scores if counts is None else pc.multiply(scores, pc.cast(counts, pa.float64(), safe=False))
     return {"count": weights, "sum": total, "min": scores, "max": scores}
 
 

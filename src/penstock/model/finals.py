@@ -38,12 +38,12 @@ def with_finals(partials: pa.Table, level: Level, ranks: Sequence[float] = RANKS
 
 
 def _final(rows: pa.Table, final: Final, level: Level) -> Any:
-    value = rows[final.state].cast(pa.float64())
+    value = _as_double(rows[final.state])
     if final.per == "minutes":
         value = pc.divide(value, float(level.minutes))
     elif final.per == "count":
         # A rate whose denominator matched nothing has no value.
-        count = rows["count"].cast(pa.float64())
+        count = _as_double(rows["count"])
         value = pc.divide(value, pc.if_else(pc.equal(count, 0.0), pa.scalar(None, pa.float64()), count))
     return pc.multiply(value, final.factor)
 
@@ -100,6 +100,11 @@ def _with_ranks(rows: pa.Table, partials: pa.Table, ranks: Sequence[float]) -> p
     return rows
 
 
+def _as_double(column: Any) -> Any:
+    """Numbers as doubles; of a count beyond 2**53 the nearest."""
+    return column.cast(pa.float64(), safe=False)
+
+
 def rank_name(rank: float) -> str:
     """p95 for 95, p99_9 for 99.9: a name that needs no quotes in SQL."""
     return f"p{rank:g}".replace(".", "_")
@@ -119,16 +124,21 @@ def percentiles(partials: pa.Table, scale: int, ranks: Sequence[float]) -> pa.Ta
     sums = ordered.join(total, keys=list(SERIES)).sort_by([*ORDER, ("part", "ascending")])
     found = total.select(list(SERIES))
     for rank in ranks:
-        wanted = pc.max_element_wise(pc.ceil(pc.multiply(sums["count_sum"].cast(pa.float64()), rank / 100)), 1.0)
+        wanted = pc.max_element_wise(pc.ceil(_position(_as_double(sums["count_sum"]), rank)), 1.0)
         hit = pc.and_(
-            pc.greater_equal(sums["upto"].cast(pa.float64()), wanted),
-            pc.less(pc.subtract(sums["upto"], sums["count"]).cast(pa.float64()), wanted),
+            pc.greater_equal(_as_double(sums["upto"]), wanted),
+            pc.less(_as_double(pc.subtract(sums["upto"], sums["count"])), wanted),
         )
         here = sums.filter(hit).select([*SERIES, "estimate"]).rename_columns([*SERIES, rank_name(rank)])
         found = found.join(here, keys=list(SERIES), join_type="left outer")
     return found
 
 
+def _position(counts: Any, rank: float) -> Any:
+    """How many values are at or below the rank. Divided last: 55 / 100 is a little more than its double says."""
+    return pc.divide(pc.multiply(counts, float(rank)), 100.0)
+
+
 def nearest_rank(values: Sequence[float], rank: float) -> float:
     """The exact percentile of plain values: what the estimate is measured against."""
-    return sorted(values)[max(1, math.ceil(len(values) * (rank / 100))) - 1]
+    return sorted(values)[max(1, math.ceil(len(values) * rank / 100)) - 1]

@@ -11,6 +11,7 @@ The text of a function travels in every row, so a row says by itself what it mea
 parameters were changed never mix with older ones.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -114,12 +115,12 @@ class Function:
 def _complaint(name: str, parameters: tuple[float, ...]) -> str:
     if name == "histogram":
         ascending = all(low < high for low, high in pairwise(parameters))
-        return "" if parameters and ascending else "needs ascending bounds"
+        return "" if parameters and ascending and all(map(math.isfinite, parameters)) else "needs ascending bounds"
     if name == "percentile":
         fits = len(parameters) == 1 and parameters[0].is_integer() and 0 <= parameters[0] <= GREATEST_SCALE
         return "" if fits else f"needs a whole scale of 0 to {GREATEST_SCALE}"
     if name == "apdex":
-        return "" if len(parameters) == 1 and parameters[0] > 0 else "needs a threshold above 0"
+        return "" if len(parameters) == 1 and 0 < parameters[0] < math.inf else "needs a threshold above 0"
     if name == "distinct":
         fits = len(parameters) == 1 and parameters[0].is_integer() and SMALLEST <= parameters[0] <= GREATEST
         return "" if fits else f"needs a whole size (lg_k) of {SMALLEST} to {GREATEST}"
@@ -130,7 +131,14 @@ def _complaint(name: str, parameters: tuple[float, ...]) -> str:
 
 
 def _listed(parameters: tuple[float, ...]) -> str:
-    return ",".join(f"{number:g}" if float(f"{number:g}") == number else repr(number) for number in parameters)
+    return ",".join(map(_shown, parameters))
+
+
+def _shown(number: float) -> str:
+    """A whole number in digits: Spark finds the n of a top-n by them. Others as short as they go."""
+    if number.is_integer() and abs(number) < 2**53:
+        return str(int(number))
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 
 _DEFAULTS = {"percentile": (float(DEFAULT_SCALE),), "distinct": (float(DEFAULT_LG_K),)}

@@ -126,12 +126,12 @@ def _sketch() -> Column:
 
 def _estimates(ranks: Sequence[float]) -> Column:
     """The value that stands for the part at each rank, never outside of what the series really holds; else null."""
-    fractions = F.array(*(F.lit(rank / 100) for rank in ranks))
-    return F.when(F.col("width").isNotNull(), F.transform(F.transform(fractions, _entry_at), _estimate))
+    wanted = F.array(*(F.lit(float(rank)) for rank in ranks))
+    return F.when(F.col("width").isNotNull(), F.transform(F.transform(wanted, _entry_at), _estimate))
 
 
-def _entry_at(fraction: Column) -> Column:
-    wanted = F.greatest(F.ceil(F.col("count") * fraction), F.lit(1))
+def _entry_at(rank: Column) -> Column:
+    wanted = F.greatest(F.ceil(F.col("count") * rank / 100), F.lit(1))
     # Where every entry is one point, as with few of them, the rank is a position.
     direct = F.element_at("parts", wanted.cast("int"))
     return F.when(F.size("parts") == F.col("count"), direct).otherwise(_counted(wanted))
