@@ -165,6 +165,14 @@ def test_a_definition_that_makes_no_sense_is_refused_by_place(document: Any, com
         parse_definitions(document)
 
 
+def test_a_boolean_in_the_file_is_what_labels_have_in_its_place() -> None:
+    (definition,) = parse_definitions(
+        {"metrics": [{"name": "a", "source": "b", "filter": {"cached": True, "hit": {"not": [False]}}}]}
+    ).metrics
+    assert definition.filter.accepts({"cached": "true", "hit": "true"})
+    assert not definition.filter.accepts({"cached": "true", "hit": "false"})
+
+
 def test_an_error_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.yaml"
     path.write_text("metrics: [{name: a}]")

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import TableConflict
 from penstock.model.function import Function
-from penstock.model.packed import PACKED
 from penstock.model.level import Level
+from penstock.model.packed import PACKED
 from penstock.model.partial import IDENTITY, PARTIALS, of_columns
 from penstock.model.point import POINTS
 from penstock.model.segment import Segment, seal

@@ -15,8 +15,8 @@ from penstock.errors import ConfigError, SegmentVanished, TableConflict
 from penstock.model.packed import PACKED, packed
 from penstock.model.partial import PARTIALS, of_points
 from penstock.model.point import chunk_type
-from penstock.model.segment import Segment, seal, sealed
-from penstock.spark.segments import QUARANTINE, SegmentFolder
+from penstock.model.segment import QUARANTINE, Segment, seal, sealed
+from penstock.spark.segments import SegmentFolder
 from penstock.spark.source import SegmentSource
 from penstock.spark.supervisor import Progress, _Listener
 
@@ -107,7 +107,7 @@ def test_a_segment_that_went_before_it_was_planned_is_missed_and_an_empty_file_s
 ) -> None:
     taken = {"a": {"last": 9, "segments": 1}}
     (folder.folder / Segment("a", 10, 19).name).unlink()
-    with pytest.raises(SegmentVanished, match="a-000000000000000a-0000000000000013.arrow") as refusal:
+    with pytest.raises(SegmentVanished, match=r"a-000000000000000a-0000000000000013\.arrow") as refusal:
         folder.admit(taken)
     with pytest.raises(SegmentVanished):
         folder.admit({})

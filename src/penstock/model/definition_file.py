@@ -173,7 +173,12 @@ def _pattern(place: str, given: Any) -> re.Pattern[str]:
 def _one_or_more(place: str, given: Any) -> list[str]:
     if isinstance(given, dict) or given is None:
         raise ConfigError(f"{place}: a text or a list of texts is expected, got {given!r}")
-    return [str(one) for one in given] if isinstance(given, list) else [str(given)]
+    return [_as_label(one) for one in given] if isinstance(given, list) else [_as_label(given)]
+
+
+def _as_label(given: Any) -> str:
+    """A value as labels have it: what OTLP sends as a boolean is there as JSON writes it."""
+    return str(given).lower() if isinstance(given, bool) else str(given)
 
 
 def _text(place: str, given: Any) -> str:

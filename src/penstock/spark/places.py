@@ -19,6 +19,6 @@ def local_folder(location: str | os.PathLike[str], what: str) -> Path:
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
     raise ConfigError(
-        f"{what} must be a path or a file:// URI, got {text!r}: object stores and HDFS have to be mounted on the driver "
-        "and the executors under the same path"
+        f"{what} must be a path or a file:// URI, got {text!r}: object stores and HDFS have to be mounted, on the "
+        "driver and the executors under the same path"
     )
