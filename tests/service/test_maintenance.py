@@ -1,6 +1,7 @@
 """Tables are kept small while the service runs."""
 
-from datetime import timedelta
+import threading
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,20 @@ def test_levels_and_lifetimes_of_new_definitions_hold_from_the_next_batch_on(tmp
 
     assert [job.left_out(level.value) for level in Level] == [("m",), (), ()]
     assert defined.definitions.ttls(Level.HOUR) == {"m": 2 * DAY}
+
+
+def test_an_error_of_any_kind_does_not_end_it(tables: DeltaTables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that is restarted, a table that somebody else writes: the next time it may be well."""
+    maintenance, tries = Maintenance(tables, 0.001, KEEP, Definitions), iter([RuntimeError("gone"), KeyError("odd")])
+    again = threading.Event()
+
+    def once(_: datetime) -> None:
+        error = next(tries, None)
+        if error:
+            raise error
+        again.set()
+
+    monkeypatch.setattr(maintenance, "once", once)
+    maintenance.start()
+    assert again.wait(30)
+    maintenance.stop()

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
-from penstock.errors import PenstockError
 from penstock.model.definition import Definitions
 from penstock.model.level import Level
 from penstock.spark.tables import SCHEMAS, TOP_N, Tables
@@ -48,7 +47,7 @@ class Maintenance:
         while not self._stopping.wait(self._every):
             try:
                 self.once(datetime.now(UTC))
-            except (PenstockError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - of three kinds of tables, each with errors of its own
                 log.warning("The tables could not be maintained and wait for the next time. reason=%s", error)
 
     def once(self, now: datetime) -> None:
