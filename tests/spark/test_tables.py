@@ -1,23 +1,27 @@
 """Tables: one contract that each of the three places keeps. No JVM: a frame is faked by what the tables ask of it."""
 
+import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from penstock.errors import ConfigError, TableConflict
+from penstock.errors import ConfigError, MissingRequirement, TableConflict
 from penstock.model.function import Function
 from penstock.model.level import Level
 from penstock.model.partial import of_columns
-from penstock.spark import parquet
+from penstock.spark import parquet, postgres
+from penstock.spark.delta import DeltaTables
 from penstock.spark.parquet import ParquetTables
 from penstock.spark.tables import LEVEL_ROWS, SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level, read_top_n
 from tests.servers import PostgreSQL
@@ -60,8 +64,6 @@ def shared_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgr
 
 @pytest.fixture
 def postgres_server(shared_postgres: PostgreSQL) -> Iterator[PostgreSQL]:
-    import psycopg
-
     yield shared_postgres
     with psycopg.connect(shared_postgres.url) as connection:
         for name in (*SCHEMAS, "guard"):
@@ -273,6 +275,86 @@ def test_what_others_read_through_deltalake_may_be_filtered_by_any_column(tmp_pa
 
 def _top(entity: str, record: str | None, value: float) -> list[Any]:
     return [["m"], ["top_n(2)"], [DAY], [entity], [record], [value]]
+
+
+def test_what_delta_writes_of_old_commits_goes_and_the_guard_stays(tmp_path: Path) -> None:
+    """A batch every two seconds is 43,000 commits a day, and opening a table lists them all."""
+    tables = DeltaTables(tmp_path / "tables")
+    log = tables.path("minute") / "_delta_log"
+    for n in range(5):
+        tables.append("minute", rows(1.0), batch(n))
+    old = time.time() - 3 * 86_400
+    for path in log.iterdir():
+        actions = [json.loads(line) for line in path.read_text().splitlines()]
+        for action in actions:
+            if "commitInfo" in action:
+                action["commitInfo"]["timestamp"] = int(old * 1000)
+        path.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+        os.utime(path, (old, old))
+    tables.append("minute", rows(1.0), batch(5))
+    DeltaTable(str(tables.path("minute"))).create_checkpoint()  # as deltalake does it every hundred commits
+    DeltaTable(str(tables.path("minute"))).cleanup_metadata()
+
+    assert len(list(log.glob("*.json"))) <= 2
+    assert sums(tables) == [6.0]
+    assert not tables.append("minute", rows(1.0), batch(5))
+
+
+def test_an_expiry_with_nothing_to_delete_commits_nothing(tmp_path: Path) -> None:
+    tables = DeltaTables(tmp_path / "tables")
+    tables.append("minute", rows(1.0, metric="a"), batch(0))
+    before = DeltaTable(str(tables.path("minute"))).version()
+    assert tables.expire("minute", DAY + timedelta(days=3), ("b",)) == 0
+    assert DeltaTable(str(tables.path("minute"))).version() == before
+
+
+def test_no_more_of_a_top_n_is_read_than_is_exact(tables: Tables) -> None:
+    """A batch keeps ten entities of a minute, so the eleventh of several batches is a matter of chance."""
+    for n in range(2):
+        columns = [["m"] * 10, ["avg"] * 10, [DAY] * 10, [f"e{n}{m}" for m in range(10)], [None] * 10, [1.0] * 10]
+        tables.append(TOP_N, Frame(pa.table(columns, schema=SCHEMAS[TOP_N])), batch(n))
+    for n, record in enumerate(["r1", "r2", "r3"]):
+        tables.append(TOP_N, Frame(pa.table(_top("x", record, 1.0), schema=SCHEMAS[TOP_N])), batch(n + 2))
+
+    found = read_top_n(tables, 15)
+    assert found.filter(pc.is_null(found["record"]))["entity"].to_pylist() == [f"e0{m}" for m in range(10)]
+    assert found.filter(pc.is_valid(found["record"]))["record"].to_pylist() == ["r1", "r2"]
+
+
+def test_a_database_that_goes_in_the_middle_is_one_that_is_missing(
+    postgres_server: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job waits for what is missing; anything else would end it."""
+    tables = open_tables(postgres_server.url)
+    tables.append("minute", rows(1.0), batch(0))
+    held = postgres._held
+
+    def cut_off(connection: Any, *rest: Any) -> dict[str, int]:
+        connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        return held(connection, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres, "_held", cut_off)
+        for use in (lambda: tables.held("minute", ["q"]), lambda: tables.append("minute", rows(2.0), batch(1))):
+            with pytest.raises(MissingRequirement, match=r"PostgreSQL at .*\*\*\*@.* failed: "):
+                use()
+    assert sums(tables) == [1.0]
+
+
+def test_who_may_only_read_a_database_can_read_it(postgres_server: PostgreSQL) -> None:
+    owner = open_tables(postgres_server.url)
+    for name in SCHEMAS:
+        owner.describe(name)
+    owner.append("minute", rows(1.0), batch(0))
+    with psycopg.connect(postgres_server.url) as connection:
+        connection.execute("drop role if exists reader")
+        connection.execute("create role reader login password 'x' in role pg_read_all_data")
+        connection.execute("revoke create on schema public from public")
+    reader = open_tables(f"{postgres_server.url}?user=reader&password=x")
+
+    assert sums(reader) == [1.0]
+    assert reader.describe("minute").rows == 1
+    assert reader.held("minute", ["q"]) == {"q": 0}
 
 
 def test_what_is_too_old_goes_and_the_rest_stays(tables: Tables) -> None:

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 MAINTENANCE = "penstock/maintenance"
 ATTEMPTS = 10  # each fails only because another commit succeeded meanwhile
+# A batch every two seconds is 43,000 files of Delta's log a day, and every opening lists them. More than vacuum waits.
+LOG_KEPT = "interval 2 days"
 BOUND_TEXT = 32  # characters of a text that bounds a column; entities may be long
 GREATEST_TEXT = "\U0010ffff"  # sorts behind everything
 COMPACT_BYTES = 256 * 2**20  # of Parquet: what one step reads, merges and writes in memory
@@ -163,7 +165,8 @@ class DeltaTables:
     def _create(self, name: str) -> DeltaTable:
         self.path(name).mkdir(parents=True, exist_ok=True)
         schema = Schema.from_arrow(SCHEMAS[name])
-        return DeltaTable.create(str(self.path(name)), schema=schema, mode="ignore")
+        kept = {"delta.logRetentionDuration": LOG_KEPT}
+        return DeltaTable.create(str(self.path(name)), schema=schema, mode="ignore", configuration=kept)
 
     def _rows(
         self, name: str, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
@@ -260,8 +263,10 @@ class DeltaTables:
             if not table:
                 return
             turn = Transaction(app_id=MAINTENANCE, version=(table.transaction_version(MAINTENANCE) or 0) + 1)
+            actions = step(table)
             try:
-                _commit(table, name, step(table), [turn])
+                if actions:
+                    _commit(table, name, actions, [turn])
             except CommitFailedError:
                 continue
             return

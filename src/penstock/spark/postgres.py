@@ -8,7 +8,8 @@ any client reads the tables as they are. For batches beyond some hundred thousan
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -134,13 +135,20 @@ class PostgresTables:
         assert found is not None
         return Description(rows=found[0], files=1, size_bytes=found[3], oldest=found[1], newest=found[2])
 
-    def _connect(self) -> psycopg.Connection[Any]:
+    @contextmanager
+    def _connect(self) -> Iterator[psycopg.Connection[Any]]:
+        """A connection; MissingRequirement if it cannot be had, or is lost on the way."""
         try:
-            return psycopg.connect(self._dsn, autocommit=True)
+            with psycopg.connect(self._dsn, autocommit=True) as connection:
+                yield connection
         except psycopg.OperationalError as error:
-            raise MissingRequirement(f"PostgreSQL at {self.location} cannot be reached: {error}") from error
+            raise MissingRequirement(f"PostgreSQL at {self.location} failed: {error}") from error
 
     def _prepare(self, connection: psycopg.Connection[Any], name: str) -> None:
+        # Who may only read, or reads from a replica, may not even create what is there.
+        there = connection.execute("select to_regclass('penstock_guard'), to_regclass(%s)", (f"penstock_{name}",))
+        if None not in (there.fetchone() or (None,)):
+            return
         columns = [
             sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(_TYPES[str(column.type)]))
             for column in SCHEMAS[name]

@@ -198,16 +198,23 @@ def read_level(tables: Tables, level: Level, start: datetime | None = None, end:
 
 
 def read_top_n(tables: Tables, n: int) -> pa.Table:
-    """The `n` greatest of each minute, greatest first: per metric entities, per metric and entity records."""
-    return _tops(tables.top_rows(), n, lambda _: n)
+    """The `n` greatest of each minute, greatest first: per metric entities, per metric and entity records.
+
+    Not more than the table keeps, `TOP_KEPT` entities and as many records as the function says: so far it is exact.
+    """
+    return _tops(tables.top_rows(), min(n, TOP_KEPT), lambda function: min(n, _records_kept(function)))
 
 
 def folded(name: str, rows: pa.Table) -> pa.Table:
     """Rows of a table with those of one series and bucket made one, and those that no reader asks for left out."""
     if name == TOP_N:
-        return _tops(rows, TOP_KEPT, lambda function: int(Function.parse(function).parameters[0]))
+        return _tops(rows, TOP_KEPT, _records_kept)
     order = [(column, "ascending") for column in ("metric", "entity", "bucket")]
     return merged(as_partials(rows)).select(LEVEL_ROWS.names).sort_by(order)
+
+
+def _records_kept(function: str) -> int:
+    return int(Function.parse(function).parameters[0])
 
 
 def _tops(rows: pa.Table, entities: int, records: Callable[[str], int]) -> pa.Table:
