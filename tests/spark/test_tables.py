@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -319,6 +320,34 @@ def test_no_more_of_a_top_n_is_read_than_is_exact(tables: Tables) -> None:
     found = read_top_n(tables, 15)
     assert found.filter(pc.is_null(found["record"]))["entity"].to_pylist() == [f"e0{m}" for m in range(10)]
     assert found.filter(pc.is_valid(found["record"]))["record"].to_pylist() == ["r1", "r2"]
+
+
+def test_names_of_any_length_and_kind_can_be_kept(tables: Tables) -> None:
+    """A statement of many kilobytes, a metric with a NUL in its name: no batch may be stopped for good by them."""
+    rng = random.Random(5)
+    long = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=20_000))
+    for n in range(2):
+        made = rows(1.0, metric="a\0b").toArrow()
+        made = made.set_column(made.schema.get_field_index("entity"), "entity", pa.array([long]))
+        assert tables.append("minute", Frame(made), batch(n))
+        assert tables.append(TOP_N, Frame(pa.table(_top(long, long[::-1], 1.0), schema=SCHEMAS[TOP_N])), batch(n))
+
+    (row,) = read_level(tables, Level.MINUTE).to_pylist()
+    assert (row["entity"], row["count"]) == (long, 2)
+    assert read_top_n(tables, 2)["record"].to_pylist() == [long[::-1]]
+
+
+def test_tables_of_an_earlier_version_go_on(postgres_server: PostgreSQL) -> None:
+    with psycopg.connect(postgres_server.url) as connection:
+        connection.execute(
+            "create table penstock_minute (metric text, function text, entity text, bucket timestamptz, part bigint, "
+            "count bigint, sum double precision, min double precision, max double precision, "
+            "unique nulls not distinct (metric, function, entity, bucket, part))"
+        )
+        connection.execute("insert into penstock_minute values ('m', 'avg', 'e', %s, 0, 1, 5, 5, 5)", (DAY,))
+    tables = open_tables(postgres_server.url)
+    assert tables.append("minute", rows(1.0), batch(0))
+    assert sums(tables) == [6.0]
 
 
 def test_a_database_that_goes_in_the_middle_is_one_that_is_missing(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import sql
 
 from penstock.errors import MissingRequirement
@@ -146,19 +147,23 @@ class PostgresTables:
 
     def _prepare(self, connection: psycopg.Connection[Any], name: str) -> None:
         # Who may only read, or reads from a replica, may not even create what is there.
-        there = connection.execute("select to_regclass('penstock_guard'), to_regclass(%s)", (f"penstock_{name}",))
+        there = connection.execute("select to_regclass('penstock_guard'), to_regclass(%s)", (_identity_index(name),))
         if None not in (there.fetchone() or (None,)):
             return
         columns = [
             sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(_TYPES[str(column.type)]))
             for column in SCHEMAS[name]
         ]
-        keys = sql.SQL(", ").join(map(sql.Identifier, _keys(name)))
-        create = sql.SQL("create table if not exists {} ({}, unique nulls not distinct ({}))")
+        create = sql.SQL("create table if not exists {} ({})").format(_table(name), sql.SQL(", ").join(columns))
+        index = sql.SQL("create unique index if not exists {} on {} ({}) nulls not distinct")
+        earlier = f"penstock_{name}_{'_'.join(_keys(name))}_key"  # over whole texts, until they were found to be long
+        drop = sql.SQL("alter table {} drop constraint if exists {}").format(_table(name), sql.Identifier(earlier))
         connection.execute("select pg_advisory_lock(hashtext('penstock'))")  # "if not exists" alone is no lock
         try:
             connection.execute(_GUARD)
-            connection.execute(create.format(_table(name), sql.SQL(", ").join(columns), keys))
+            connection.execute(create)
+            connection.execute(index.format(sql.Identifier(_identity_index(name)), _table(name), _identity(name)))
+            connection.execute(drop)
         finally:
             connection.execute("select pg_advisory_unlock(hashtext('penstock'))")
 
@@ -168,12 +173,11 @@ class PostgresTables:
         connection.execute(sql.SQL("create temp table {} (like {}) on commit drop").format(staged, table))
         copying = sql.SQL("copy {} ({}) from stdin").format(staged, columns)
         with connection.cursor() as cursor, cursor.copy(copying) as copy:
-            for batch in data.to_batches(max_chunksize=10_000):
+            for batch in _storable(data).to_batches(max_chunksize=10_000):
                 for row in zip(*(column.to_pylist() for column in batch.columns)):
                     copy.write_row(row)
         merging = sql.SQL("insert into {} ({}) select {} from {} on conflict ({}) do update set {}")
-        keys = sql.SQL(", ").join(map(sql.Identifier, _keys(name)))
-        connection.execute(merging.format(table, columns, columns, staged, keys, _assignments(name)))
+        connection.execute(merging.format(table, columns, columns, staged, _identity(name), _assignments(name)))
 
     def _rows(
         self, name: str, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
@@ -191,6 +195,22 @@ class PostgresTables:
 
 def _keys(name: str) -> list[str]:
     return [*SERIES, "part"] if name != TOP_N else [column for column in TOP_N_ROWS.names if column != "max"]
+
+
+def _identity_index(name: str) -> str:
+    return f"penstock_{name}_identity"
+
+
+def _identity(name: str) -> sql.Composed:
+    """What a row is known by. Of texts that may be long a digest: an index takes no more than 2,700 bytes."""
+    digests = {key: sql.SQL("md5({})") for key in ("entity", "record")}
+    return sql.SQL(", ").join(digests.get(key, sql.SQL("{}")).format(sql.Identifier(key)) for key in _keys(name))
+
+
+def _storable(rows: pa.Table) -> pa.Table:
+    """Metrics without NUL, which no text of PostgreSQL may have; entities and records are JSON, which escapes it."""
+    metrics = pc.replace_substring(rows["metric"], "\0", "\N{REPLACEMENT CHARACTER}")
+    return rows.set_column(rows.schema.get_field_index("metric"), "metric", metrics)
 
 
 def _assignments(name: str) -> sql.Composed:
