@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.errors import MissingRequirement, TableConflict
+from penstock.model.function import Function
 from penstock.model.level import Level
+from penstock.model.segment import read
 from penstock.spark import backfill as backfilling
 from penstock.spark import delta, supervisor
 from penstock.spark.backfill import backfill
@@ -69,7 +71,7 @@ def test_a_failed_query_is_started_again_and_the_tables_are_exact(
     edge.seal(points=50)
     count = backfilling._points
 
-    def overtaken(*arguments: Any) -> int:
+    def overtaken(*arguments: Any) -> dict[str, int]:
         found = count(*arguments)
         Engine(tmp_path / "segments", tables).run()
         return found
@@ -84,6 +86,28 @@ def test_a_failed_query_is_started_again_and_the_tables_are_exact(
         break
     with pytest.raises(TableConflict, match="a backfill would lose the difference"):
         backfill(spark, tables, tmp_path / "segments", date(1970, 1, 1), date(1970, 1, 3))
+
+
+def test_a_backfill_minds_what_each_metric_would_lose_and_not_how_often_the_latest_was_replaced(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    edge = Edge(tmp_path / "segments", seed=8, functions=tuple(map(Function.parse, ("avg", "latest"))))
+    tables = open_tables(f"parquet:{tmp_path / 'tables'}")
+    paths = [edge.seal(points=300) for _ in range(4)]
+    days = (date(1970, 1, 1), date(1970, 1, 4))
+    Engine(tmp_path / "segments", tables).run(max_files=1)
+
+    backfill(spark, tables, tmp_path / "segments", *days)
+    assert_exact(tables, edge)
+    # What the expiry of one metric makes up for must not hide what another has lost.
+    metrics = {path: read(path)["metric"][0].as_py() for path in paths}
+    lost, other = metrics[paths[0]], {"cpu": "rps", "rps": "cpu"}[metrics[paths[0]]]
+    assert other in metrics.values()
+    paths[0].unlink()
+    tables.expire("hour", datetime(1970, 1, 4, tzinfo=UTC), (other,))
+    tables.expire("day", datetime(1970, 1, 4, tzinfo=UTC))
+    with pytest.raises(TableConflict, match=f"of metric '{lost}' the segments hold .* table 'minute' "):
+        backfill(spark, tables, tmp_path / "segments", *days)
 
 
 class Query:

@@ -21,7 +21,7 @@ from penstock.spark.tables import SCHEMAS, TOP_N, Tables
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """Points of the days before and after."""
+    """Points of the days before, in the day table, and after."""
 
     before: int
     after: int
@@ -40,7 +40,7 @@ def backfill(
     """Replace the days from `first` to before `until`, in every table, by what the segments say.
 
     Only segments that the tables hold already are read: what the job has not added yet, it will add. TableConflict if
-    the job adds something meanwhile, or if the tables would then hold fewer points than now, because segments were
+    the job adds something meanwhile, or if a table would then hold fewer points of a metric, because segments were
     cleaned up, unless `allow_loss`. `not_at` are the metrics that a level does without.
     """
     left_out = not_at or {}
@@ -52,14 +52,17 @@ def backfill(
     reading = spark.read.format("penstock").option("path", str(segments)).option("upTo", json.dumps(held))
     minutes = _between(reading.load(), start, end).transform(merged).persist()
     try:
-        daily = minutes.transform(series_of).transform(without(*left_out.get(Level.DAY, ())))
-        after = daily.agg(F.sum("count")).first()
-        found = Backfilled(_points(tables, start, end), int(after[0] or 0) if after else 0)
-        if found.after < found.before and not allow_loss:
-            raise TableConflict(
-                f"the segments hold {found.after} points of these days, the tables {found.before}: segments were "
-                "cleaned up, and a backfill would lose the difference (--allow-loss does it all the same)"
-            )
+        after = _points_of(minutes)
+        before = {level: _points(tables, level, start, end) for level in Level}
+        for level, points in before.items():
+            for metric in sorted(points.keys() - set(left_out.get(level, ()))):
+                if after.get(metric, 0) < points[metric] and not allow_loss:
+                    raise TableConflict(
+                        f"of metric {metric!r} the segments hold {after.get(metric, 0)} points of these days, table "
+                        f"{level.value!r} {points[metric]}: segments were cleaned up, and a backfill would lose the "
+                        "difference (--allow-loss does it all the same)"
+                    )
+        found = Backfilled(sum(before[Level.DAY].values()), sum(after.values()))
 
         def check() -> None:
             if resume_point(tables, folder) != (held, ahead):
@@ -80,5 +83,14 @@ def _between(rows: DataFrame, start: datetime, end: datetime) -> DataFrame:
     return rows.where((F.col("bucket") >= F.lit(start)) & (F.col("bucket") < F.lit(end)))
 
 
-def _points(tables: Tables, start: datetime, end: datetime) -> int:
-    return int(pc.sum(tables.partials(Level.DAY, start, end)["count"]).as_py() or 0)
+def _points(tables: Tables, level: Level, start: datetime, end: datetime) -> dict[str, int]:
+    """The points of each metric in a table; not of `latest`, of which rows come and go without any loss."""
+    rows = tables.partials(level, start, end)
+    rows = rows.filter(pc.not_equal(rows["function"], "latest"))
+    found = rows.group_by("metric").aggregate([("count", "sum")]).to_pylist()
+    return {row["metric"]: row["count_sum"] for row in found}
+
+
+def _points_of(minutes: DataFrame) -> dict[str, int]:
+    counted = minutes.transform(series_of).where(F.col("function") != "latest").groupBy("metric").agg(F.sum("count"))
+    return {metric: int(points) for metric, points in counted.collect()}
