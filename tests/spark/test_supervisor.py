@@ -60,7 +60,9 @@ def test_a_failed_query_is_started_again_and_the_tables_are_exact(
 
     assert_exact(tables, edge)
     scrape = telemetry.render().decode()
-    assert "penstock_spark_restarts_total 2.0" in scrape
+    # Of its own Spark fails, too, where a Python worker needs more than ten seconds to start.
+    assert job.progress.restarts >= 2
+    assert f"penstock_spark_restarts_total {job.progress.restarts}.0" in scrape
     assert "penstock_spark_lag_segments 0.0" in scrape
 
     # Days made anew are the same days.
