@@ -49,11 +49,17 @@ def backfill(
     if ahead:
         raise TableConflict("one table is a batch ahead of another: let the job run once, then backfill")
     start, end = (datetime.combine(day, time(), ZONE) for day in (first, until))
+
+    def check() -> None:
+        if resume_point(tables, folder) != (held, ahead):
+            raise TableConflict("the job has added a batch meanwhile: stop it while you backfill, or try again")
+
     reading = spark.read.format("penstock").option("path", str(segments)).option("upTo", json.dumps(held))
     minutes = _between(reading.load(), start, end).transform(merged).persist()
     try:
         after = _points_of(minutes)
         before = {level: _points(tables, level, start, end) for level in Level}
+        check()  # else what it has added would look like a loss
         for level, points in before.items():
             for metric in sorted(points.keys() - set(left_out.get(level, ()))):
                 if after.get(metric, 0) < points[metric] and not allow_loss:
@@ -63,10 +69,6 @@ def backfill(
                         "difference (--allow-loss does it all the same)"
                     )
         found = Backfilled(sum(before[Level.DAY].values()), sum(after.values()))
-
-        def check() -> None:
-            if resume_point(tables, folder) != (held, ahead):
-                raise TableConflict("the job has added a batch meanwhile: stop it while you backfill, or try again")
 
         for name in SCHEMAS:
             series = minutes.transform(series_of)
