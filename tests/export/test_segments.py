@@ -141,6 +141,27 @@ def test_segments_of_a_writer_leave_no_sequence_between_them(tmp_path: Path) -> 
     assert [(s.first, s.last) for s in sealed(tmp_path)] == [(0, 4), (5, 8), (9, 11)]
 
 
+def test_blocks_of_a_segment_whose_seal_failed_at_the_end_are_not_in_the_next_however_they_are_grouped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter, leases = SegmentExporter(tmp_path), [Lease(n, 1, block(n), 0.0) for n in range(5)]
+    exporter.begin("q")
+
+    def failing(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        for module in ("penstock.model.segment", "penstock.export.exporters.segments"):
+            patch.setattr(f"{module}.sync_folder", failing)
+        for group in (leases[:3], leases[:4]):  # nothing is taken for safe before the folder is synced
+            with pytest.raises(OSError, match="Input/output error"):
+                exporter.send_group(group)
+    exporter.send_group(leases)
+    exporter.close()
+    assert [(s.first, s.last) for s in sealed(tmp_path)] == [(0, 2), (3, 4)]
+    assert entities(tmp_path) == [f"e{n}" for n in range(5)]
+
+
 def test_what_a_damaged_segment_covered_is_not_covered_by_the_next(tmp_path: Path) -> None:
     exporter = SegmentExporter(tmp_path)
     exporter.begin("q")

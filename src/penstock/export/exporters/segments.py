@@ -48,6 +48,7 @@ class SegmentExporter:
         self.rows = 0
         self._owner: int | None = None  # the descriptor that holds the lock
         self._covered_before = self._covered = -1
+        self._is_unsynced = False  # a segment has its name, but the folder could not be synced
 
     def begin(self, queue_id: str) -> None:
         """Take the writer's name for the queue of that id, and learn what its segments cover already.
@@ -81,6 +82,9 @@ class SegmentExporter:
 
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
         """Seal these blocks as one segment, but for those that one covers already and those that cannot be read."""
+        if self._is_unsynced:
+            sync_folder(self._folder)
+            self._is_unsynced = False
         refused = []
         fresh = []
         tables = []
@@ -103,8 +107,11 @@ class SegmentExporter:
             partials = pa.concat_tables(tables)
             try:
                 seal(self._folder, segment, partials)
-            except FileExistsError:
-                sync_folder(self._folder)  # the same group, sealed by an attempt that failed right after
+            except OSError:
+                if (self._folder / segment.name).exists():  # whole, but not known to survive a power cut
+                    self._covered_before = self._covered = segment.last
+                    self._is_unsynced = True
+                raise
             self._covered = segment.last
             self.segments += 1
             self.rows += partials.num_rows
