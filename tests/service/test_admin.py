@@ -98,6 +98,33 @@ def test_clients_that_say_nothing_do_not_keep_others_out(url: str) -> None:
         one.close()
 
 
+def test_clients_that_dawdle_make_room_for_others(url: str) -> None:
+    port = int(url.rpartition(":")[2])
+    slow = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(40)]
+    for one in slow:
+        one.sendall(b"GET /healthz HTTP/1.1\r\nX-And-")
+    assert get(f"{url}/healthz")[0] == 200
+    assert slow[0].recv(10) == b""
+    slow[-1].sendall(b"So: on\r\n\r\n")
+    assert slow[-1].recv(100).startswith(b"HTTP/1.1 200")
+    for one in slow:
+        one.close()
+
+
+def test_what_others_call_things_is_text_in_metrics_and_on_the_page(url: str) -> None:
+    name = 'a"} 1\nforged_total 7\n#\\<script>alert(1)</script>'
+    telemetry = Telemetry()
+    telemetry.watch(lambda: [Sample("penstock_queue_size", 5)], queue=name)
+    lines = telemetry.render().decode().splitlines()
+    assert not [line for line in lines if line.startswith("forged_total")]
+    (shown,) = [line for line in lines if line.startswith("penstock_queue_size{")]
+    assert "\\n" in shown
+    assert f"Queue {name}" in flow(telemetry.values())
+    page = get(url)[2]
+    assert "innerHTML" not in page
+    assert "document.write" not in page
+
+
 def test_the_status_adds_up_what_several_processes_say() -> None:
     values = [Value("penstock_queue_size", "", {"queue": "relay", "process": str(n)}, 3.0 + n) for n in range(2)] + [
         Value("penstock_queue_bytes", "", {"queue": "relay"}, 50.0),

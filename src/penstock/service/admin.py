@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 _TIMEOUT = 5.0  # seconds for a request to arrive: an operator's tool is never slower
-_MOST = 32  # requests at a time
+_MOST = 32  # connections at a time
 
 
 class Observed(Protocol):
@@ -65,24 +66,34 @@ class AdminServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # the default of 5 makes clients wait seconds for another try
     allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._room = threading.BoundedSemaphore(_MOST)
+        # _lock guards everything below.
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}  # by age
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        """Where there is no room the oldest connection goes: clients that dawdle must not keep a probe out."""
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= _MOST else None
+            if oldest is not None:
+                del self._open[oldest]
+            self._open[request] = None
+        if oldest is not None:
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            with self._lock:
+                self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("A request to the admin port broke off. client=%s", client_address)
@@ -127,6 +138,7 @@ def _handler(observed: Observed) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
             self.send_header("Content-Security-Policy", "default-src 'self' 'unsafe-inline'")
             self.end_headers()
             if self.command != "HEAD":
