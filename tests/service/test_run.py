@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,8 @@ from click.testing import CliRunner
 from penstock.cli import main
 from penstock.service import run_commands
 from penstock.testing import wait_until
+from tests.receive.test_security import certified
+from tests.servers import free_port
 from tests.service.running import Running, Sender, sealed_sum
 
 pytestmark = pytest.mark.server
@@ -277,3 +280,22 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
         ran = subprocess.run(command, cwd=other, capture_output=True, text=True, timeout=60, check=False)
         assert ran.returncode == 1
         assert f"cannot listen on 127.0.0.1:{running.port}" in ran.stderr
+
+
+def test_nonsense_at_any_port_leaves_no_word_in_the_log(tmp_path: Path) -> None:
+    tls = certified(tmp_path)
+    grpc_port = free_port()
+    files = f"{{cert_file: {tls.cert_file}, key_file: {tls.key_file}}}"
+    text = f"spark: {{enabled: false}}\nreceivers: {{grpc: {{port: {grpc_port}, tls: {files}}}}}\n"
+    with Running(tmp_path, text, receivers_grpc_enabled="true") as running:
+        for port in (running.port, grpc_port, running.admin):
+            for sent in (b"", b"GET", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"\xff" * 1000):
+                with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+                    client.sendall(sent)
+                    client.shutdown(socket.SHUT_WR)
+                    with suppress(OSError):
+                        while client.recv(1000):
+                            pass
+        assert running.ask("/readyz")[0] == 200
+        assert running.stop() == 0
+        assert [line for line in running.log() if line["level"] not in ("info", "debug")] == []

@@ -1,6 +1,7 @@
 """The front of the edge: the receivers that the configuration asks for, and the intake behind them."""
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -124,6 +125,8 @@ def make_front(config: ServiceConfig, sink: Sink | None, relay: RawSink | None, 
             receivers["http"] = HttpReceiver(config.receivers.http, intake)
     if config.receivers.grpc.enabled:
         require_extra("receive", "grpc")
+        # Its core writes a line of its own kind for every client that speaks no TLS; it asks when it is first used.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         from penstock.receive.grpc import GrpcReceiver
 
         with _named("grpc"):
