@@ -111,3 +111,11 @@ def test_a_benchmark_that_there_is_not_is_said(tmp_path: Path, monkeypatch: pyte
     ran = CliRunner().invoke(main, ["bench", "nothing"])
     assert ran.exit_code == 1
     assert "durable_queue" in ran.output
+
+
+def test_segments_that_are_waited_for_in_a_folder_that_is_not_there_are_noted(tmp_path: Path) -> None:
+    there = ["spark", "run", "--segments", str(tmp_path / "none"), "--tables", str(tmp_path / "tables")]
+    ran = CliRunner().invoke(main, [*there, "--conf", "nonsense"])  # ends before Spark is started
+
+    assert ran.exit_code == 2
+    assert f"note: there is no folder {tmp_path / 'none'} yet" in ran.output

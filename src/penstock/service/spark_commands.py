@@ -153,6 +153,8 @@ def run(
             f"{progress.batch_seconds:.2f} s"
         )
 
+    if not segments.exists():  # on a cluster it may be the first to come; elsewhere it is misspelt
+        click.echo(f"note: there is no folder {segments} yet; it is made, and watched for segments", err=True)
     session = _session(master, conf)
     try:
         supervisor = Supervisor(session, open_tables(location), config, show=show)
