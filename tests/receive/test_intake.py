@@ -80,6 +80,39 @@ def test_a_full_relay_keeps_the_points_out_so_that_they_are_not_counted_twice(
     assert not sink.chunks
 
 
+def test_a_sink_that_breaks_its_promise_costs_one_answer_and_not_all_to_come(
+    intake: Intake, sink: KeepingSink, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(*_: object) -> bool:
+        raise RuntimeError("a mistake of ours")
+
+    sender = Sender(intake)
+    points = [request(counter("c", (NOW + step * SECOND, 5.0 * step))).SerializeToString() for step in (1, 2)]
+    sender.send("first", points[0])
+    sender.wait(1)
+    with monkeypatch.context() as broken:
+        broken.setattr(sink, "submit", breaks)
+        sender.send("second", points[1])
+        assert sender.wait(2)[1] is Status.BROKEN
+    sender.send("again", points[1])
+    assert sender.wait(3)[2] is Status.TAKEN
+    assert sink.values("c") == [5.0]
+    assert "a mistake of ours" in caplog.text
+
+
+def test_a_body_for_which_there_is_no_memory_is_told_so(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> bytes:
+        raise MemoryError
+
+    sender = Sender(intake)
+    with monkeypatch.context() as full:
+        full.setattr("penstock.receive.intake.decompressed", fails)
+        sender.send("first")
+        assert sender.wait(1) == [Status.BROKEN]
+    sender.send("again")
+    assert sender.wait(2)[1] is Status.TAKEN
+
+
 def test_a_failing_disk_is_told_and_cumulative_values_come_again(intake: Intake, sink: KeepingSink) -> None:
     sender = Sender(intake)
     bodies = [

@@ -194,6 +194,9 @@ class Intake:
             except ValueError as error:
                 self._answer([(request, Answer(Status.BAD, str(error)))], Refusal.MALFORMED)
                 continue
+            except MemoryError:
+                self._answer([(request, Answer(Status.BROKEN, "no memory: send it again"))], Refusal.FAILED)
+                continue
             ready.append(request)
             bodies.append(body)
             size += len(body)
@@ -241,12 +244,18 @@ class Intake:
         with self._lock:
             self._in_flight += 1
         ticket = Ticket([(requests[place], account.answer(place)) for place in good], finish)
-        if self._is_taken(kind, decoded, [decoded.raw[place] for place in good], ticket):
+        try:
+            is_taken = self._is_taken(kind, decoded, [decoded.raw[place] for place in good], ticket)
+            instead = Answer(Status.BUSY, "no room at the moment: send it again")
+        except Exception as error:  # none that they promise; but without this thread nobody is ever answered again
+            log.exception("A request could not be handed over. format=%s", kind.value)
+            is_taken, instead = False, Answer(Status.BROKEN, f"{type(error).__name__} here: send it again")
+        if is_taken:
             self._points[kind] += sum(map(len, decoded.chunks))
             with self._lock:
                 self._refused.update(account.reasons)
         else:
-            ticket.refused(Answer(Status.BUSY, "no room at the moment: send it again"))
+            ticket.refused(instead)
             decoded.undo()
         ticket.sealed()
 
