@@ -1,7 +1,7 @@
 """Exactness as a property: whatever happens on the way, the tables are those of one plain aggregation of all points.
 
 Points of any age, merged and sealed in any grouping, batches of any size, power cuts at any commit, lost checkpoints,
-compaction in between, segments that were cleaned up and come back. The engine is a model (see `engine`), everything
+compaction in between and cut off as well, segments that were cleaned up and come back. The engine is a model (see `engine`), everything
 else is the job's own code; the long campaign repeats it on PostgreSQL and, with fewer examples, in real Spark.
 """
 
@@ -32,7 +32,8 @@ steps = st.one_of(
     st.tuples(st.just("seal"), st.sampled_from(("edge", "other", "third")), st.integers(1, 40)),
     st.tuples(st.just("run"), st.integers(1, 4), st.none() | commits | st.just("plan")),
     st.tuples(st.just("forget")),
-    st.tuples(st.just("compact"), st.sampled_from(tuple(SCHEMAS))),
+    st.tuples(st.just("compact"), st.none() | commits),
+    st.tuples(st.just("vacuum")),
     st.tuples(st.just("clean")),
     st.tuples(st.just("redefine"), st.sampled_from(("sum", "histogram(0)", "histogram(1)"))),
     st.tuples(st.just("run_another"), st.integers(1, 4)),
@@ -75,8 +76,17 @@ class Life:
     def forget(self) -> None:
         self._engine.forget()
 
-    def compact(self, name: str) -> None:
-        self.tables.compact(name)
+    def compact(self, cut: tuple[str, str] | None) -> None:
+        with faults() as fault:
+            fault.armed = cut
+            try:
+                for name in SCHEMAS:
+                    self.tables.compact(name)
+            except PowerCut:
+                pass
+
+    def vacuum(self) -> None:
+        self.tables.vacuum(24)
 
     def clean(self) -> None:
         """Everything is worked off and cleaned up, and then somebody restores the segments from a copy."""
@@ -94,6 +104,10 @@ class Life:
 
     def end(self) -> None:
         self._finish(max_files=3)
+        assert_exact(self.tables, self.edge)
+        self.seal("edge", 1)  # so that there is something to fold, also after a compaction that was cut off
+        self._finish()
+        self.compact(None)
         assert_exact(self.tables, self.edge)
 
 
