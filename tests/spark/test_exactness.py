@@ -1,8 +1,9 @@
 """Exactness as a property: whatever happens on the way, the tables are those of one plain aggregation of all points.
 
 Points of any age, merged and sealed in any grouping, batches of any size, power cuts at any commit, lost checkpoints,
-compaction in between and cut off as well, segments that were cleaned up and come back. The engine is a model (see `engine`), everything
-else is the job's own code; the long campaign repeats it on PostgreSQL and, with fewer examples, in real Spark.
+compaction in between and cut off as well, segments that were cleaned up and come back. The engine is a model (see
+`engine`), everything else is the job's own code; the long campaign repeats it on PostgreSQL and, with fewer examples,
+in real Spark.
 """
 
 import random
