@@ -16,8 +16,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
 from penstock.export.exporters.remote_write import write_request
-from penstock.receive.otlp_walk import data_of, walk
-from penstock.receive.plain import fields
+from penstock.receive.decode.otlp_walk import data_of, walk
+from penstock.receive.decode.plain import fields
 
 POINTS = 1000
 METRICS = 20

@@ -7,7 +7,7 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 
 from penstock.receive.config import IntakeConfig
-from penstock.receive.decoder import Decoded, Decoder
+from penstock.receive.decode.decoder import Decoded, Decoder
 from penstock.receive.sink import Format
 from penstock.testing import FakeClock
 from tests.receive.support import NOW, SECOND, counter, request

@@ -9,8 +9,8 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.errors import ConfigError
 from penstock.receive.config import AuthConfig, HttpReceiverConfig, IntakeConfig, Limits
-from penstock.receive.decoder import Decoder
-from penstock.receive.series import OVERFLOW
+from penstock.receive.decode.decoder import Decoder
+from penstock.receive.decode.series import OVERFLOW
 from penstock.receive.sink import Format, Refusal
 from penstock.testing import FakeClock
 from tests.receive.support import NOW, SECOND, counter, gauge, request

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.receive.decode.plain import TooMany
 from penstock.receive.intake import Intake
-from penstock.receive.plain import TooMany
 from penstock.receive.sink import Format, Status
 from tests.receive.support import NOW, SECOND, KeepingSink, counter, gauge, request
 from tests.receive.test_intake import Sender

@@ -15,7 +15,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from penstock.export.wire import field_bytes, field_varint
 from penstock.model.point import Chunk, Kind
 from penstock.receive.config import IntakeConfig
-from penstock.receive.decoder import Decoded, Decoder
+from penstock.receive.decode.decoder import Decoded, Decoder
 from penstock.receive.sink import Format
 from penstock.testing import FakeClock
 from tests.receive import reference

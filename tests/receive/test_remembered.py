@@ -12,7 +12,7 @@ from penstock.errors import QueueFull
 from penstock.export.wire import field_bytes, field_varint
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import IntakeConfig
-from penstock.receive.decoder import Decoded, Decoder
+from penstock.receive.decode.decoder import Decoded, Decoder
 from penstock.receive.intake import Intake, Request
 from penstock.receive.sink import Answer, Format, Status
 from penstock.testing import FakeClock, wait_until

@@ -10,7 +10,7 @@ import pytest
 from penstock.export.exporters.remote_write import write_request
 from penstock.export.wire import field_bytes, field_double, field_varint
 from penstock.model.point import Kind
-from penstock.receive.decoder import Decoded, Decoder
+from penstock.receive.decode.decoder import Decoded, Decoder
 from penstock.receive.http import HttpReceiver
 from penstock.receive.sink import Format
 from tests.receive.support import NOW, KeepingSink, call, post

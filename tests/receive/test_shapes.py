@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 
-from penstock.receive import otlp
 from penstock.receive.config import IntakeConfig
-from penstock.receive.decoder import Decoded, Decoder
+from penstock.receive.decode import otlp
+from penstock.receive.decode.decoder import Decoded, Decoder
 from penstock.receive.sink import Format
 from penstock.testing import FakeClock
 from tests.receive.support import NOW, SECOND, attribute, counter, gauge, request

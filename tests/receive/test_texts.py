@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.receive.texts import Texts
+from penstock.receive.decode.texts import Texts
 
 
 def spelled(texts: Texts, *numbers: int) -> list[str]:

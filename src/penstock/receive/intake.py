@@ -19,8 +19,8 @@ from typing import Self
 from penstock.clock import Clock, SystemClock
 from penstock.receive.bodies import Encoding, TooLarge, decompressed
 from penstock.receive.config import IntakeConfig
-from penstock.receive.decoder import Decoded, Decoder
-from penstock.receive.plain import TooMany
+from penstock.receive.decode.decoder import Decoded, Decoder
+from penstock.receive.decode.plain import TooMany
 from penstock.receive.sink import Answer, Format, RawSink, Refusal, Sink, Status
 from penstock.receive.ticket import Ticket
 from penstock.telemetry import Buckets, Sample

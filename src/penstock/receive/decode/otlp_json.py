@@ -8,7 +8,7 @@ import binascii
 import json
 from typing import Any
 
-from penstock.receive.group import Account
+from penstock.receive.decode.group import Account
 
 _IDS = ("traceId", "spanId")
 

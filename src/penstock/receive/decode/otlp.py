@@ -16,11 +16,11 @@ import numpy as np
 
 from penstock.model.point import Kind
 from penstock.receive.config import IntakeConfig
-from penstock.receive.found import Found
-from penstock.receive.group import Account
-from penstock.receive.labels import attributes
-from penstock.receive.otlp_shapes import Columns, Hit, learn, points_of, together
-from penstock.receive.otlp_walk import (
+from penstock.receive.decode.found import Found
+from penstock.receive.decode.group import Account
+from penstock.receive.decode.labels import attributes
+from penstock.receive.decode.otlp_shapes import Columns, Hit, learn, points_of, together
+from penstock.receive.decode.otlp_walk import (
     EXPONENTIAL,
     GAUGE,
     HISTOGRAM,
@@ -33,11 +33,11 @@ from penstock.receive.otlp_walk import (
     data_of,
     walk,
 )
-from penstock.receive.plain import Layout, Scanned
-from penstock.receive.series import Described, Namespace, Refused
-from penstock.receive.shapes import Shapes
+from penstock.receive.decode.plain import Layout, Scanned
+from penstock.receive.decode.series import Described, Namespace, Refused
+from penstock.receive.decode.shapes import Shapes
+from penstock.receive.decode.wire import PADDING, Bytes, Chains, Ints, chains, scan
 from penstock.receive.sink import Refusal
-from penstock.receive.wire import PADDING, Bytes, Chains, Ints, chains, scan
 
 _ATTRIBUTES = 0x0A  # of a resource
 _DELTA, CUMULATIVE = 1, 2

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.model.point import Kind, entity_of
-from penstock.receive.group import Group, Rows
-from penstock.receive.labels import text_of
-from penstock.receive.series import Described, Namespace, Refused
+from penstock.receive.decode.group import Group, Rows
+from penstock.receive.decode.labels import text_of
+from penstock.receive.decode.series import Described, Namespace, Refused
 from penstock.receive.sink import Refusal
 
 _KEYS = ("metric", "value", "labels", "time")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.receive.plain import TooMany, fields, varint
+from penstock.receive.decode.plain import TooMany, fields, varint
 
 _RESOURCE_METRICS = _RESOURCE = _SCOPE = _NAME = 0x0A
 _SCOPE_METRICS = _METRICS = 0x12

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.segment import sync_folder
-from penstock.receive.deltas import Kept, States
-from penstock.receive.otlp_walk import Family
-from penstock.receive.series import Namespace, SeriesTable
-from penstock.receive.wire import Ints
+from penstock.receive.decode.deltas import Kept, States
+from penstock.receive.decode.otlp_walk import Family
+from penstock.receive.decode.series import Namespace, SeriesTable
+from penstock.receive.decode.wire import Ints
 
 log = logging.getLogger(__name__)
 FORMAT = 1  # to be raised when streams are told apart in another way: an old file then says nothing

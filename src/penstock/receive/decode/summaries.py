@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.receive.found import Found, streams_by_key
-from penstock.receive.group import Group, Rows
-from penstock.receive.labels import text_of
-from penstock.receive.numbers import Numbers, taken, times_of
-from penstock.receive.otlp import CUMULATIVE, OtlpReader
-from penstock.receive.otlp_walk import GAUGE, SUM, Family
-from penstock.receive.plain import Layout, TooMany
-from penstock.receive.wire import float64_at, messages, scan, uint64_at
+from penstock.receive.decode.found import Found, streams_by_key
+from penstock.receive.decode.group import Group, Rows
+from penstock.receive.decode.labels import text_of
+from penstock.receive.decode.numbers import Numbers, taken, times_of
+from penstock.receive.decode.otlp import CUMULATIVE, OtlpReader
+from penstock.receive.decode.otlp_walk import GAUGE, SUM, Family
+from penstock.receive.decode.plain import Layout, TooMany
+from penstock.receive.decode.wire import float64_at, messages, scan, uint64_at
 
 _QUANTILE = Layout(fixed={0x09: "quantile", 0x11: "value"})
 _NOTHING = pa.scalar(b"", pa.binary())

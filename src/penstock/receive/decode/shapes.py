@@ -11,8 +11,8 @@ once. Whatever differs is read field by field and becomes a shape of its own.
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.receive.otlp_walk import Owner, Place
-from penstock.receive.wire import Bytes, Ints
+from penstock.receive.decode.otlp_walk import Owner, Place
+from penstock.receive.decode.wire import Bytes, Ints
 
 Streams = NDArray[np.int32]
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.receive.config import Initial
-from penstock.receive.wire import Ints
+from penstock.receive.decode.wire import Ints
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -6,8 +6,8 @@ import numpy as np
 
 from penstock.model.columns import Columns
 from penstock.model.point import Chunk
-from penstock.receive.group import Rows
-from penstock.receive.series import SeriesTable
+from penstock.receive.decode.group import Rows
+from penstock.receive.decode.series import SeriesTable
 
 
 def chunks_of(rows: Rows, table: SeriesTable) -> list[Chunk]:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from penstock.model.point import Chunk, Kind, chunk_type, entity_of
 from penstock.receive.config import IntakeConfig
+from penstock.receive.decode.texts import Texts
+from penstock.receive.decode.wire import Ints
 from penstock.receive.sink import Refusal
-from penstock.receive.texts import Texts
-from penstock.receive.wire import Ints
 
 OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name for the same
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.receive.deltas import Floats
-from penstock.receive.group import Rows
-from penstock.receive.wire import Bytes, Ints, float64_at
+from penstock.receive.decode.deltas import Floats
+from penstock.receive.decode.group import Rows
+from penstock.receive.decode.wire import Bytes, Ints, float64_at
 
 MOST_BUCKETS = 4096  # of one point: their last counts are kept for every cumulative stream
 

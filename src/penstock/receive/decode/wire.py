@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.receive.plain import (
+from penstock.receive.decode.plain import (
     FIXED32,
     FIXED64,
     LENGTH,

@@ -5,14 +5,14 @@ from functools import partial
 
 import numpy as np
 
-from penstock.receive.deltas import Floats
-from penstock.receive.distributions import MOST_BUCKETS, Stated, nothing, spread, stated_by
-from penstock.receive.exponential_deltas import Exponential, ExponentialDeltas
-from penstock.receive.found import Found, streams_of
-from penstock.receive.group import Group, Rows
-from penstock.receive.numbers import times_of
+from penstock.receive.decode.deltas import Floats
+from penstock.receive.decode.distributions import MOST_BUCKETS, Stated, nothing, spread, stated_by
+from penstock.receive.decode.exponential_deltas import Exponential, ExponentialDeltas
+from penstock.receive.decode.found import Found, streams_of
+from penstock.receive.decode.group import Group, Rows
+from penstock.receive.decode.numbers import times_of
+from penstock.receive.decode.wire import Ints, packed_varints, uint64_at
 from penstock.receive.sink import Refusal
-from penstock.receive.wire import Ints, packed_varints, uint64_at
 
 _SCALES = (-10, 20)  # OpenTelemetry's own bounds
 _MOST = float(np.finfo(np.float64).max)

@@ -6,12 +6,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.receive.deltas import Deltas
-from penstock.receive.found import Found, streams_of
-from penstock.receive.group import Group, Rows
-from penstock.receive.otlp import NO_VALUE
+from penstock.receive.decode.deltas import Deltas
+from penstock.receive.decode.found import Found, streams_of
+from penstock.receive.decode.group import Group, Rows
+from penstock.receive.decode.otlp import NO_VALUE
+from penstock.receive.decode.wire import Ints, float64_at, uint64_at
 from penstock.receive.sink import Refusal
-from penstock.receive.wire import Ints, float64_at, uint64_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from functools import reduce
 import numpy as np
 
 from penstock.receive.config import Initial
-from penstock.receive.deltas import Clocks, DeltaCounts, Kept, Moved, Order, States
-from penstock.receive.wire import Ints
+from penstock.receive.decode.deltas import Clocks, DeltaCounts, Kept, Moved, Order, States
+from penstock.receive.decode.wire import Ints
 
 Counts = Mapping[tuple[int, int], int]  # by sign and index; sign 0 is the bucket of zero
 

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.model.point import Kind
-from penstock.receive.group import Group, Rows
-from penstock.receive.numbers import Numbers
-from penstock.receive.plain import Layout, fields
-from penstock.receive.series import Described, Namespace, Refused
+from penstock.receive.decode.group import Group, Rows
+from penstock.receive.decode.numbers import Numbers
+from penstock.receive.decode.plain import Layout, fields
+from penstock.receive.decode.series import Described, Namespace, Refused
+from penstock.receive.decode.wire import PADDING, Bytes, Ints, float64_at, locate, messages, scan, texts
 from penstock.receive.sink import Refusal
-from penstock.receive.wire import PADDING, Bytes, Ints, float64_at, locate, messages, scan, texts
 
 _METADATA = 0x1A
 _TYPE, _FAMILY = 0x08, 0x12

@@ -9,8 +9,8 @@ import json
 import struct
 from typing import Any
 
-from penstock.receive.plain import LENGTH, fields
-from penstock.receive.series import Refused
+from penstock.receive.decode.plain import LENGTH, fields
+from penstock.receive.decode.series import Refused
 from penstock.receive.sink import Refusal
 
 _KEY, _VALUE = 0x0A, 0x12  # of a KeyValue

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.receive.series import Namespace, SeriesTable
+from penstock.receive.decode.series import Namespace, SeriesTable
+from penstock.receive.decode.wire import Ints
 from penstock.receive.sink import TAKEN, Answer, Refusal, Status
-from penstock.receive.wire import Ints
 
 _MOST_MESSAGES = 10
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.receive.group import Group
-from penstock.receive.otlp_walk import Family
-from penstock.receive.series import Namespace
-from penstock.receive.wire import Bytes, Ints, texts
+from penstock.receive.decode.group import Group
+from penstock.receive.decode.otlp_walk import Family
+from penstock.receive.decode.series import Namespace
+from penstock.receive.decode.wire import Bytes, Ints, texts
 
 Learn = Callable[["Found", Ints], None]
 

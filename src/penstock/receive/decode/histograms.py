@@ -9,14 +9,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.receive.deltas import Floats
-from penstock.receive.distributions import MOST_BUCKETS, Stated, nothing, spread, stated_by
-from penstock.receive.found import Found, streams_of
-from penstock.receive.group import Group, Rows
-from penstock.receive.histogram_deltas import HistogramDeltas
-from penstock.receive.numbers import times_of
+from penstock.receive.decode.deltas import Floats
+from penstock.receive.decode.distributions import MOST_BUCKETS, Stated, nothing, spread, stated_by
+from penstock.receive.decode.found import Found, streams_of
+from penstock.receive.decode.group import Group, Rows
+from penstock.receive.decode.histogram_deltas import HistogramDeltas
+from penstock.receive.decode.numbers import times_of
+from penstock.receive.decode.wire import Bytes, Ints, texts, uint64_at, within
 from penstock.receive.sink import Refusal
-from penstock.receive.wire import Bytes, Ints, texts, uint64_at, within
 
 
 def explicit_histograms(found: Found, group: Group, deltas: HistogramDeltas) -> Rows:

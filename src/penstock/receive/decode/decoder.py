@@ -10,24 +10,24 @@ import pyarrow.compute as pc
 
 from penstock.clock import Clock
 from penstock.model.point import Chunk
-from penstock.receive.chunks import chunks_of
 from penstock.receive.config import IntakeConfig
-from penstock.receive.deltas import Deltas
-from penstock.receive.events import EventReader
-from penstock.receive.exponential_deltas import ExponentialDeltas
-from penstock.receive.exponentials import exponential_histograms
-from penstock.receive.group import Account, Group, Rows
-from penstock.receive.histogram_deltas import HistogramDeltas
-from penstock.receive.histograms import explicit_histograms
-from penstock.receive.numbers import all_of, increments, joined, otlp_numbers
-from penstock.receive.otlp import OtlpReader
-from penstock.receive.otlp_json import as_protobuf
-from penstock.receive.otlp_walk import EXPONENTIAL, HISTOGRAM, SUMMARY
-from penstock.receive.remembered import Remembered, Snapshot, name_of, rows_of, take, together, write
-from penstock.receive.remote_write import RemoteWriteReader
-from penstock.receive.series import Namespace, SeriesTable
+from penstock.receive.decode.chunks import chunks_of
+from penstock.receive.decode.deltas import Deltas
+from penstock.receive.decode.events import EventReader
+from penstock.receive.decode.exponential_deltas import ExponentialDeltas
+from penstock.receive.decode.exponentials import exponential_histograms
+from penstock.receive.decode.group import Account, Group, Rows
+from penstock.receive.decode.histogram_deltas import HistogramDeltas
+from penstock.receive.decode.histograms import explicit_histograms
+from penstock.receive.decode.numbers import all_of, increments, joined, otlp_numbers
+from penstock.receive.decode.otlp import OtlpReader
+from penstock.receive.decode.otlp_json import as_protobuf
+from penstock.receive.decode.otlp_walk import EXPONENTIAL, HISTOGRAM, SUMMARY
+from penstock.receive.decode.remembered import Remembered, Snapshot, name_of, rows_of, take, together, write
+from penstock.receive.decode.remote_write import RemoteWriteReader
+from penstock.receive.decode.series import Namespace, SeriesTable
+from penstock.receive.decode.summaries import summary_numbers
 from penstock.receive.sink import Format
-from penstock.receive.summaries import summary_numbers
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.receive.found import Found
-from penstock.receive.otlp_walk import EXPONENTIAL, HISTOGRAM, SUM, SUMMARY, Data
-from penstock.receive.shapes import Shape, Shapes
-from penstock.receive.wire import Ints, within
+from penstock.receive.decode.found import Found
+from penstock.receive.decode.otlp_walk import EXPONENTIAL, HISTOGRAM, SUM, SUMMARY, Data
+from penstock.receive.decode.shapes import Shape, Shapes
+from penstock.receive.decode.wire import Ints, within
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.receive.config import Initial
-from penstock.receive.deltas import Clocks, DeltaCounts, Floats, Kept, Order, States, Undo, grown
-from penstock.receive.wire import Ints, within
+from penstock.receive.decode.deltas import Clocks, DeltaCounts, Floats, Kept, Order, States, Undo, grown
+from penstock.receive.decode.wire import Ints, within
 
 
 @dataclass(frozen=True, slots=True)
