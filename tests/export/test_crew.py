@@ -2,7 +2,7 @@
 
 import threading
 
-from penstock.export.crew import KEEP, STALL, WINDOW, Crew
+from penstock.export.crew import KEEP, SOON, STALL, WINDOW, Crew
 from penstock.testing import FakeClock, wait_until
 
 
@@ -42,14 +42,14 @@ def test_all_come_back_where_one_alone_was_slower() -> None:
 def test_a_try_that_failed_is_repeated_after_longer_and_longer_times() -> None:
     shift = Shift()
     waits = []
-    for _ in range(3):
+    for _ in range(4):
         windows = 0
         while not shift.crew.is_alone:
             shift.send(4000)
             windows += 1
         waits.append(windows * WINDOW)
         shift.send(1000)
-    assert waits[0] < KEEP <= waits[1] + WINDOW < 2 * KEEP <= waits[2] + WINDOW
+    assert waits[0] < SOON <= waits[1] + WINDOW < 2 * SOON <= waits[2] + WINDOW < 4 * SOON <= waits[3] + WINDOW
 
 
 def test_after_a_second_alone_it_is_measured_again() -> None:
@@ -69,6 +69,17 @@ def test_one_that_becomes_slower_gets_the_others_back_before_the_second_is_over(
     shift.try_alone(together=5600, alone=6000)
     shift.send(6000, 3)
     assert shift.crew.is_alone
+    shift.send(3000, 2)
+    assert not shift.crew.is_alone
+
+
+def test_a_single_slow_window_is_taken_for_chance() -> None:
+    shift = Shift()
+    shift.try_alone(together=5600, alone=6000)
+    for _ in range(3):
+        shift.send(3000)
+        assert shift.crew.is_alone
+        shift.send(6000)
     shift.send(3000, 2)
     assert not shift.crew.is_alone
 

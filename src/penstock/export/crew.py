@@ -2,7 +2,7 @@
 
     all at work ──enough was sent in a window──► one alone ──for a second──► all at work, to compare again
          ▲                                           │
-         └─ a window was slower, or nothing was sent ┘
+         └─ it was slower, or nothing was sent ──────┘
 
 Threads of one interpreter run in turns. Where the destination is faster than we prepare and read, a second worker has
 nothing to wait for but the first one, and what they hand one another costs more than it brings. By how much depends on
@@ -19,6 +19,7 @@ KEEP = 1.0  # seconds until we look again: destinations change, and two windows 
 STALL = 0.05  # seconds in which the one at work has sent nothing: its send may hang, the others go on without it
 _ENOUGH = 20  # sends in a window, a thousand a second: slower destinations are waited for, and more workers wait better
 _AS_FAST = 0.95  # of all of them together: fewer threads leave more to those who push
+SOON = 5 * WINDOW  # until the second try: a window is short, and something else may have run in it
 _LONGEST = 60.0  # seconds between two tries where it was slower each time
 
 
@@ -44,7 +45,8 @@ class Crew:
         self._together = 0.0  # sends a second of all of them, in the last window before one was left alone
         self._is_try = False
         self._next_try = self._keep_until = 0.0
-        self._patience = KEEP
+        self._patience = SOON
+        self._was_slow = False  # the last window of the one that works alone
 
     def wait(self, timeout: float) -> None:
         """Stand by for up to `timeout` seconds, while one is at work alone and sends."""
@@ -82,7 +84,11 @@ class Crew:
             self._all_locked(now)
         elif counts and rate >= _AS_FAST * self._together:
             if self._is_try:
-                self._is_try, self._patience, self._keep_until = False, KEEP, now + KEEP
+                self._is_try, self._patience, self._keep_until = False, SOON, now + KEEP
+            self._was_slow = False
+            self._begin_locked(now)
+        elif counts and not self._is_try and not self._was_slow:
+            self._was_slow = True  # once may be chance, as where the queue is brought to the disk meanwhile
             self._begin_locked(now)
         else:
             self._all_locked(now)
@@ -91,7 +97,7 @@ class Crew:
                 self._patience = min(2 * self._patience, _LONGEST)
 
     def _all_locked(self, now: float) -> None:
-        self.is_alone = self._is_try = False
+        self.is_alone = self._is_try = self._was_slow = False
         self._begin_locked(now)
         self._all_wanted.notify_all()
 
