@@ -23,7 +23,7 @@ demo: setup  ## The whole pipeline end to end on this machine, with a summary at
 test: setup lint types contract  ## Everything that has to hold: ruff, mypy, import contract, tests
 	@$(PYTEST) -m "not soak"
 
-test-fast: setup lint types contract  ## The same without Spark and without servers, within a minute
+test-fast: setup lint types contract  ## The same without Spark and without servers, in a minute and a half
 	@$(PYTEST) -m "not soak and not spark and not server"
 
 lint: setup
