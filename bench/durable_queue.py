@@ -5,6 +5,7 @@ a plain loop that compresses, checksums, writes, reads, checks and decompresses 
 """
 
 import argparse
+import asyncio
 import gc
 import os
 import random
@@ -71,6 +72,14 @@ class Taken(NamedTuple):
 
     wall: float
     cpu: float
+
+
+def in_threads(count: int, work: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def timed(work: Callable[[], object]) -> Taken:
@@ -180,14 +189,24 @@ class Bench:
             (", a disk of 2 ms per sync", SlowSync(0.002)),
             (", a disk of 5 ms per sync", SlowSync(0.005)),
         ):
-            medians = self.medians(
-                {"1": partial(self._pushers, 1, 60, files), "64": partial(self._pushers, 64, 40, files)}
-            )
-            one, many = 60 / medians["1"].wall, 64 * 40 / medians["64"].wall
-            detail = f"{one:.0f} and {many:.0f} pushes/s"
-            row(f"fsync, 64 pushers against one{name}", f"{many / one:.1f} ×", "≥ 20 ×", many / one >= 20, detail)
+            arms = {
+                "a thread": partial(self._pushing_threads, 1, 60, files),
+                "threads": partial(self._pushing_threads, 64, 40, files),
+                "a coroutine": partial(self._pushing_coroutines, 1, 60, files),
+                "coroutines": partial(self._pushing_coroutines, 64, 40, files),
+            }
+            if not name:
+                arms["bare threads"] = self._bare_threads
+            medians = self.medians(arms)
+            for kind in ("thread", "coroutine"):
+                one, many = 60 / medians[f"a {kind}"].wall, 64 * 40 / medians[f"{kind}s"].wall
+                detail = f"{one:.0f} and {many:.0f} pushes/s"
+                if not name and kind == "thread":
+                    detail += f"; threads without a queue {64 * 40 / medians['bare threads'].wall:.0f}"
+                label = f"fsync, 64 pushing {kind}s against one{name}"
+                row(label, f"{many / one:.1f} ×", "≥ 20 ×", many / one >= 20, detail)
 
-    def _pushers(self, count: int, each: int, files: OsFiles) -> Taken:
+    def _pushing_threads(self, count: int, each: int, files: OsFiles) -> Taken:
         block = self._chance.randbytes(1000)
         with self.fresh() as path, FastQueue(path, config(Durability.FSYNC), files=files) as queue:
 
@@ -195,14 +214,69 @@ class Bench:
                 for _ in range(each):
                     queue.push(block)
 
-            def work() -> None:
-                threads = [threading.Thread(target=push) for _ in range(count)]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
+            taken = timed(lambda: in_threads(count, push))
+            assert len(queue) == count * each
+            return taken
 
-            return timed(work)
+    def _pushing_coroutines(self, count: int, each: int, files: OsFiles) -> Taken:
+        block = self._chance.randbytes(1000)
+        with self.fresh() as path, FastQueue(path, config(Durability.FSYNC), files=files) as queue:
+
+            async def push() -> None:
+                for _ in range(each):
+                    await queue.push_async(block)
+
+            async def work() -> None:
+                await asyncio.gather(*(push() for _ in range(count)))
+
+            taken = timed(lambda: asyncio.run(work()))
+            assert len(queue) == count * each
+            return taken
+
+    def _bare_threads(self) -> Taken:
+        """The limit: 64 threads that hand blocks to whoever writes and syncs next, and no queue at all."""
+        block = self._chance.randbytes(1000)
+        lock = threading.Lock()
+        staged: list[tuple[threading.Lock, list[bool]]] = []
+        leading = False
+        written = 0
+
+        def push() -> None:
+            nonlocal leading, written
+            mine = threading.Lock()
+            mine.acquire()
+            for _ in range(40):
+                is_done = [False]
+                with lock:
+                    staged.append((mine, is_done))
+                    leads, leading = not leading, True
+                if not leads:
+                    mine.acquire()
+                if is_done[0]:
+                    continue
+                with lock:
+                    group = staged[:]
+                    staged.clear()
+                written += os.writev(handle, [block] * len(group))
+                os.fdatasync(handle)
+                with lock:
+                    heir = staged[0][0] if staged else None
+                    leading = heir is not None
+                if heir is not None:
+                    heir.release()
+                for waiting, done in group:
+                    done[0] = True
+                    if waiting is not mine:
+                        waiting.release()
+
+        with self.fresh() as path:
+            handle = os.open(f"{path}/log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            try:
+                taken = timed(lambda: in_threads(64, push))
+            finally:
+                os.close(handle)
+        assert written == 64 * 40 * len(block)
+        return taken
 
     def peers(self) -> None:
         for size, count, target in ((1_000, 1000, 10), (50_000, 300, 5)):

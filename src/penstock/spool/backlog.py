@@ -13,6 +13,7 @@ from itertools import repeat
 from operator import itemgetter
 
 from penstock.spool import journal, runs
+from penstock.spool.commit import Staged
 from penstock.spool.config import FastQueueConfig
 from penstock.spool.files import Files, disk_error
 from penstock.spool.lease import Lease
@@ -90,6 +91,27 @@ class Backlog:
         self.bytes += length
         self._log_has_more = True
         return first
+
+    def stage(self, staged: Staged, batch: Sequence[bytes], length: int) -> int:
+        """Count the blocks and give them sequences, though they are not in the log yet; the first sequence."""
+        first = self.next_sequence
+        staged.blocks += batch
+        staged.bytes += length
+        self.next_sequence = first + len(batch)
+        self.count += len(batch)
+        self.bytes += length
+        return first
+
+    def write_staged(self, staged: Staged) -> None:
+        """Put what was staged last into the log, all or (with an OSError) none: then it was never counted."""
+        blocks = staged.blocks
+        self.next_sequence = staged.first
+        self.count -= len(blocks)
+        self.bytes -= staged.bytes
+        if len(blocks) == 1:
+            self.write_one(blocks[0], staged.at)
+        else:
+            self.write(blocks, staged.at)
 
     def spill(self) -> None:
         """Move every block of the memory layer into the log; after an OSError what is not there is still in memory."""

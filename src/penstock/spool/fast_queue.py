@@ -7,6 +7,7 @@ This file is how blocks come in and how a queue begins and ends; `leasing` is ho
 `backlog` knows what is held and by whom, `store` how it lies on the disk, `keeper` when it gets there.
 """
 
+import asyncio
 import logging
 import os
 import threading
@@ -67,7 +68,9 @@ class FastQueue(LeaseSide):
             files.close(self._folder_lock)
             raise
         lock = threading.Lock()
-        self._keeper = Keeper(lock, backlog, files, seconds(config.stale_flush), clock.monotonic())
+        self._keeper = Keeper(
+            lock, backlog, files, seconds(config.stale_flush), clock.monotonic(), self._written_locked
+        )
         gate = Gate(lock, backlog, self._keeper, config, clock)
         super().__init__(path, config, lock, backlog, gate, DeadLetters(self._open_dead_letters, clock), clock)
         self._pushed = 0  # guarded by _lock, as what is in `LeaseSide`
@@ -95,6 +98,8 @@ class FastQueue(LeaseSide):
         if type(block) is not bytes:
             block = as_block(block)
         length = len(block)
+        if self._syncs:
+            return self._push_synced((block,), length, length, timeout)
         backlog, gate = self._backlog, self._gate
         with self._lock:
             if (
@@ -133,9 +138,6 @@ class FastQueue(LeaseSide):
                     gate.took(on_disk=True)
                 if self._waiting_to_lease:
                     self._not_empty.notify()
-            gathering = self._keeper.gathering
-        if self._syncs:
-            gate.wait_for_disk(gathering, 1)
         return sequence
 
     def push_many(self, blocks: Iterable[bytes], *, timeout: float | None = None) -> range:
@@ -143,23 +145,65 @@ class FastQueue(LeaseSide):
         batch = [block if type(block) is bytes else as_block(block) for block in blocks]
         if not batch:
             return range(0)
-        backlog, gate = self._backlog, self._gate
+        gate = self._gate
         largest = max(map(len, batch))
         length = sum(map(len, batch))
+        if self._syncs:
+            first = self._push_synced(batch, length, largest, timeout)
+            return range(first, first + len(batch))
         with self._lock:
-            if (
-                backlog.count + len(batch) > gate.max_size
-                or backlog.bytes + length > gate.max_bytes
-                or largest > gate.max_block
-                or gate.is_closed
-                or backlog.next_sequence + len(batch) > backlog.sequence_limit
-            ):
+            if not gate.has_room(len(batch), length, largest):
                 gate.make_room(len(batch), length, largest, timeout)
             first = self._take_in_locked(batch, timeout)
-            gathering = self._keeper.gathering
-        if self._syncs:
-            gate.wait_for_disk(gathering, len(batch))
         return range(first, first + len(batch))
+
+    async def push_async(self, block: bytes, *, timeout: float | None = None) -> int:  # noqa: ASYNC109 - as `push`
+        """`push` for a coroutine: the event loop goes on while the block waits for room or for the disk.
+
+        At FSYNC all that a loop pushes meanwhile shares one sync and one thread; at MEMORY there is nothing to wait
+        for, mostly; else it is `push` in a thread. Whoever is cancelled cannot know whether the block was taken.
+        """
+        block = as_block(block)
+        length = len(block)
+        with self._lock:
+            has_room = self._gate.has_room(1, length, length)
+            in_memory = (
+                self._in_memory
+                and len(self._backlog.memory) < self._inmemory_blocks
+                and self._fits_memory_locked(length)
+            )
+            if has_room and self._syncs:
+                sequence, staged, gathering = self._keeper.stage((block,), length, self._time())
+        if has_room and self._syncs:
+            try:
+                await self._keeper.wait_for_async(gathering)
+            except OSError as error:
+                self._gate.not_synced(error, staged, 1)
+            if staged.error is None:
+                return sequence
+        elif has_room and in_memory:
+            return self.push(block, timeout=timeout)
+        return await asyncio.to_thread(self.push, block, timeout=timeout)
+
+    def _push_synced(self, batch: Sequence[bytes], length: int, largest: int, timeout: float | None) -> int:
+        """Take the blocks in with those of all who come before the next sync, and wait for it; the first sequence."""
+        gate = self._gate
+        deadline = gate.deadline(timeout)
+        while True:
+            with self._lock:
+                if not gate.has_room(len(batch), length, largest):
+                    gate.make_room(len(batch), length, largest, timeout)
+                first, staged, gathering = self._keeper.stage(batch, length, self._time())
+            if gate.is_on_disk(staged, gathering, len(batch), deadline):
+                return first
+
+    def _written_locked(self, count: int) -> None:
+        """So many blocks are in the log that were not before."""
+        self._pushed += count
+        if self._gate.is_dropping:
+            self._gate.took(on_disk=True)
+        if self._waiting_to_lease:
+            self._not_empty.notify(count)
 
     def _take_in_locked(self, batch: Sequence[bytes], timeout: float | None) -> int:
         """Put the blocks where the durability level wants them; the first sequence."""
@@ -175,11 +219,7 @@ class FastQueue(LeaseSide):
             return backlog.write(batch, self._time())
 
         first = self._gate.on_disk(take_in, len(batch), timeout)
-        if self._gate.is_dropping:
-            self._gate.took(on_disk=True)
-        self._pushed += len(batch)
-        if self._waiting_to_lease:
-            self._not_empty.notify(len(batch))
+        self._written_locked(len(batch))
         return first
 
     def _fits_memory_locked(self, length: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge, QueueClosed, QueueFull
 from penstock.spool.backlog import Backlog
-from penstock.spool.commit import Round
+from penstock.spool.commit import Round, Staged
 from penstock.spool.config import FastQueueConfig, FullBehavior, seconds, size
 from penstock.spool.files import DISK_FULL, disk_error
 from penstock.spool.keeper import Keeper
@@ -52,6 +52,17 @@ class Gate:
         self.is_closed = True
         self._closed_because = f"belongs to process {parent}, of which this one is a fork: open queues after forking"
 
+    def has_room(self, count: int, length: int, largest: int) -> bool:
+        """Whether `count` blocks of `length` bytes together may come in as things are."""
+        backlog = self._backlog
+        return not (
+            backlog.count + count > self.max_size
+            or backlog.bytes + length > self.max_bytes
+            or largest > self.max_block
+            or self.is_closed
+            or backlog.next_sequence + count > backlog.sequence_limit
+        )
+
     def make_room(self, count: int, length: int, largest: int, timeout: float | None) -> None:
         """Return when `count` blocks of `length` bytes together may come in, as the policy says."""
         self.check_open()
@@ -61,7 +72,7 @@ class Gate:
             raise QueueFull(
                 f"{count} blocks of {length} bytes never fit max_size = {self.max_size}, max_bytes = {self.max_bytes}"
             )
-        backlog, deadline = self._backlog, self._deadline(timeout)
+        backlog, deadline = self._backlog, self.deadline(timeout)
         while True:
             is_full = backlog.count + count > self.max_size or backlog.bytes + length > self.max_bytes
             if is_full and self._make_some_room(count, deadline):
@@ -83,6 +94,7 @@ class Gate:
         return True
 
     def _evict(self, count: int) -> bool:
+        self._keeper.write_staged()  # else what is on lease would have to go for blocks that nobody has
         try:
             is_evicted = self._backlog.evict(self._clock.monotonic())
         except OSError as error:
@@ -106,28 +118,45 @@ class Gate:
 
     def on_disk(self, write: Callable[[], int], count: int, timeout: float | None) -> int:
         """Do what writes. A disk that refuses costs the new blocks only, under BLOCK after waiting for it."""
-        deadline = self._deadline(timeout)
+        deadline = self.deadline(timeout)
         while True:
             try:
                 return write()
             except OSError as error:
-                is_full = error.errno in DISK_FULL
-                self.disk_full += is_full
-                self.disk_failures += not is_full
-                if is_full and self._behavior is FullBehavior.BLOCK and self._wait(deadline, _DISK_RETRY):
-                    continue
-                self.drop("disk_full", count)
-                raise disk_error(error) from error
+                self._refused(error, count, deadline)
 
-    def wait_for_disk(self, gathering: Round, count: int) -> None:
-        """Return when what was written while `gathering` gathered is on the disk. Wants the lock not to be held."""
+    def is_on_disk(self, staged: Staged, gathering: Round, count: int, deadline: float) -> bool:
+        """Wait until what was staged is on the disk; False if it could not be written and ought to be staged again.
+
+        Wants the lock not to be held, and raises as `on_disk` does. What was written and could not be synced is not
+        staged again: it may be delivered as it is.
+        """
         try:
             self._keeper.wait_for(gathering)
         except OSError as error:
+            self.not_synced(error, staged, count)
+        if staged.error is not None:
+            with self._lock:
+                self._refused(staged.error, count, deadline)
+        return staged.error is None
+
+    def not_synced(self, error: OSError, staged: Staged, count: int) -> None:
+        """The sync has failed: that matters to those whose blocks were written."""
+        if staged.error is None:
             with self._lock:
                 self.disk_failures += 1
                 self.drop("disk_full", count)
             raise disk_error(error) from error
+
+    def _refused(self, error: OSError, count: int, deadline: float) -> None:
+        """The disk has not taken `count` blocks. Return if they are worth another try, under BLOCK after a while."""
+        is_full = error.errno in DISK_FULL
+        self.disk_full += is_full
+        self.disk_failures += not is_full
+        if is_full and self._behavior is FullBehavior.BLOCK and self._wait(deadline, _DISK_RETRY):
+            return
+        self.drop("disk_full", count)
+        raise disk_error(error) from error
 
     def drop(self, reason: str, count: int) -> None:
         self.dropped[reason] += count
@@ -149,7 +178,7 @@ class Gate:
             self.is_dropping = False
             log.warning("Queue takes everything again. queue=%s", self._backlog.store.folder)
 
-    def _deadline(self, timeout: float | None) -> float:
+    def deadline(self, timeout: float | None) -> float:
         return self._clock.monotonic() + (self._block_timeout if timeout is None else timeout)
 
     def _wait(self, deadline: float, longest: float = threading.TIMEOUT_MAX) -> bool:

@@ -1,13 +1,16 @@
 """What brings a queue to the disk: group commit of the log, the meta file, and the one thread that does it in time."""
 
+import asyncio
+import errno
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from penstock.spool.backlog import Backlog
-from penstock.spool.commit import GroupCommit, Round
+from penstock.spool.commit import GroupCommit, Round, Staged
 from penstock.spool.files import DISK_FULL, Files
 
 log = logging.getLogger(__name__)
@@ -19,15 +22,26 @@ class Keeper:
     Threads: every method may be called from any thread that does not hold the queue's lock.
     """
 
-    def __init__(self, lock: threading.Lock, backlog: Backlog, files: Files, stale_flush: float, now: float) -> None:
+    def __init__(
+        self,
+        lock: threading.Lock,
+        backlog: Backlog,
+        files: Files,
+        stale_flush: float,
+        now: float,
+        on_written: Callable[[int], None],
+    ) -> None:
         self._lock = lock
         self._stale_flush = stale_flush
         self._kept_at = now
         self._ages: deque[tuple[float, int]] = deque()  # (time, sequence): blocks below it were there at that time
         self._backlog = backlog
         self._files = files
+        self._on_written = on_written  # called with the queue's lock held
         self.gathering = Round()  # guarded by the queue's lock: who writes now, waits for this round
-        self._commit = GroupCommit(self._begin_sync)
+        self._staged: Staged | None = None  # guarded by the queue's lock: the youngest blocks of all, not written yet
+        self._commit = GroupCommit(self._sync_round)
+        self._syncers = ThreadPoolExecutor(2, "penstock-spool-sync")  # for coroutines; no thread until one waits
         self._one_meta_at_a_time = threading.Lock()  # taken before the queue's
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -51,12 +65,44 @@ class Keeper:
 
     def close(self) -> None:
         self._stop.set()
+        self._syncers.shutdown(wait=False)
         if self._thread is not None:
             self._thread.join()
+
+    def stage(self, batch: Sequence[bytes], length: int, now: float) -> tuple[int, Staged, Round]:
+        """Take the blocks in, to be written with those of others who come before the next sync.
+
+        Their first sequence, what says whether they could be written, and the round to wait for. Wants the queue's
+        lock held. Nobody waits longer for it: a write would go to the page cache, and the sync is what is waited for.
+        """
+        staged = self._staged
+        if staged is None:
+            staged = self._staged = Staged(self._backlog.next_sequence, now)
+            self._backlog.store.changed = True
+        return self._backlog.stage(staged, batch, length), staged, self.gathering
+
+    def write_staged(self) -> None:
+        """Write what is staged. Those who wait for it are told if that fails. Wants the queue's lock held."""
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return
+        try:
+            self._backlog.write_staged(staged)
+        except OSError as error:
+            staged.error = error
+        except BaseException:
+            staged.error = OSError(errno.EINTR, "the write was interrupted")
+            raise
+        else:
+            self._on_written(len(staged.blocks))
 
     def wait_for(self, gathering: Round) -> None:
         """Return when what was written while `gathering` gathered is on the disk; OSError if it cannot be."""
         self._commit.wait(gathering)
+
+    def wait_for_async(self, gathering: Round) -> "asyncio.Future[None]":
+        """`wait_for` for a coroutine."""
+        return self._commit.wait_in(self._syncers, gathering)
 
     def spill_stale(self, now: float) -> None:
         """Move the memory layer into the log if any of it is older than `stale_flush`. Raises OSError.
@@ -83,6 +129,7 @@ class Keeper:
             with self._lock:
                 if not store.changed and not clean:
                     return
+                self.write_staged()  # the meta speaks of the log alone
                 snapshot = backlog.snapshot(clean=clean)
                 gathering = self.gathering
             try:
@@ -109,37 +156,33 @@ class Keeper:
             if error.errno in DISK_FULL:
                 store.reclaim()  # without the meta that says so: the room for that meta has to come from somewhere
 
-    def _begin_sync(self) -> tuple[Round, Callable[[], None]]:
-        """Close the gathering round, and say how to sync what it has written."""
+    def _sync_round(self, current: Round) -> None:
+        """Close the gathering round, write what is staged, and sync all that was written until then."""
         with self._lock:
-            current = self.gathering
             current.following = self.gathering = Round()
+            self.write_staged()
             chunks = self._backlog.store.chunks
             dirty, names_changed = chunks.take_dirty()
-
-        def sync() -> None:
-            failures: list[OSError] = []
-            try:
-                for chunk in dirty:  # all of them: the failure of one is no reason to forget the others
-                    with collected(failures):
-                        self._files.sync(chunk.handle)
-                if names_changed:
-                    with collected(failures):
-                        self._files.sync_folder(self._backlog.store.folder)
-            except BaseException:
-                with self._lock:
-                    chunks.not_synced(dirty)
-                raise
-            finally:
-                with self._lock:
-                    chunks.synced(dirty)
-                    if failures:
-                        # The kernel has given up on those pages; another sync of this file would claim success.
-                        chunks.begin_chunk()
-            if failures:
-                raise failures[0]
-
-        return current, sync
+        failures: list[OSError] = []
+        try:
+            for chunk in dirty:  # all of them: the failure of one is no reason to forget the others
+                with collected(failures):
+                    self._files.sync(chunk.handle)
+            if names_changed:
+                with collected(failures):
+                    self._files.sync_folder(self._backlog.store.folder)
+        except BaseException:
+            with self._lock:
+                chunks.not_synced(dirty)
+            raise
+        finally:
+            with self._lock:
+                chunks.synced(dirty)
+                if failures:
+                    # The kernel has given up on those pages; another sync of this file would claim success.
+                    chunks.begin_chunk()
+        if failures:
+            raise failures[0]
 
 
 @contextmanager
