@@ -189,7 +189,7 @@ class Bench:
             (", a disk of 2 ms per sync", SlowSync(0.002)),
             (", a disk of 5 ms per sync", SlowSync(0.005)),
         ):
-            arms = {
+            arms: dict[str, Callable[[], Taken]] = {
                 "a thread": partial(self._pushing_threads, 1, 60, files),
                 "threads": partial(self._pushing_threads, 64, 40, files),
                 "a coroutine": partial(self._pushing_coroutines, 1, 60, files),
