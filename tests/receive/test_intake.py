@@ -215,3 +215,18 @@ def test_everything_is_counted(intake: Intake, sink: KeepingSink) -> None:
     assert 'penstock_receive_refused_total{reason="time"} 1.0' in rendered
     assert "penstock_receive_streams 1.0" in rendered
     assert "penstock_receive_held_bytes 0.0" in rendered
+
+
+def test_a_sweep_that_fails_does_not_end_the_thread_that_answers(
+    intake: Intake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("not a promise of anyone's")
+
+    monkeypatch.setattr("penstock.receive.intake._SWEEP", 0.0)
+    monkeypatch.setattr(intake._decoder, "expire", fail)
+    sender = Sender(intake)
+    for token in range(3):
+        sender.send(token)
+        assert sender.wait(token + 1)[token] is Status.TAKEN
+    assert "could not be forgotten" in caplog.text

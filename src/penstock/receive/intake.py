@@ -156,7 +156,10 @@ class Intake:
                 self._process(group)
             if self._clock.monotonic() - swept >= _SWEEP:
                 swept = self._clock.monotonic()
-                self._decoder.expire()
+                try:
+                    self._decoder.expire()
+                except Exception:  # without this thread nobody is ever answered again
+                    log.exception("Series that are silent could not be forgotten.")
 
     def _gather(self) -> list[Request] | None:
         """Requests of one format to decode together; none when it is time to look around, None at the end."""
