@@ -57,6 +57,14 @@ def test_the_greatest_part_fits_beside_its_count() -> None:
     assert greatest << COUNT_BITS < 2**63
 
 
+def test_a_count_that_does_not_fit_is_the_greatest_that_does_and_not_another_part() -> None:
+    rows = partials([5.0], "percentile", apart=True)
+    rows = rows.set_column(rows.schema.get_field_index("count"), "count", pa.array([3 << COUNT_BITS]))
+    [row] = packed(rows).to_pylist()
+    assert row["count"] == 3 << COUNT_BITS
+    assert entries(row) == {rows["part"][0].as_py(): (1 << COUNT_BITS) - 1}
+
+
 def test_long_lists_have_their_counts_added_up_first() -> None:
     rows = partials([5.0] * 4 * LONG, "percentile", apart=True)
     same_minute = rows.set_column(3, rows.schema.field("bucket"), pa.repeat(rows["bucket"][0], rows.num_rows))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 
 from penstock.errors import ConfigError
 from penstock.receive.config import AuthConfig, HttpReceiverConfig, IntakeConfig, Limits
@@ -15,6 +15,8 @@ from penstock.receive.sink import Format, Refusal
 from penstock.testing import FakeClock
 from tests.receive.support import NOW, SECOND, counter, gauge, request
 from tests.receive.test_otlp import decode, decoder
+
+CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 
 
 def entities(using: Decoder, *labels: str) -> list[str]:
@@ -73,6 +75,43 @@ def test_points_beyond_a_limit_are_refused_with_the_reason(
     assert decoded.account.reasons == {reason: 1}
     assert decoded.account.rejected.tolist() == [1]
     assert [chunk.points["value"].to_pylist() for chunk in decoded.chunks] == [[2.0]]
+
+
+def histogram(time: int, temporality: int, *counts: int) -> Metric:
+    metric = Metric(name="h")
+    metric.histogram.aggregation_temporality = temporality  # type: ignore[assignment]
+    point = metric.histogram.data_points.add(time_unix_nano=time, start_time_unix_nano=NOW, sum=1.0)
+    point.bucket_counts.extend(counts)
+    point.explicit_bounds.extend(range(len(counts) - 1))
+    return metric
+
+
+def exponential(time: int, temporality: int, *counts: int) -> Metric:
+    metric = Metric(name="e")
+    metric.exponential_histogram.aggregation_temporality = temporality  # type: ignore[assignment]
+    point = metric.exponential_histogram.data_points.add(time_unix_nano=time, start_time_unix_nano=NOW, sum=1.0)
+    point.positive.bucket_counts.extend(counts)
+    return metric
+
+
+@pytest.mark.parametrize("kind", [histogram, exponential])
+@pytest.mark.parametrize("count", [2**40, 2**62, 2**63, 2**64 - 1])
+def test_a_histogram_that_counts_more_than_can_be_added_up_is_refused(kind: Callable[..., Metric], count: int) -> None:
+    for temporality in (AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA, CUMULATIVE):
+        using = decoder()
+        decoded = decode(request(kind(NOW + SECOND, temporality, 1, count), gauge("m", 2.0), resource={}), using=using)
+        assert decoded.account.reasons == {Refusal.MALFORMED: 1}
+        assert decoded.account.rejected.tolist() == [1]
+        assert [chunk.points["value"].to_pylist() for chunk in decoded.chunks] == [[2.0]]
+
+
+@pytest.mark.parametrize("kind", [histogram, exponential])
+def test_a_cumulative_histogram_may_have_counted_for_ages(kind: Callable[..., Metric]) -> None:
+    using = decoder(initial_value="drop")
+    decode(request(kind(NOW + SECOND, CUMULATIVE, 1, 2**50), resource={}), using=using)
+    decoded = decode(request(kind(NOW + 2 * SECOND, CUMULATIVE, 3, 2**50 + 5), resource={}), using=using)
+    assert decoded.account.reasons == {}
+    assert [sum(chunk.points["count"].to_pylist()) for chunk in decoded.chunks] == [7]
 
 
 def test_a_series_that_was_silent_for_long_is_forgotten_and_its_place_is_free() -> None:

@@ -43,7 +43,8 @@ def _packed(partials: pa.Table) -> pa.Table:
 
 
 def _listed(partials: pa.Table) -> pa.Table:
-    entry = pc.bit_wise_or(pc.shift_left(partials["part"], _SHIFT), partials["count"])
+    counts = pc.min_element_wise(partials["count"], _MOST)  # more would be another part
+    entry = pc.bit_wise_or(pc.shift_left(partials["part"], _SHIFT), counts)
     raw = partials.append_column("parts", entry)
     found = grouped(raw, SERIES, [*((state.name, state.merge) for state in STATES), ("parts", "list")])
     columns: dict[str, Any] = {name: found[name] for name in SERIES}
@@ -64,3 +65,4 @@ def _whole(lists: Any) -> Any:
 
 
 _SHIFT = pa.scalar(COUNT_BITS, pa.int64())
+_MOST = pa.scalar((1 << COUNT_BITS) - 1, pa.int64())

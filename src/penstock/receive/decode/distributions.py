@@ -5,11 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.model.packed import COUNT_BITS
 from penstock.receive.decode.deltas import Floats
-from penstock.receive.decode.group import Rows
+from penstock.receive.decode.group import Group, Rows
 from penstock.receive.decode.wire import Bytes, Ints, float64_at
+from penstock.receive.sink import Refusal
 
 MOST_BUCKETS = 4096  # of one point: their last counts are kept for every cumulative stream
+_MOST_EVER = 1 << 62  # in a bucket: differences of such counts are still numbers
+TOO_MUCH = "a histogram that counts more in a bucket than anything can have counted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,23 @@ def stated_by(data: Bytes, columns: dict[str, Ints], requests: Ints, streams: In
     return Stated(requests, streams, times, *(np.where(at > 0, float64_at(data, at), np.nan) for at in wanted))
 
 
-def spread(stated: Stated, is_cumulative: NDArray[np.bool_], point: Ints, values: Floats, counts: Ints) -> Rows:
+def countable(point: Ints, counts: Ints, points: int, most: int = _MOST_EVER) -> NDArray[np.bool_]:
+    """Which of the points have counts that can be added up; `point` is the point of each count."""
+    fine = np.ones(points, bool)
+    if len(counts) and (counts.min() < 0 or counts.max() >= most):
+        fine[point[(counts < 0) | (counts >= most)]] = False
+    return fine
+
+
+def spread(
+    stated: Stated, is_cumulative: NDArray[np.bool_], point: Ints, values: Floats, counts: Ints, group: Group
+) -> Rows:
     """Rows that together say what their points state; `point` is the point of each, in order, values ascending."""
+    fine = countable(point, counts, len(stated.times), 1 << COUNT_BITS)
+    if not fine.all():
+        group.account.reject(stated.requests[~fine], Refusal.MALFORMED, TOO_MUCH)
+        rows = np.flatnonzero(fine[point])
+        point, values, counts = point[rows], values[rows], counts[rows]
     sums = _sums(stated.sums, point, values, counts)
     least, greatest = values.copy(), values.copy()
     if len(point):

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from penstock.receive.decode.deltas import Floats
-from penstock.receive.decode.distributions import MOST_BUCKETS, Stated, nothing, spread, stated_by
+from penstock.receive.decode.distributions import MOST_BUCKETS, TOO_MUCH, Stated, countable, nothing, spread, stated_by
 from penstock.receive.decode.exponential_deltas import Exponential, ExponentialDeltas
 from penstock.receive.decode.found import Found, streams_of
 from penstock.receive.decode.group import Group, Rows
@@ -50,12 +50,15 @@ def exponential_histograms(found: Found, group: Group, deltas: ExponentialDeltas
     group.account.reject(
         found.requests[fine & ~whole], Refusal.MALFORMED, "an exponential histogram of unknown scale or form"
     )
-    streams = streams_of(found, fine & whole, group)
+    zeros = np.where(columns["zeros"] > 0, uint64_at(data, columns["zeros"]).view(np.int64), 0)
+    flat = _flat(sides, zeros)
+    sound = countable(flat.point, flat.count, len(times))
+    group.account.reject(found.requests[fine & whole & ~sound], Refusal.MALFORMED, TOO_MUCH)
+    streams = streams_of(found, fine & whole & sound, group)
     taken = np.flatnonzero(streams >= 0)
     if not len(taken):
         return nothing()
-    zeros = np.where(columns["zeros"] > 0, uint64_at(data, columns["zeros"]).view(np.int64), 0)
-    flat = _numbered(_flat(sides, zeros), taken, len(times))
+    flat = _numbered(flat, taken, len(times))
     columns = {name: column[taken] for name, column in columns.items()}
     stated = stated_by(data, columns, found.requests[taken], streams[taken], times[taken])
     scales = scales[taken]
@@ -76,7 +79,7 @@ def exponential_histograms(found: Found, group: Group, deltas: ExponentialDeltas
         stated = Stated(stated.requests, stated.streams, stated.times, sums, stated.least, stated.greatest)
         flat = _with(_numbered(flat, plain, len(is_cumulative) + len(changing)), len(plain), increments)
     values = _middles(flat, scales[flat.point], stated.least[flat.point], stated.greatest[flat.point])
-    return spread(stated, is_cumulative, flat.point, values, flat.count)
+    return spread(stated, is_cumulative, flat.point, values, flat.count, group)
 
 
 def _side(found: Found, name: str) -> tuple[Ints, Ints, Ints]:
@@ -99,7 +102,7 @@ def _flat(sides: dict[int, tuple[Ints, Ints, Ints]], zeros: Ints) -> _Flat:
     if not columns:
         return _Flat(none[:0], none[:0], none[:0], none[:0])
     flat = _Flat(*(np.concatenate(column) for column in zip(*columns)))
-    flat = flat.take(np.flatnonzero(flat.count > 0))
+    flat = flat.take(np.flatnonzero(flat.count != 0))
     return flat if len(columns) == 1 else flat.ordered()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.receive.decode.deltas import Floats
-from penstock.receive.decode.distributions import MOST_BUCKETS, Stated, nothing, spread, stated_by
+from penstock.receive.decode.distributions import MOST_BUCKETS, TOO_MUCH, Stated, countable, nothing, spread, stated_by
 from penstock.receive.decode.found import Found, streams_of
 from penstock.receive.decode.group import Group, Rows
 from penstock.receive.decode.histogram_deltas import HistogramDeltas
@@ -33,20 +33,22 @@ def explicit_histograms(found: Found, group: Group, deltas: HistogramDeltas) -> 
         "a histogram whose counts do not match its bounds, or are too many",
     )
     fine &= whole
-    streams = streams_of(found, fine, group)
-    taken = np.flatnonzero(streams >= 0)
-    if not len(taken):
-        return nothing()
-    if len(taken) < len(streams):
-        columns = {name: column[taken] for name, column in columns.items()}
-        buckets, bounds = buckets[taken], bounds[taken]
-    stated = stated_by(data, columns, found.requests[taken], streams[taken], times[taken])
     # A histogram of no buckets has one, from end to end.
-    lengths = np.maximum(buckets, 1)
+    lengths = np.where(fine, np.maximum(buckets, 1), 0)
     where = np.where(buckets > 0, columns["counts"], columns["count"])
     counts = uint64_at(data, _eights(where, lengths)).view(np.int64)
     if not where.all():
         counts = np.where(np.repeat(where > 0, lengths), counts, 0)
+    sound = countable(np.repeat(np.arange(len(lengths)), lengths), counts, len(lengths))
+    group.account.reject(found.requests[~sound], Refusal.MALFORMED, TOO_MUCH)
+    streams = streams_of(found, fine & sound, group)
+    taken = np.flatnonzero(streams >= 0)
+    if not len(taken):
+        return nothing()
+    if len(taken) < len(streams):
+        counts, lengths = _of_points(counts, lengths, taken), lengths[taken]
+        columns = {name: column[taken] for name, column in columns.items()}
+    stated = stated_by(data, columns, found.requests[taken], streams[taken], times[taken])
     edges = Edges(data, columns["bounds"], columns["bounds_end"])
 
     is_cumulative = group.table.is_cumulative[stated.streams]
@@ -73,7 +75,7 @@ def explicit_histograms(found: Found, group: Group, deltas: HistogramDeltas) -> 
         is_cumulative, lengths, which = is_cumulative[kept], lengths[kept], edges.which[kept]
     else:
         which = edges.which
-    return _rows(stated, is_cumulative, lengths, counts, edges, which)
+    return _rows(stated, is_cumulative, lengths, counts, edges, which, group)
 
 
 def _of_points(counts: Ints, lengths: Ints, points: Ints) -> Ints:
@@ -117,7 +119,13 @@ def _shapes(high: Floats, offsets: Ints, lengths: Ints) -> Ints:
 
 
 def _rows(
-    stated: Stated, is_cumulative: NDArray[np.bool_], lengths: Ints, counts: Ints, edges: Edges, which: Ints
+    stated: Stated,
+    is_cumulative: NDArray[np.bool_],
+    lengths: Ints,
+    counts: Ints,
+    edges: Edges,
+    which: Ints,
+    group: Group,
 ) -> Rows:
     """A row for each bucket that holds something."""
     held = np.flatnonzero(counts > 0)
@@ -134,7 +142,7 @@ def _rows(
     stands = ~np.isnan(mean)
     alone = alone[stands]
     values[alone] = np.clip(mean[stands], low[alone], high[alone])
-    return spread(stated, is_cumulative, point, values, count)
+    return spread(stated, is_cumulative, point, values, count, group)
 
 
 def middles(low: Floats, high: Floats, least: Floats, greatest: Floats) -> Floats:
