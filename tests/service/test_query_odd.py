@@ -106,3 +106,17 @@ def test_tables_that_are_something_else_are_a_sentence(tmp_path: Path) -> None:
         assert done.exit_code in (1, 2), (location, done.output, done.exception)
         assert isinstance(done.exception, SystemExit)
         assert "Error" in done.output
+
+
+@pytest.mark.parametrize("arguments", [[], ["cpu"]])
+def test_a_folder_that_may_not_be_read_is_not_called_empty(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("penstock.service.query.os.listdir", refused)  # as root, nothing else would be refused
+    done = CliRunner().invoke(main, ["query", *arguments, "--tables", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "cannot be read" in done.output
+    assert "Permission denied" in done.output

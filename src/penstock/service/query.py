@@ -6,7 +6,9 @@ those labels, merged again, and only then turned into final values.
 
 import difflib
 import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -226,7 +228,11 @@ def _why_nothing(tables: Tables, question: Question, level: Level) -> str:
 
 
 def nothing_yet(tables: Tables) -> str:
-    """What to do where there are no tables."""
+    """What to do where there are no tables. OSError for folders that may not be read: to a store they do not exist."""
+    folder = tables.location.removeprefix("parquet:")
+    for place in (folder, *(os.path.join(folder, name) for name in SCHEMAS)):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.listdir(place)
     return (
         f"there are no tables at {tables.location} yet: `penstock run` makes them of what it receives (the first rows "
         "come some seconds after it has said `Spark works`), `penstock spark run` of segments, `penstock demo` of "
