@@ -103,27 +103,38 @@ print(queue.close(), queue.stats().types[object].consumed)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "interrupted False\nTrue 2\n", "")
 
 
-def test_a_storm_of_interrupts_leaves_a_queue_that_works_and_closes(tmp_path: Path) -> None:
-    """Interrupts hit `produce` at every bytecode; whatever was answered True is consumed, and closing is prompt."""
+@pytest.mark.parametrize(
+    ("produce", "most", "settings"),
+    [
+        ("queue.produce(A())", 1, "buffer_size=5000"),
+        ("queue.producer(A)(A())", 1, "buffer_size=5000"),
+        ("queue.produce_many([A() for _ in range(10)])", 10, "buffer_size=64"),
+        ("queue.batch_producer(A)([A() for _ in range(10)])", 10, "buffer_size=64"),
+        ("queue.produce_many([A(), B()] * 5)", 10, "buffer_size=5000"),
+        ("queue.produce_many([A() for _ in range(10)])", 10, "buffer_bytes=64, size_of=lambda item: 7"),
+    ],
+)
+def test_a_storm_of_interrupts_leaves_a_queue_that_works_and_closes(
+    tmp_path: Path, produce: str, most: int, settings: str
+) -> None:
+    """Interrupts hit the producer wherever they can; what was answered True is consumed, and closing is prompt."""
     ran = run(
-        """
+        f"""
 class Interrupt(Exception): pass
+INSIDE = ("batch/producing.py", "batch/queue.py", "batch/admission.py", "batch/partition.py", "batch/waiting.py")
 def interrupt(number, frame):
     while frame is not None:  # only what is inside the queue is to be hit
-        if frame.f_code.co_filename.endswith(("batch/queue.py", "batch/admission.py", "batch/partition.py")):
+        if frame.f_code.co_filename.endswith(INSIDE):
             raise Interrupt
         frame = frame.f_back
 signal.signal(signal.SIGALRM, interrupt)
-queue = queue_of(buffer_size=64)
-emit = queue.producer(A)
+queue = queue_of({settings})
 accepted = interrupts = 0
-deadline = time.monotonic() + 1.0
+deadline = time.monotonic() + 0.4
 signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
 while time.monotonic() < deadline:
     try:
-        answer = queue.produce(A())
-        accepted += answer
-        answer = emit(A())
+        answer = {produce}
         accepted += answer
     except Interrupt:
         interrupts += 1
@@ -131,10 +142,10 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 started = time.monotonic()
 closed = queue.close(timeout=20.0)
 took = time.monotonic() - started
-assert interrupts > 100, interrupts
+assert interrupts > 20, interrupts
 assert closed and took < 10, (closed, took)
-# An interrupt between the append and the count leaves an item that was consumed, though nobody was told.
-assert accepted <= len(seen) <= accepted + interrupts, (accepted, len(seen), interrupts)
+# An interrupt between the append and the count leaves items that were consumed, though nobody was told.
+assert accepted <= len(seen) <= accepted + {most} * interrupts, (accepted, len(seen), interrupts)
 print("fine")
 """,
         tmp_path,

@@ -280,9 +280,10 @@ def test_no_credit_is_handed_out_while_somebody_is_in_line() -> None:
     in_line: list[int] = []
 
     class Watched(list[Any]):
-        def extend(self, credits: Any) -> None:
-            in_line.append(len(partition._waiters))
-            super().extend(credits)
+        def __iadd__(self, credits: Any) -> Any:  # type: ignore[misc]
+            if credits:
+                in_line.append(len(partition._waiters))
+            return super().__iadd__(credits)
 
     partition.credits = Watched()
     partition.offer(lane, [A(), A(), A(), A()], None, None)

@@ -68,11 +68,17 @@ class Admission:
         """The same for a coroutine."""
         sizes = None if self._byte_limit is None else self._sizes(items, self._byte_limit)
         partition = lane.partition
-        granted = partition.offer(lane, items, sizes, None)
-        if partition.asleep:
-            rouse(partition.asleep)
-        if granted < len(items) and patience != 0 and not partition.closed:
-            granted += await self._wait_async(lane, items[granted:], sizes and sizes[granted:], patience)
+        try:
+            granted = partition.offer(lane, items, sizes, None)
+            if partition.asleep:
+                rouse(partition.asleep)
+            if granted < len(items) and patience != 0 and not partition.closed:
+                granted += await self._wait_async(lane, items[granted:], sizes and sizes[granted:], patience)
+        except asyncio.CancelledError:
+            raise  # it comes while we wait, and costs nothing
+        except BaseException:
+            self.interrupted = True
+            raise
         if granted < len(items):
             self._refuse(lane, len(items) - granted)
         return granted

@@ -110,7 +110,8 @@ class Partition:
             if spare < 0 or self._waiters or not self._takes_many:
                 return False
             self._spare = spare
-            lane.items.extend(items)
+            held = lane.items
+            held += items  # no call: who is put off in one keeps the lock, and all who come here pile up behind it
         return True
 
     def offer(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, waiter: Waiter | None) -> int:
@@ -133,7 +134,10 @@ class Partition:
         with self._lock:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-            return waiter.granted
+            served = self._serve_locked()  # who came after it may fit into the bytes that it did not
+        for other in served:
+            other.wake()
+        return waiter.granted
 
     def refuse(self, lane: Lane, count: int) -> bool:
         """Count items that were turned away; True if it is the first time since there was room."""
@@ -146,32 +150,35 @@ class Partition:
     def _grant_locked(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, start: int) -> int:
         """Append from `items[start:]` what fits; how many that were."""
         count = wanted = len(items) - start
+        size, credit = 0, 0
+        while wanted > self._spare and self._uncredit_locked():
+            self._spare += 1
         if sizes is not None:
-            count = self._fitting_locked(sizes, start, min(wanted, self._spare))
-            lane.sizes.extend(sizes[start : start + count])
-            self._spare -= count
-        elif wanted <= self._spare:
-            self._spare -= wanted
-            # Not while others wait: whoever came later would take it past them.
-            if wanted == 1 and not self._waiters and (credit := min(self._spare, CREDITS - len(self.credits))) > 0:
-                self._spare -= credit
-                self.credits.extend([self.asleep] * credit)
-        else:
-            count, self._spare = self._spare, 0
-            while count < wanted and self._uncredit_locked():
-                count += 1
-        if count:
-            lane.items.extend(items if count == len(items) else items[start : start + count])
+            count, size = self._fitting_locked(sizes, start, min(wanted, self._spare))
+        elif wanted > self._spare:
+            count = self._spare
+        elif wanted == 1 and not self._waiters:  # whoever came later would take a credit past those who wait
+            credit = min(self._spare - 1, CREDITS - len(self.credits))
+        if not count:
+            return 0
+        held, held_sizes, credits = lane.items, lane.sizes, self.credits
+        # No call from here on: an interrupt could come after it, and the slots would no longer add up.
+        self._spare -= count + credit
+        self._bytes += size
+        credits += [self.asleep] * credit
+        if sizes is not None:
+            held_sizes += sizes[start : start + count]
+        held += items if count == wanted and not start else items[start : start + count]
         return count
 
-    def _fitting_locked(self, sizes: Sequence[int], start: int, most: int) -> int:
-        """How many from `start` on fit in bytes; they count as held from now on."""
-        limit = self.byte_capacity or 0
-        count = 0
-        while count < most and self._bytes + sizes[start + count] <= limit:
-            self._bytes += sizes[start + count]
+    def _fitting_locked(self, sizes: Sequence[int], start: int, most: int) -> tuple[int, int]:
+        """How many from `start` on fit in bytes, and how many bytes that are."""
+        room = (self.byte_capacity or 0) - self._bytes
+        count = size = 0
+        while count < most and size + sizes[start + count] <= room:
+            size += sizes[start + count]
             count += 1
-        return count
+        return count, size
 
     def _uncredit_locked(self) -> bool:
         try:
@@ -198,14 +205,14 @@ class Partition:
             count = len(items)
             if limit is not None and count > limit:
                 count = limit
+            size = 0 if self.byte_capacity is None else sum(lane.sizes[:count])
+            # As in granting, no call until the slots add up again.
             batch = items[:count]
             del items[:count]
-            if self.byte_capacity is not None:
-                del lane.sizes[:count]
-                # Summed anew, so that a producer interrupted between counting and appending leaves no trace.
-                self._bytes = sum(sum(other.sizes) for other in self.lanes if other.items)
+            del lane.sizes[:count]
             lane.taken += count
             self._spare += count
+            self._bytes -= size
             woken = self._serve_locked() if self._waiters else []
             recovered = self._dropping and self._spare * 2 >= self.capacity
             if recovered:
