@@ -10,7 +10,7 @@ from penstock.batch.crew import is_of_crew
 from penstock.batch.drain import rouse
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Lane
-from penstock.batch.waiting import AsyncWaiter, ThreadWaiter
+from penstock.batch.waiting import AsyncWaiter, ThreadWaiter, WakeLine
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge
 
@@ -32,7 +32,12 @@ class Admission:
         self._byte_limit = config.buffer_bytes
         self._size_of = config.size_of
         self._patience = None if config.strategy is BufferStrategy.BLOCKING else 0.0
+        self._line = WakeLine()
         self._hinted = False
+
+    def reset(self) -> None:
+        """We are the child of a fork: those who wait are the parent's."""
+        self._line.reset()
 
     def patience(self, timeout: float | None) -> float | None:
         """How long to wait for room: 0.0 is not at all, None for ever."""
@@ -85,7 +90,7 @@ class Admission:
 
     def _wait(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, patience: float | None) -> int:
         partition = lane.partition
-        waiter = ThreadWaiter(lane, items, sizes)
+        waiter = ThreadWaiter(lane, items, sizes, self._line)
         try:
             if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
                 rouse(partition.asleep)
@@ -93,6 +98,7 @@ class Admission:
                 waiter.wait(patience)
         finally:
             granted = partition.withdraw(waiter)
+            waiter.leave()
             rouse(partition.asleep)
         return granted
 

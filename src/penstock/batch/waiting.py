@@ -1,12 +1,17 @@
 """Producers that wait for room: a thread on a lock, a coroutine on a future."""
 
 import asyncio
+import math
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.batch.partition import Lane
+
+
+LINK = 1.0  # seconds after which a thread that was to be woken by another looks for itself
 
 
 class Waiter:
@@ -32,14 +37,20 @@ class Waiter:
 class ThreadWaiter(Waiter):
     """A thread that waits."""
 
-    __slots__ = ("_woken",)
+    __slots__ = ("_line", "_woken", "called", "gone")
 
-    def __init__(self, lane: "Lane", items: Sequence[Any], sizes: Sequence[int] | None) -> None:
+    def __init__(self, lane: "Lane", items: Sequence[Any], sizes: Sequence[int] | None, line: "WakeLine") -> None:
         super().__init__(lane, items, sizes)
         self._woken = threading.Lock()
         self._woken.acquire()
+        self._line = line
+        self.called = False  # these belong to the line: it is to be woken
+        self.gone = False  # it does not wait any more
 
     def wake(self) -> None:
+        self._line.call(self)
+
+    def wake_now(self) -> None:
         try:
             self._woken.release()
         except RuntimeError:
@@ -47,7 +58,59 @@ class ThreadWaiter(Waiter):
 
     def wait(self, timeout: float | None) -> None:
         """Until woken, or for `timeout` seconds."""
-        self._woken.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        left = math.inf if timeout is None else timeout
+        while left > 0 and not self._woken.acquire(timeout=min(left, LINK)):
+            if self.called:
+                return  # whoever was to wake us was itself interrupted: the line goes on from here
+            left -= LINK
+
+    def leave(self) -> None:
+        """Wait no more, whether woken or not."""
+        self._line.leave(self)
+
+
+class WakeLine:
+    """Wakes the threads that have got what they waited for one after the other: who runs again wakes the next.
+
+    All woken at once would all be ahead of the drain threads in the line for the interpreter, and each of them would
+    soon wait again at a partition that is still full: several times as many switches of threads for the same items.
+
+    Threads: every method may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Nobody waits: also in the child of a fork."""
+        # _lock guards everything below, and `called` and `gone` of the waiters.
+        self._lock = threading.Lock()
+        self._first: ThreadWaiter | None = None  # woken, but it does not run yet; without it, nobody is behind it
+        self._others: deque[ThreadWaiter] = deque()
+
+    def call(self, waiter: ThreadWaiter) -> None:
+        """Have `waiter` woken in its turn."""
+        with self._lock:
+            if waiter.gone or waiter.called:
+                return
+            waiter.called = True
+            if self._first is not None:
+                self._others.append(waiter)
+                return
+            self._first = waiter
+        waiter.wake_now()
+
+    def leave(self, waiter: ThreadWaiter) -> None:
+        """`waiter` runs again: wake the next."""
+        with self._lock:
+            waiter.gone = True
+            if waiter is not self._first:
+                if not waiter.called or waiter not in self._others:
+                    return
+                self._others.remove(waiter)  # it waited for its turn for too long
+            self._first = following = self._others.popleft() if self._others else None
+        if following is not None:
+            following.wake_now()
 
 
 class AsyncWaiter(Waiter):
