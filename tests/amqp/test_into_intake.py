@@ -73,6 +73,25 @@ def test_no_room_is_not_the_messages_fault(intake: Intake, sink: KeepingSink) ->
     assert not retry.value.counted
 
 
+def test_messages_that_are_taken_in_part_fill_no_log(
+    intake: Intake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("penstock.receive.amqp.into_intake.time.monotonic", lambda: now)
+    body = request(gauge("cpu", 0.5), gauge("", 1.0), gauge("", 2.0)).SerializeToString()
+    message = Message(body, properties=BasicProperties(content_type="application/x-protobuf"))
+    handle = batches_into_intake(intake)
+    for _ in range(5):
+        assert handle([message, message]) == [None, None]
+    now = 61.0
+    handle([message])
+    said = [record.getMessage() for record in caplog.records if "in part" in record.getMessage()]
+    assert [text.partition(" reason=")[0] for text in said] == [
+        "Messages were taken in part. messages=2 rejected=4",
+        "Messages were taken in part. messages=9 rejected=18",
+    ]
+
+
 @pytest.mark.server
 def test_nothing_is_acknowledged_before_its_points_are_safe(
     client: Client,

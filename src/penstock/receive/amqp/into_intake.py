@@ -1,6 +1,7 @@
 """Handlers that hand messages to the intake: JSON events and OTLP bodies, acknowledged only when they are safe."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 
 MOST = 64 << 20  # bytes of a message once decompressed
 MOST_JSON = 16 << 20  # which takes ten times as long to read, and others wait meanwhile
+_SAY_EVERY = 60.0
 PROTOBUF, JSON = ("application/x-protobuf", "application/protobuf"), ("application/json", "")
 
 
@@ -40,10 +42,39 @@ def batches_into_intake(
 ) -> Callable[[Sequence[Message]], BatchAnswer]:
     """The same for batches: all of them are under way at once, and each is answered for itself."""
 
+    partly = _TakenInPart()
+
     def handle(messages: Sequence[Message]) -> BatchAnswer:
-        return [_outcome(future) for future in [_submitted(intake, message, kind, most) for message in messages]]
+        futures = [_submitted(intake, message, kind, most) for message in messages]
+        answers = [future.result() for future in futures]
+        partly.note(answers)
+        return [_outcome(answer) for answer in answers]
 
     return handle
+
+
+class _TakenInPart:
+    """Says once a minute how much of messages that were taken was refused; `penstock_receive_refused_total` has it all.
+
+    Threads: any. Two at once may both say something, and then each says its own.
+    """
+
+    def __init__(self) -> None:
+        self._messages = self._points = 0
+        self._said_at = -_SAY_EVERY
+
+    def note(self, answers: Sequence[Answer]) -> None:
+        partly = [answer for answer in answers if answer.status is Status.TAKEN and answer.rejected]
+        if not partly:
+            return
+        self._messages += len(partly)
+        self._points += sum(answer.rejected for answer in partly)
+        now = time.monotonic()
+        if now - self._said_at >= _SAY_EVERY:
+            messages, points, self._messages, self._points, self._said_at = self._messages, self._points, 0, 0, now
+            log.warning(
+                "Messages were taken in part. messages=%d rejected=%d reason=%s", messages, points, partly[-1].message
+            )
 
 
 def _submitted(intake: Intake, message: Message, kind: Format | None, most: int) -> "Future[Answer]":
@@ -72,12 +103,9 @@ def _deliver(answers: list[tuple[Any, Answer]]) -> None:
         future.set_result(answer)
 
 
-def _outcome(future: "Future[Answer]") -> Retry | Reject | None:
-    answer = future.result()
+def _outcome(answer: Answer) -> Retry | Reject | None:
     match answer.status:
         case Status.TAKEN:
-            if answer.rejected:
-                log.warning("A message was taken in part. rejected=%d reason=%s", answer.rejected, answer.message)
             return None
         case Status.BAD | Status.TOO_LARGE:
             return Reject(answer.message)
