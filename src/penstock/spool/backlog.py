@@ -41,8 +41,11 @@ class Backlog:
         self.memory: deque[Lease] = deque()
         self.leased: dict[int, Lease | FrameRef] = {}  # a Lease: the block is in memory only
         self.returned: dict[int, Lease | FrameRef] = {}
-        self._ready: deque[Lease] = deque()  # read from the log, not handed out yet
+        # Read from the log, not handed out yet: the rest of a frame, or frames of one block each. At most one of the
+        # two holds anything, since reading goes on only when both are empty.
+        self._ready: deque[Lease] = deque()
         self._ready_ref = FrameRef(0, 0, 0)
+        self._ahead: deque[tuple[Lease, FrameRef]] = deque()
         self._due: list[int] = []  # heap of returned sequences that may go out again
         self._delayed: list[tuple[float, int]] = []  # heap of those that may not yet
         self.store = Store(files, folder, config, _Held(self.leased, self.returned))
@@ -157,19 +160,21 @@ class Backlog:
 
     def take(self, most: int, now: float, max_bytes: int | None = None) -> list[Lease]:
         """Lease up to `most` blocks, oldest first; the first, and of the others what `max_bytes` allows."""
-        if most == 1 and not self._log_has_more and not self._ready and not self.returned:
-            if not self.memory:
-                return []
-            lease = self.memory.popleft()
-            self.leased[lease.sequence] = lease
-            return [lease]
-        if most == 1 and not self._ready and not self.returned and (upcoming := self.store.read_upcoming()) is not None:
-            ref, taken = upcoming
-            if len(taken) == 1:
+        if most == 1 and not self.returned:
+            if self._ahead:
+                lease, ref = self._ahead.popleft()
+                self.leased[lease.sequence] = ref
+                return [lease]
+            if not self._log_has_more and not self._ready:
+                if not self.memory:
+                    return []
+                lease = self.memory.popleft()
+                self.leased[lease.sequence] = lease
+                return [lease]
+            if not self._ready and (upcoming := self.store.read_upcoming()) is not None:
+                ref, taken = upcoming
                 self.leased[ref.first] = ref
                 return taken
-            self._ready_ref = ref
-            self._ready.extend(taken)
         taken = []
         try:
             if max_bytes is None:
@@ -185,13 +190,20 @@ class Backlog:
         if self.returned:
             self._take_returned(most, now, taken)
         while len(taken) < most:
-            if self._ready or (self._log_has_more and self._read_log()):
+            if self._ahead:
+                lease, ref = self._ahead.popleft()
+                self.leased[lease.sequence] = ref
+                taken.append(lease)
+                continue
+            if self._ready:
                 if len(self._ready) == 1:
                     part = [self._ready.popleft()]
                     self.leased[part[0].sequence] = self._ready_ref
                 else:
                     part = self._take_some(self._ready, most - len(taken))
                     self.leased.update(zip(map(_sequence_of, part), repeat(self._ready_ref)))
+            elif self._log_has_more and self._read_log():
+                continue
             elif self.memory:
                 part = self._take_some(self.memory, most - len(taken))
                 self.leased.update(zip(map(_sequence_of, part), part))
@@ -216,10 +228,9 @@ class Backlog:
         """Write down who has been handed out, so that a crash counts as an attempt."""
         if len(taken) == 1:
             lease = taken[0]
-            self.store.note(journal.pack(journal.LEASED, lease.sequence, 1, attempts=lease.attempts))
+            self.store.note(journal.leased(lease.sequence, 1, lease.attempts))
             return
-        leased = runs.by_attempts(taken)
-        self.store.note(b"".join(journal.pack(journal.LEASED, first, n, attempts=tries) for first, n, tries in leased))
+        self.store.note(b"".join([journal.leased(*run) for run in runs.by_attempts(taken)]))
 
     def next_due(self) -> float | None:
         """When the next delayed block may go out."""
@@ -316,8 +327,8 @@ class Backlog:
         self._wake_delayed(now)
         if self._due:
             return self._again(self._due[0])
-        if self._ready or (self._log_has_more and self._read_log()):
-            return self._ready[0]
+        if self._ready or self._ahead or (self._log_has_more and self._read_log()):
+            return self._ready[0] if self._ready else self._ahead[0][0]
         return self.memory[0] if self.memory else None
 
     def _take_some(self, source: deque[Lease], most: int) -> list[Lease]:
@@ -358,8 +369,14 @@ class Backlog:
             heapq.heappush(self._due, heapq.heappop(self._delayed)[1])
 
     def _read_log(self) -> bool:
-        """Fill `_ready` from the next frame; False at the end of the log."""
-        found = self._correct_counts(self.store.read())
+        """Fill `_ready` from the next frame, or `_ahead` from the next ones; False at the end of the log."""
+        store = self.store
+        found = store.read_upcoming()
+        if found is None:
+            self._ahead.extend(store.read_ahead())
+            if self._ahead:
+                return True
+            found = self._correct_counts(store.read())
         if found is None:
             self._log_has_more = False
             return False

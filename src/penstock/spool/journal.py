@@ -30,6 +30,7 @@ PREFIX = "acks-"
 FILE_BYTES = 1 << 20  # 32 768 records replay in some 30 ms
 ROTATE_BYTES = FILE_BYTES // 2
 _MOST_ATTEMPTS = 0xFFFF
+_pack, _pack_crc, _crc_of = RECORD.pack, CRC.pack, google_crc32c.value
 
 
 class Record(NamedTuple):
@@ -42,10 +43,16 @@ class Record(NamedTuple):
     bytes: int
 
 
-def pack(kind: int, first: int, count: int, *, attempts: int = 0, size: int = 0) -> bytes:
-    """One record as it is written."""
-    body = RECORD.pack(kind, min(attempts, _MOST_ATTEMPTS), count, first, size)
-    return body + CRC.pack(google_crc32c.value(body))
+def acked(first: int, count: int, size: int) -> bytes:
+    """The record of blocks that are done, `size` bytes together."""
+    body = _pack(ACKED, 0, count, first, size)
+    return body + _pack_crc(_crc_of(body))
+
+
+def leased(first: int, count: int, attempts: int) -> bytes:
+    """The record of blocks that were handed out, all for the same time."""
+    body = _pack(LEASED, attempts if attempts < _MOST_ATTEMPTS else _MOST_ATTEMPTS, count, first, 0)
+    return body + _pack_crc(_crc_of(body))
 
 
 class Journal:
@@ -64,14 +71,15 @@ class Journal:
         finally:
             files.close(handle)
 
-    def has_room(self, length: int) -> bool:
-        return self.offset + length <= FILE_BYTES
-
-    def append(self, records: bytes) -> None:
-        """Hand the records to the kernel; there must be room."""
-        end = self.offset + len(records)
-        self._mapped[self.offset : end] = records
+    def append(self, records: bytes) -> bool:
+        """Hand the records to the kernel; False if there is no room for them."""
+        start = self.offset
+        end = start + len(records)
+        if end > FILE_BYTES:
+            return False
+        self._mapped[start:end] = records
         self.offset = end
+        return True
 
     def close(self) -> None:
         self._mapped.close()

@@ -9,6 +9,8 @@ from penstock.spool import frames
 from penstock.spool.chunks import Chunk, ChunkLog
 from penstock.spool.files import Files, write_all
 from penstock.spool.frames import DamagedFrame, Frame, FrameHeader
+from penstock.spool.lease import Lease
+from penstock.spool.upcoming import FrameRef
 
 log = logging.getLogger(__name__)
 
@@ -140,15 +142,15 @@ class FrameReader:
         self.offset = end
         return frame
 
-    def ahead(self, first: int, most: int, most_bytes: int) -> list[tuple[int, int, bytes, float]]:
+    def ahead(self, first: int, most: int, most_bytes: int) -> list[tuple[Lease, FrameRef]]:
         """The next frames of one block each, from sequence `first` on without a gap: so many, and so many bytes.
 
-        Of each the offset, the offset behind it, the block and when it was pushed. Nothing moves. What is no such
-        frame, or cannot be read, ends the row: `read` will come to it and say what it is.
+        Moves behind them. What is no such frame, or cannot be read, ends the row: `read` will come to it and say what
+        it is.
 
         All in one loop: where reading alternates with other things, half of its price is the way through functions.
         """
-        found: list[tuple[int, int, bytes, float]] = []
+        found: list[tuple[Lease, FrameRef]] = []
         chunk = self._current()
         if chunk is None or not chunk.checked:
             return found
@@ -175,11 +177,14 @@ class FrameReader:
                     body = read(chunk, offset + frames.HEADER_SIZE, size - frames.HEADER_SIZE)
                 if crc != crc_of(body) or frames.HEADER_SIZE + len(body) != size:
                     break
-                found.append((offset, offset + size, frames.decompress(body, codec, length), pushed))
+                block = frames.decompress(body, codec, length) if codec else body
+                found.append((Lease(first, 1, block, pushed), FrameRef(offset, first, first + 1)))
                 self._ahead = _WINDOW if size < _SMALL_FRAME else frames.HEADER_SIZE
                 offset += size
                 first += 1
         self._window, self._window_at, self._window_of = window, window_at, chunk
+        if found:
+            self.offset, self._skipped = offset, None
         return found
 
     def _end_of_damaged(self, chunk: Chunk, offset: int, header: FrameHeader) -> int:

@@ -146,8 +146,6 @@ class Store:
 
         They count as read then; without `is_counted` somebody else will read and count them.
         """
-        if is_counted and (upcoming := self.read_upcoming()) is not None:
-            return upcoming
         while (found := self._reader.next_header()) is not None:
             offset, header = found
             first, end = header.first, header.end
@@ -174,8 +172,8 @@ class Store:
         return None
 
     def read_upcoming(self) -> tuple[FrameRef, list[Lease]] | None:
-        """The same, if it is in memory, or can be brought there with others that follow it."""
-        found = self._upcoming.take(self._reader.offset) or self._read_ahead()
+        """The same, if it is in memory already."""
+        found = self._upcoming.take(self._reader.offset)
         if found is None:
             return None
         ref, frame_end, leases, length = found
@@ -186,21 +184,21 @@ class Store:
         self.unread_bytes -= length
         return ref, leases
 
-    def _read_ahead(self) -> tuple[FrameRef, int, list[Lease], int] | None:
-        """Read frames of one block each into `_upcoming`, and take the first from there; None if none comes next."""
+    def read_ahead(self) -> list[tuple[Lease, FrameRef]]:
+        """The next frames, if they are of one block each; empty if the next one is not. They count as read then."""
         first = self._expected
         if not self._looks_ahead or first < self.seen_below or not self._upcoming.most_blocks:
-            return None
+            return []
         found = self._reader.ahead(first, min(_AHEAD, self._upcoming.most_blocks), _AHEAD_BYTES)
-        at = self._reader.offset
         if not found:
             self._looks_ahead = False
-            return None
-        for offset, end, block, pushed_at in found:
-            lease = Lease(first, 1, block, pushed_at)
-            self._upcoming.add(FrameRef(offset, first, first + 1), end, [lease], len(block), at)
-            first += 1
-        return self._upcoming.take(at)
+            return found
+        self._expected = first + len(found)
+        for lease, ref in found:
+            self._refs.append(ref)
+            self.unread_bytes -= len(lease.data)
+        self.unread_count -= len(found)
+        return found
 
     def is_done_or_held(self, sequence: int) -> bool:
         return sequence in self.acked or sequence in self._held
@@ -274,13 +272,11 @@ class Store:
         """Take [first, end) as done; the journal's record of it."""
         self.acked.add(first, end)
         self.changed = True
-        return journal.pack(journal.ACKED, first, end - first, size=size_bytes) if self.journals else b""
+        return journal.acked(first, end - first, size_bytes) if self.journals else b""
 
     def note(self, records: bytes) -> None:
         """Write the records to the journal. Where that fails the next meta says it all, and until then, memory."""
-        if self._journal is not None and self._journal.has_room(len(records)):
-            self._journal.append(records)
-        elif records:
+        if (self._journal is None or not self._journal.append(records)) and records:
             self._note_in_next(records)
 
     def _note_in_next(self, records: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The frames that the reader comes to next, in memory: the newest as they were pushed, or such as were read ahead."""
+"""The frames that the reader comes to next, in memory since they were pushed: who keeps up reads nothing back."""
 
 from collections import deque
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Upcoming:
         self._end = -1  # where the last one ends
 
     def add(self, ref: FrameRef, end: int, leases: list[Lease], length: int, reader_offset: int) -> None:
-        """A frame from `ref.offset` to `end` has been written or read ahead, the reader stands at `reader_offset`."""
+        """A frame from `ref.offset` to `end` has been written, the reader stands at `reader_offset`."""
         if ref.offset != (self._end if self._frames else reader_offset):
             return  # between those that are here and this one lie others
         if self._blocks + len(leases) > self.most_blocks or self._bytes + length > _MOST_BYTES:
