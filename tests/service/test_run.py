@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import queue
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli import main
+from penstock.errors import PenstockError
 from penstock.service import run_commands
 from penstock.testing import wait_until
 from tests.receive.test_security import certified
@@ -242,6 +244,57 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
             assert running.wait(20) == 4  # well within shutdown.timeout, which the drain would take
             assert "Stopped at once" in running.text()
+
+
+class SlowService:
+    """Starts when it is told to; `killed` says that somebody lost patience."""
+
+    def __init__(self) -> None:
+        self.go_on, self.killed = threading.Event(), threading.Event()
+
+    def start(self) -> None:
+        assert self.go_on.wait(PATIENCE)
+
+    def kill(self) -> None:
+        self.killed.set()
+        self.go_on.set()
+
+
+def test_a_signal_while_it_starts_is_heard_when_it_has_started() -> None:
+    service, signals = SlowService(), queue.SimpleQueue[int]()
+    wishes = run_commands._Wishes(service, signals)
+    signals.put(signal.SIGHUP)
+    signals.put(signal.SIGTERM)
+
+    def go_on() -> None:
+        wait_until(signals.empty, PATIENCE)
+        service.go_on.set()
+
+    threading.Thread(target=go_on).start()
+    wishes.heard_during(service.start, "starting")
+    assert [wishes.next(), wishes.next()] == [signal.SIGHUP, signal.SIGTERM]
+    assert not service.killed.is_set()
+
+
+def test_a_second_signal_while_it_starts_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(run_commands, "SAME_SIGNAL", -1.0)
+    monkeypatch.setattr("penstock.service.run_commands.os._exit", codes.append)
+    monkeypatch.setattr("penstock.service.run_commands.logging.shutdown", lambda: None)
+    service, signals = SlowService(), queue.SimpleQueue[int]()
+    signals.put(signal.SIGINT)
+    signals.put(signal.SIGINT)
+    run_commands._Wishes(service, signals).heard_during(service.start, "starting")
+    assert service.killed.is_set()
+    assert codes == [4]
+
+
+def test_what_fails_while_it_starts_is_raised() -> None:
+    def fail() -> None:
+        raise PenstockError("no room")
+
+    with pytest.raises(PenstockError, match="no room"):
+        run_commands._Wishes(SlowService(), queue.SimpleQueue[int]()).heard_during(fail, "starting")
 
 
 @pytest.mark.parametrize("processes", [1, 2])

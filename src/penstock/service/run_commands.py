@@ -7,6 +7,9 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ SAME_SIGNAL = 0.5  # seconds: some tools signal the process and then its group, 
 def run(ctx: click.Context, file: Path | None) -> None:
     """Receive, hold, relay and roll up, as the configuration says; without one, OTLP and Prometheus into tables.
 
-    SIGTERM (or Ctrl-C) stops taking, answers everybody, drains and ends; a second one ends at once, and what is durable
+    SIGTERM (or Ctrl-C) stops taking, answers everybody, drains and ends; a second one ends at once (also while it starts), and what is durable
     stays. SIGHUP reads configuration, metric definitions, tokens and certificates anew and says what needs a restart.
 
     \b
@@ -55,15 +58,16 @@ def _run(ctx: click.Context, file: Path | None, loaded: Any) -> int:
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     hear(signals.put, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     service = Service(loaded, began=process_began())
+    wishes = _Wishes(service, signals)
     try:
-        service.start()
+        wishes.heard_during(service.start, "starting")
     except (PenstockError, OSError) as error:
         log.error("Penstock cannot start. reason=%s", error)
         return 2 if isinstance(error, ConfigError) else 1
-    while (received := signals.get()) == signal.SIGHUP:
+    while wishes.next() == signal.SIGHUP:
         _reload(ctx, file, service)
-    log.info("Stopping. signal=%s timeout=%s", signal.Signals(received).name, loaded.config.shutdown.timeout)
-    return _stop(service, signals)
+    log.info("Stopping. timeout=%s", loaded.config.shutdown.timeout)
+    return _stop(service, wishes)
 
 
 def process_began() -> float:
@@ -75,30 +79,62 @@ def process_began() -> float:
         return time.time()
 
 
-def _stop(service: Any, signals: "queue.SimpleQueue[int]") -> int:
-    """Close in another thread, so that a second signal is heard."""
-    late: list[str] = []
+class _Wishes:
+    """What the signals ask for: the first SIGTERM or SIGINT to stop in good order, another one to stop at once."""
 
-    def close() -> None:
-        try:
-            late.extend(service.close())
-        except Exception as error:
-            log.exception("Stopping failed.")
-            late.append(str(error))
+    def __init__(self, service: Any, signals: "queue.SimpleQueue[int]") -> None:
+        self._service = service
+        self._signals = signals
+        self._waiting: deque[int] = deque()  # signals that came while something else was done
+        self._stop_heard_at: float | None = None
 
-    closing = threading.Thread(target=close, name="penstock-closing", daemon=True)
-    closing.start()
-    began = time.monotonic()
-    while closing.is_alive():
-        closing.join(0.05)
-        try:
-            if signals.get_nowait() != signal.SIGHUP and time.monotonic() - began > SAME_SIGNAL:
+    def next(self) -> int:
+        """The next signal, when it comes."""
+        received = self._waiting.popleft() if self._waiting else self._signals.get()
+        if received != signal.SIGHUP and self._stop_heard_at is None:
+            self._stop_heard_at = time.monotonic()
+        return received
+
+    def heard_during(self, work: Callable[[], None], name: str) -> None:
+        """Do the work in another thread, so that signals are heard meanwhile. Raises what it raises."""
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+
+        thread = threading.Thread(target=run, name=f"penstock-{name}", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.05)
+            with suppress(queue.Empty):
+                self._heard(self._signals.get_nowait(), name)
+        if failures:
+            raise failures[0]
+
+    def _heard(self, received: int, name: str) -> None:
+        if received != signal.SIGHUP and self._stop_heard_at is not None:
+            if time.monotonic() - self._stop_heard_at > SAME_SIGNAL:
                 log.warning("Stopped at once by a second signal, what is durable stays.")
-                service.kill()
+                self._service.kill()
                 logging.shutdown()
                 os._exit(LATE)
-        except queue.Empty:
-            pass
+            return
+        self._waiting.append(received)
+        if received != signal.SIGHUP:
+            self._stop_heard_at = time.monotonic()
+            log.info("Stopping when this is done, or at once if asked once more. signal=%s doing=%s", received, name)
+
+
+def _stop(service: Any, wishes: _Wishes) -> int:
+    late: list[str] = []
+    try:
+        wishes.heard_during(lambda: late.extend(service.close()), "stopping")
+    except Exception as error:
+        log.exception("Stopping failed.")
+        late.append(str(error))
     for text in late:
         log.warning("Not done in time. what=%s", text)
     log.info("Penstock has ended.")
