@@ -30,8 +30,9 @@ SAME_SIGNAL = 0.5  # seconds: some tools signal the process and then its group, 
 def run(ctx: click.Context, file: Path | None) -> None:
     """Receive, hold, relay and roll up, as the configuration says; without one, OTLP and Prometheus into tables.
 
-    SIGTERM (or Ctrl-C) stops taking, answers everybody, drains and ends; a second one ends at once (also while it starts), and what is durable
-    stays. SIGHUP reads configuration, metric definitions, tokens and certificates anew and says what needs a restart.
+    SIGTERM (or Ctrl-C) stops taking, answers everybody, drains and ends; a second one ends at once, also while it
+    starts, and what is durable stays. SIGHUP reads configuration, metric definitions, tokens and certificates anew and
+    says what needs a restart.
 
     \b
     Exit codes: 0 ended in good order, 1 could not start, 2 the configuration is wrong, 4 not everything was drained
