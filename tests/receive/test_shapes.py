@@ -243,3 +243,13 @@ def test_what_a_shape_says_of_its_sender_counts_too() -> None:
         using.decode(Format.OTLP, [request(gauge("cpu", 1.0), resource=resource).SerializeToString()])
 
     assert shapes_of(using) == 2
+
+
+def test_one_metric_has_no_more_shapes_than_can_be_compared() -> None:
+    using = decoder()
+    bodies = [request(gauge("cpu", 1.0, host=f"{n:04}", long="z" * 300)).SerializeToString() for n in range(600)]
+    for start in range(0, 600, 4):
+        for _ in range(2):  # the second time each is of use
+            using.decode(Format.OTLP, bodies[start : start + 4])
+
+    assert 250 <= shapes_of(using) <= 260

@@ -18,6 +18,7 @@ Streams = NDArray[np.int32]
 
 _ABSENT = -(1 << 30)  # a place that no request has, whatever is added to it
 _TRIES = 8  # shapes of one metric that may prove useless before no more are made
+_MOST = 256  # shapes of one metric, which may have to be compared one by one
 _PROBE = 512  # bytes at most by which a shape is told from others before it is compared
 _PATIENCE, _LITTLE_PATIENCE = 10, 2  # sweeps, of a minute each, without a use: with room to spare, and without
 _OVERHEAD = 1000  # bytes of the objects of a shape
@@ -120,8 +121,10 @@ class Shapes:
 
     def wants(self, owner: Owner) -> bool:
         """Whether it is worth while to make one more shape of that owner's metric."""
-        useless = sum(not shape.hits for shape in self._known.get(owner, ()))
-        return self.nbytes < self._max_bytes and useless < _TRIES
+        known = self._known.get(owner, ())
+        if self.nbytes >= self._max_bytes or len(known) >= _MOST:
+            return False
+        return sum(not shape.hits for shape in known) < _TRIES
 
     def add(self, shape: Shape) -> None:
         self._known.setdefault(shape.owner, []).append(shape)
