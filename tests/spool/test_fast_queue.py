@@ -363,3 +363,16 @@ class CountingFiles(FakeFiles):
         data = super().pread(handle, length, offset)
         self.bytes_read += len(data)
         return data
+
+
+def test_a_block_that_was_spilled_behind_holes_of_large_ones_is_found_again(open_queue: Open) -> None:
+    queue = open_queue()
+    blocks = [b"%d" % i * 40_000 for i in range(6)]
+    for block in blocks:
+        queue.push(block)
+    leases = queue.lease(6)
+    queue.ack(leases[1:4])
+    queue.flush()
+    for lease in (leases[0], leases[4], leases[5]):
+        queue.nack(lease)
+    assert [lease.data for lease in queue.lease(9)] == [blocks[0], blocks[4], blocks[5]]

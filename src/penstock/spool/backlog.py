@@ -140,7 +140,7 @@ class Backlog:
         self._appended(refs)
         at = 0
         for lease in run:
-            if lease.sequence >= refs[at].end:
+            while lease.sequence >= refs[at].end:  # there may be frames of nothing but holes between two blocks
                 at += 1
             for part, spent in ((self.leased, 1), (self.returned, 0)):
                 if lease.sequence in part:
