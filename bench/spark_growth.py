@@ -1,25 +1,20 @@
-"""What becomes of the cost of a row as rows and series grow, and what a start costs."""
+"""What becomes of the cost of a row as rows and series grow, beside what becomes of it for the peers."""
 
-import os
 import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from bench.processes import cpu_seconds, peak_memory
-from bench.spark_data import METRICS, SEGMENT_ROWS, Shape, write_segments
-from penstock.spark.delta import DeltaTables
-from penstock.spark.java import find_java
-from penstock.spark.job import JobConfig, start_job
+from bench.spark_data import METRICS, SEGMENT_ROWS, Shape, write_parquet, write_segments
+from bench.spark_peers import noop, peers
 from penstock.spark.rollup import merged
-from penstock.spark.session import archive_path, make_archive
 
 ROWS = (1_000_000, 3_000_000, 10_000_000, 30_000_000)
 SERIES = (1_000, 10_000, 100_000, 1_000_000)
@@ -31,13 +26,14 @@ AT_POINTS = 5  # of a series and minute, so that there are as many groups howeve
 def growth(spark: SparkSession, folder: Path, rounds: int, kinds: Sequence[str]) -> None:
     if "rows" in kinds:
         print("growth of the rows, 10,000 series, 16.7 points a series and minute")
-        _grow(spark, folder, rounds, {f"{rows:,} rows": Shape(rows) for rows in ROWS})
+        _grow(spark, folder / "rows", rounds, {f"{rows:,} rows": Shape(rows) for rows in ROWS})
     if "series" in kinds:
         print(f"growth of the series, {AT_ROWS:,} rows, {AT_POINTS} points a series and minute")
-        _grow(spark, folder, rounds, {f"{series:,} series": _crowded(series) for series in SERIES})
+        _grow(spark, folder / "series", rounds, {f"{series:,} series": _crowded(series) for series in SERIES})
     if "sparse" in kinds:
         print(f"growth of the series, {AT_ROWS:,} rows, 167,000 rows a minute: ever fewer points a series and minute")
-        _grow(spark, folder, rounds, {f"{series:,} series": Shape(AT_ROWS, series // METRICS) for series in SERIES})
+        shapes = {f"{series:,} series": Shape(AT_ROWS, series // METRICS) for series in SERIES}
+        _grow(spark, folder / "sparse", rounds, shapes)
 
 
 def _crowded(series: int) -> Shape:
@@ -46,24 +42,34 @@ def _crowded(series: int) -> Shape:
 
 
 def _grow(spark: SparkSession, folder: Path, rounds: int, shapes: dict[str, Shape]) -> None:
-    first: tuple[float, float] | None = None
+    """Ours alone first, from the smallest on, for the memory; then every shape and every peer in turns."""
+    arms: dict[tuple[str, str], Callable[[], Any]] = {}
     for name, shape in shapes.items():
-        segments = write_segments(folder / "growing", shape)
+        segments, parquet = write_segments(folder / name / "segments", shape), folder / name / "parquet"
         frame = spark.read.format("penstock").option("path", str(segments)).load().transform(merged)
         groups = _checked(frame, shape)
-        for _ in range(1 if first else WARM_UP):
-            frame.write.format("noop").mode("overwrite").save()
-        taken = []
-        for _ in range(rounds):
+        for _ in range(1 if arms else WARM_UP):
+            noop(frame)
+        print(f"  {name:<20} {groups:>10,} groups, most memory so far: {peak_memory()}", flush=True)
+        arms[name, "penstock"] = partial(noop, frame)
+        for peer, arm in peers(spark, write_parquet(parquet, shape)).items():
+            arms[name, peer] = arm
+    taken: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in arms}
+    for number in range(1 + rounds):
+        for key, arm in arms.items():
             began, worked = time.perf_counter(), cpu_seconds()
-            frame.write.format("noop").mode("overwrite").save()
-            taken.append((time.perf_counter() - began, cpu_seconds() - worked))
-        wall, cores = (statistics.median(column) / shape.rows * 1e6 for column in zip(*taken))
-        first = first or (wall, cores)
-        times = f"{wall:6.2f} µs a row ({wall / first[0]:.2f} × the first)"
-        works = f"{cores:6.2f} µs of a core ({cores / first[1]:.2f} ×)"
-        print(f"  {name:<20} {times}, {works}; {groups:>10,} groups, most memory: {peak_memory()}", flush=True)
-        shutil.rmtree(segments)
+            arm()
+            if number:
+                taken[key].append((time.perf_counter() - began, cpu_seconds() - worked))
+    first: dict[str, tuple[float, float]] = {}
+    engines = list(dict.fromkeys(engine for _, engine in arms))
+    for (name, engine), seconds in sorted(taken.items(), key=lambda one: engines.index(one[0][1])):
+        wall, cores = (statistics.median(column) / shapes[name].rows * 1e6 for column in zip(*seconds))
+        least = first.setdefault(engine, (wall, cores))
+        times = f"{wall:6.3f} µs a row ({wall / least[0]:.2f} × the first)"
+        works = f"{cores:6.3f} µs of a core ({cores / least[1]:.2f} ×)"
+        print(f"  {engine:<26} {name:<18} {times}, {works}", flush=True)
+    shutil.rmtree(folder)
 
 
 def _checked(frame: DataFrame, shape: Shape) -> int:
@@ -71,39 +77,3 @@ def _checked(frame: DataFrame, shape: Shape) -> int:
     assert row is not None
     assert row[1] == shape.segments * min(shape.rows, SEGMENT_ROWS), f"{row[1]} points of {shape.rows}"
     return int(row[0])
-
-
-def starts() -> None:
-    """A new process, a session, one batch of a job, its tables: with and without the class-data archive."""
-    print("cold start to the first table: session / table, 100,000 rows")
-    if not archive_path(find_java()).exists():
-        make_archive()
-    with tempfile.TemporaryDirectory() as scratch:
-        segments = write_segments(Path(scratch) / "segments", Shape(100_000))
-        for number in range(3):
-            for kind in ("with", "without"):
-                tables = Path(scratch) / f"tables-{number}-{kind}"
-                command = [sys.executable, "-m", "bench.spark_growth", str(segments), str(tables)]
-                environ = os.environ | ({"PENSTOCK_ARCHIVE": "none"} if kind == "without" else {})
-                began = time.perf_counter()
-                ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-                took = time.perf_counter() - began
-                print(f"  {kind:<8} the archive: {ran.stdout.strip()} s session, {took:6.1f} s in all")
-
-
-def _first_table(segments: Path, folder: Path) -> None:
-    from penstock.spark.session import start_session
-
-    began = time.perf_counter()
-    spark = start_session()
-    spark.range(1).collect()
-    print(f"{time.perf_counter() - began:.1f}")
-    tables = DeltaTables(folder / "tables")
-    config = JobConfig(segments=segments, checkpoint=folder / "checkpoint", available_now=True)
-    start_job(spark, tables, config).awaitTermination()
-    assert tables.describe("day").rows > 0
-    os._exit(0)  # the table is there: how long Java takes to end is another matter
-
-
-if __name__ == "__main__":
-    _first_table(Path(sys.argv[1]), Path(sys.argv[2]))

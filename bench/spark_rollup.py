@@ -22,27 +22,28 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import polars as pl
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from bench import spark_growth
 from bench.processes import cpu_seconds
 from bench.spark_data import PERCENTILE, Shape, write_l1_segments, write_parquet, write_segments
+from bench.spark_growth import growth
+from bench.spark_peers import KEYS, duckdb_roll_up, noop, peers, polars_rolled_up, spark_rolled_up
+from bench.spark_start import starts
 from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
 from penstock.model.partial import PARTIALS
-from penstock.model.segment import read
+from penstock.model.segment import read_encoded
 from penstock.spark import read_segments
 from penstock.spark.delta import DeltaTables
 from penstock.spark.job import JobConfig, start_job
+from penstock.spark.pieces import Piece
 from penstock.spark.rollup import merged
 from penstock.spark.session import start_session
-from penstock.spark.source import SegmentGroup, SegmentReader, SegmentSource
+from penstock.spark.source import SegmentReader, SegmentSource
 from penstock.spark.tables import SCHEMAS
 
 WARM_UP = 4  # runs of an arm until Java has compiled what counts: a job's driver lives long
-KEYS = ["metric", "entity", "minute"]
 Arm = tuple[Callable[[], DataFrame], Callable[[DataFrame], Any]]
 
 
@@ -60,13 +61,9 @@ class UnmergedSource(SegmentSource):
 
 class UnmergedReader(SegmentReader):
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SegmentGroup)
+        assert isinstance(partition, Piece)
         for name in partition.names:
-            yield from read(self._folder.folder / name).cast(PARTIALS).to_batches()
-
-
-def noop(frame: DataFrame) -> None:
-    frame.write.format("noop").mode("overwrite").save()
+            yield from partition.of(read_encoded(self._folder.folder / name)).cast(PARTIALS).to_batches()
 
 
 def timed(arms: dict[str, Callable[[], Any]], rounds: int, rows: int) -> None:
@@ -103,10 +100,6 @@ def basics(spark: SparkSession, folder: Path, rounds: int, shape: Shape) -> None
     print("count, sum, min, max, avg by (metric, entity, minute)")
     segments, parquet = write_segments(folder / "segments", shape), write_parquet(folder / "parquet", shape)
     files = str(parquet / "*.parquet")
-    grouped = (
-        "select metric, entity, date_trunc('minute', time) m, count(*) n, sum(value) s, min(value), max(value), "
-        f"avg(value) from '{files}' group by 1, 2, 3"
-    )
 
     def ours() -> DataFrame:
         return _segments(spark, segments).transform(merged)
@@ -114,30 +107,16 @@ def basics(spark: SparkSession, folder: Path, rounds: int, shape: Shape) -> None
     def unmerged() -> DataFrame:
         return spark.read.format("penstock-unmerged").option("path", str(segments)).load().transform(merged)
 
-    def spark_parquet() -> DataFrame:
-        raw = spark.read.parquet(str(parquet)).withColumn("minute", F.date_trunc("minute", "time"))
-        value = F.col("value")
-        of = [F.count("*").alias("count"), F.sum(value).alias("sum"), F.min(value), F.max(value), F.avg(value)]
-        return raw.groupBy(*KEYS).agg(*of)
-
-    def polars() -> pl.DataFrame:
-        value = pl.col("value")
-        lazy = pl.scan_parquet(files).with_columns(minute=pl.col("time").dt.truncate("1m")).group_by(KEYS)
-        of = [value.count().alias("n"), value.sum().alias("s"), value.min().alias("l"), value.max().alias("h")]
-        return lazy.agg(*of, value.mean().alias("a")).collect()
-
-    expected = duckdb.sql(f"select count(*), sum(n), sum(s) from ({grouped})").fetchall()[0]
+    expected = duckdb.sql(f"select count(*), sum(n), sum(s) from ({duckdb_roll_up(files)})").fetchall()[0]
     assert expected[1] == shape.rows
-    for name, frame in {"penstock": ours, "unmerged": unmerged, "spark": spark_parquet}.items():
-        check(name, totals(frame()), expected)
-    by_polars = polars()
+    for name, frame in {"penstock": ours(), "unmerged": unmerged(), "spark": spark_rolled_up(spark, parquet)}.items():
+        check(name, totals(frame), expected)
+    by_polars = polars_rolled_up(files)
     check("polars", (by_polars.height, by_polars["n"].sum(), by_polars["s"].sum()), expected)
     arms: dict[str, Callable[[], Any]] = {
         "penstock (segments)": lambda: noop(ours()),
         "the same without merging in the tasks": lambda: noop(unmerged()),
-        "Spark's own Parquet path": lambda: noop(spark_parquet()),
-        "DuckDB (Parquet)": lambda: duckdb.sql(grouped).to_arrow_table(),
-        "Polars (Parquet)": polars,
+        **peers(spark, parquet),
     }
     timed(arms, rounds, shape.rows)
 
@@ -251,14 +230,14 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])  # Spark's workers
     print(f"{arguments.rows:,} rows, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     if arguments.start:
-        spark_growth.starts()
+        starts()
         return
     spark = start_session("local[*]", {"spark.driver.memory": "4g"})
     spark.dataSource.register(UnmergedSource)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if arguments.growth is not None:
-            spark_growth.growth(spark, folder, arguments.rounds, arguments.growth or ("rows", "series", "sparse"))
+            growth(spark, folder, arguments.rounds, arguments.growth or ("rows", "series", "sparse"))
         else:
             for name in arguments.only or PARTS:
                 PARTS[name](spark, folder, arguments.rounds, Shape(arguments.rows))

@@ -20,6 +20,7 @@ from penstock.model.segment import (
     rows_in,
     seal,
     sealed,
+    span_of,
 )
 
 PARTS = of_points([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])])
@@ -31,8 +32,27 @@ def test_a_sealed_segment_reads_back_as_it_was(tmp_path: Path) -> None:
     assert path.name == "edge-0000000000000003-0000000000000007.arrow"
     assert read(path).equals(PARTS)
     assert read(path).schema == PARTIALS
-    assert pa.ipc.open_file(path).schema.metadata == {b"penstock.segment": b"1", b"penstock.rows": b"2"}
+    metadata = {b"penstock.segment": b"1", b"penstock.rows": b"2", b"penstock.span": b"0 60000000"}
+    assert pa.ipc.open_file(path).schema.metadata == metadata
     assert rows_in(path) == 2
+
+
+def test_a_segment_says_where_most_of_its_rows_are_without_its_outliers(tmp_path: Path) -> None:
+    minutes = [0, *range(100, 5_100), 1_000_000]
+    partials = of_points([chunk_type("cpu").of(["a"] * 5_002, [60_000_000 * n for n in minutes], [1.0] * 5_002)])
+    first, last = span_of(seal(tmp_path, Segment("edge", 0, 1), partials)) or (0, 0)
+
+    assert 100 < first / 60_000_000 < 1_000
+    assert 4_200 < last / 60_000_000 < 5_100
+
+
+def test_a_segment_without_rows_or_of_an_older_writer_does_not_say_where_they_are(tmp_path: Path) -> None:
+    older = tmp_path / Segment("edge", 2, 3).name
+    with pa.ipc.new_file(older, ENCODED.with_metadata({b"penstock.rows": b"0"})):
+        pass
+
+    assert span_of(seal(tmp_path, Segment("edge", 0, 1), PARTIALS.empty_table())) is None
+    assert span_of(older) is None
 
 
 def test_segments_are_listed_in_the_order_of_their_sequences_and_nothing_else_is(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from penstock.model.segment import Segment, seal
 from penstock.spark.job import JobConfig, start_job
 from penstock.spark.tables import Tables, open_tables, read_level, read_top_n
 
-HOUR_US = 3_600_000_000
+MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 ERROR = 1.000001 * relative_error_of(DEFAULT_SCALE)  # and what rounding adds
 Key = tuple[str, str, str, int]
 Row = tuple[str, str, str, int, float]  # metric, function, entity, microseconds, value
@@ -30,20 +30,23 @@ Row = tuple[str, str, str, int, float]  # metric, function, entity, microseconds
 class Edge:
     """Seals random points into segments and remembers every point."""
 
-    def __init__(self, folder: Path, seed: int = 3, functions: tuple[Function, ...] = (AVG,)) -> None:
+    def __init__(
+        self, folder: Path, seed: int = 3, functions: tuple[Function, ...] = (AVG,), minutes: int = 3000
+    ) -> None:
         self.folder = folder
         self.folder.mkdir()
         self.rng = random.Random(seed)
         self.functions = functions
+        self.minutes = minutes  # that points are of
         self._next: dict[str, int] = defaultdict(int)  # of each writer, as its queue counts
         self.points: list[Row] = []
 
     def seal(self, writer: str = "edge", points: int = 500) -> Path:
-        """A segment of points in any order, days apart."""
+        """A segment of points in any order, by default days apart."""
         rng = self.rng
         metric = rng.choice(["cpu", "rps"])
         entities = [f"e{rng.randrange(30)}" for _ in range(points)]
-        times = [rng.randrange(50 * HOUR_US) for _ in range(points)]
+        times = [rng.randrange(self.minutes * MINUTE_US) for _ in range(points)]
         # One metric around zero, one with a tail so heavy that it has no mean.
         values = [rng.gauss(0, 10) if metric == "rps" else rng.paretovariate(0.8) for _ in range(points)]
         moments = pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
@@ -58,7 +61,7 @@ class Edge:
 
     def groups(self, level: Level) -> dict[Key, list[tuple[int, float]]]:
         """All points, by series and bucket."""
-        width = level.minutes * 60_000_000
+        width = level.minutes * MINUTE_US
         found: dict[Key, list[tuple[int, float]]] = defaultdict(list)
         for metric, function, entity, time, value in self.points:
             found[(metric, function, entity, time // width * width)].append((time, value))

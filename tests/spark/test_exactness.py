@@ -46,7 +46,8 @@ class Life:
     """What happens to a job, step by step."""
 
     def __init__(self, folder: Path, tables: Tables, seed: int) -> None:
-        self.edge = Edge(folder / "segments", seed, FUNCTIONS)
+        # Of days, or of so few minutes that tasks take shares of the series in place of stretches of time.
+        self.edge = Edge(folder / "segments", seed, FUNCTIONS, minutes=3000 if seed % 2 else 3)
         self.tables = tables
         self._copies = folder / "copies"
         self._engine = Engine(folder / "segments", tables)
@@ -167,7 +168,7 @@ def test_it_holds_in_real_spark(spark: SparkSession, tmp_path: Path) -> None:
     for number in range(10):
         folder = tmp_path / str(number)
         folder.mkdir()
-        edge, job = Edge(folder / "segments", number, FUNCTIONS), Job(spark, folder)
+        edge, job = Edge(folder / "segments", number, FUNCTIONS, 3000 if number % 2 else 3), Job(spark, folder)
         for _ in range(4):
             for _ in range(rng.randrange(1, 4)):
                 edge.seal(rng.choice(("edge", "other")), rng.randrange(1, 200))

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, SegmentVanished, TableConflict
 from penstock.model.packed import PACKED, packed
 from penstock.model.partial import PARTIALS, of_points
 from penstock.model.point import chunk_type
 from penstock.model.segment import QUARANTINE, Segment, seal, sealed
+from penstock.spark.pieces import Piece
 from penstock.spark.segments import SegmentFolder
 from penstock.spark.source import SegmentSource
 from penstock.spark.supervisor import Progress, _Listener
@@ -99,7 +99,7 @@ def test_a_batch_that_misses_a_segment_is_refused(folder: SegmentFolder) -> None
     with pytest.raises(SegmentVanished, match=r"3 segments of writer 'a' .* 2 are in"):
         folder.between({}, ALL)
     with pytest.raises(SegmentVanished, match="is gone"):
-        list(folder.read([Segment("a", 10, 19).name]))
+        list(folder.read(Piece([Segment("a", 10, 19).name])))
 
 
 def test_a_segment_that_went_before_it_was_planned_is_missed_and_an_empty_file_stands_in_for_it(
@@ -116,7 +116,7 @@ def test_a_segment_that_went_before_it_was_planned_is_missed_and_an_empty_file_s
 
     (folder.folder / Segment("a", 10, 19).name).touch()
     assert folder.admit(taken) == ALL
-    assert counted(folder.read(names(folder))) == 6
+    assert counted(folder.read(Piece(names(folder)))) == 6
 
 
 def test_what_was_taken_long_ago_may_have_holes(folder: SegmentFolder) -> None:
@@ -135,15 +135,15 @@ def test_a_damaged_segment_is_set_aside_and_still_counts(folder: SegmentFolder, 
         path.write_bytes(path.read_bytes()[:300] if damage == "cut" else bytes(damage))  # type: ignore[arg-type]
     everything = names(folder)
 
-    assert counted(folder.read(everything)) == 6
+    assert counted(folder.read(Piece(everything))) == 6
     assert [segment.name for segment in folder.quarantined()] == [path.name]
     assert (folder.folder / QUARANTINE / path.name).exists()
     assert [segment.name for segment in folder.between({}, ALL)] == everything
-    assert counted(folder.read(everything)) == 6  # the same when the batch runs again
+    assert counted(folder.read(Piece(everything))) == 6  # the same when the batch runs again
 
 
 def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentFolder) -> None:
-    (batch,) = folder.read(names(folder))
+    (batch,) = folder.read(Piece(names(folder)))
     assert batch.schema == PARTIALS
     assert batch.num_rows == 2
     assert batch["count"].to_pylist() == [4, 4]
@@ -156,30 +156,18 @@ def test_a_batch_larger_than_a_task_may_hold_is_merged_in_steps(
 ) -> None:
     monkeypatch.setattr("penstock.spark.segments.STEP_ROWS", step)
     monkeypatch.setattr("penstock.spark.segments.MERGE_ROWS", most)
-    batches = list(folder.read(names(folder)))
+    batches = list(folder.read(Piece(names(folder))))
     assert all(batch.schema == PARTIALS for batch in batches)
     assert counted(iter(batches)) == 8
-    packs = list(folder.read(names(folder), packed))
+    packs = list(folder.read(Piece(names(folder)), packed))
     assert all(batch.schema == PACKED for batch in packs)
     assert counted(iter(packs)) == 8
 
 
 def test_what_merges_in_small_steps_leaves_as_one_batch(folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.spark.segments.STEP_ROWS", 4)  # two segments
-    (batch,) = folder.read(names(folder))
+    (batch,) = folder.read(Piece(names(folder)))
     assert batch["count"].to_pylist() == [4, 4]
-
-
-def test_a_task_gets_segments_side_by_side_in_time_of_all_writers(tmp_path: Path) -> None:
-    for writer, segments in {"a": 4, "b": 2, "c": 1}.items():
-        for n in range(segments):
-            seal(tmp_path, Segment(writer, n, n), PARTS)
-    reader: Any = SegmentSource({"path": str(tmp_path), "tasks": "2"}).reader(StructType())
-
-    tasks = [partition.names for partition in reader.partitions()]
-
-    shown = [[name[0] + name.split("-")[1][-1] for name in names] for names in tasks]
-    assert shown == [["a0", "b0", "c0"], ["a1", "a2", "b1", "a3"]]
 
 
 def test_only_old_committed_segments_go_and_never_the_newest_of_a_writer(folder: SegmentFolder) -> None:
@@ -203,7 +191,7 @@ def test_a_folder_keeps_its_identity_when_it_moves(folder: SegmentFolder, tmp_pa
 
 def test_segments_are_found_by_path_and_by_uri_and_nowhere_else(folder: SegmentFolder) -> None:
     by_uri: Any = SegmentSource({"path": folder.folder.as_uri()}).reader(None)  # type: ignore[arg-type]
-    assert sum(len(group.names) for group in by_uri.partitions()) == 4
+    assert {name for piece in by_uri.partitions() for name in piece.names} == set(names(folder))
     with pytest.raises(ConfigError, match="must be a path or a file:// URI, got 's3://bucket/segments'"):
         SegmentSource({"path": "s3://bucket/segments"}).reader(None)  # type: ignore[arg-type]
 

@@ -3,11 +3,12 @@
     <writer>-<first>-<last>.arrow     first and last: the queue sequences that it covers, 16 hex digits each
 
 An Arrow IPC file of one or more batches in the schema `penstock.model.partial.PARTIALS`, lz4-compressed, its texts
-dictionary-encoded (a group-by over codes is three times as fast); the metadata says how many rows it has. A segment is
-written beside under a name that starts with a dot, synced, then given its name: whoever lists the folder sees it whole
-or not at all, and it never changes. The segments of one writer follow on each other without overlap and without a gap:
-sequences that were dropped on the way belong to the segment that comes after. So the last is an offset, and a segment
-that is missing leaves a hole. What cannot be read is moved to `quarantine/` in the same folder.
+dictionary-encoded (a group-by over codes is three times as fast). Its metadata says how many rows it has, and from when
+to when most of them are. A segment is written beside under a name that starts with a dot, synced, then given its name:
+whoever lists the folder sees it whole or not at all, and it never changes. The segments of one writer follow on each
+other without overlap and without a gap: sequences that were dropped on the way belong to the segment that comes after.
+So the last is an offset, and a segment that is missing leaves a hole. What cannot be read is moved to `quarantine/` in
+the same folder.
 """
 
 import os
@@ -26,6 +27,10 @@ _NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.]*)-([0-9a-f]{16})-([0-9a-f]{16})\
 _WRITER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True)
 _ROWS = b"penstock.rows"
+_SPAN = b"penstock.span"
+_SAMPLE = 1000  # rows whose buckets say where most of them are
+
+Span = tuple[int, int]  # microseconds since the epoch: the buckets of the first and the last row, but for outliers
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -84,7 +89,7 @@ def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
     """
     path, scratch = folder / segment.name, folder / f".{segment.name}"
     partials = encoded(partials.combine_chunks())
-    metadata = {b"penstock.segment": FORMAT, _ROWS: str(partials.num_rows).encode()}
+    metadata = {b"penstock.segment": FORMAT, _ROWS: str(partials.num_rows).encode(), _SPAN: _span_of(partials)}
     with open(scratch, "wb") as file:
         with pa.ipc.new_file(file, partials.schema.with_metadata(metadata), options=_OPTIONS) as writer:
             writer.write_table(partials)
@@ -96,6 +101,15 @@ def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
         scratch.unlink()
     sync_folder(folder)
     return path
+
+
+def _span_of(partials: pa.Table) -> bytes:
+    """Without the tenth of the rows at either end: a point that comes a day late says nothing about the others."""
+    buckets = partials["bucket"].cast(pa.int64()).to_numpy()[:: 1 + partials.num_rows // _SAMPLE]
+    if not len(buckets):
+        return b""
+    ordered = sorted(buckets.tolist())
+    return f"{ordered[len(ordered) // 10]} {ordered[-1 - len(ordered) // 10]}".encode()
 
 
 def sync_folder(folder: Path) -> None:
@@ -123,5 +137,15 @@ def read_encoded(path: Path) -> pa.Table:
 
 def rows_in(path: Path) -> int:
     """How many rows a segment has, from its header alone."""
+    return int(_metadata(path).get(_ROWS, b"0"))
+
+
+def span_of(path: Path) -> Span | None:
+    """From when to when most of its rows are, from its header alone; None if it does not say."""
+    found = _metadata(path).get(_SPAN, b"").split()
+    return (int(found[0]), int(found[1])) if found else None
+
+
+def _metadata(path: Path) -> dict[bytes, bytes]:
     with pa.memory_map(str(path)) as file:
-        return int((pa.ipc.open_file(file).schema.metadata or {}).get(_ROWS, b"0"))
+        return pa.ipc.open_file(file).schema.metadata or {}

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from penstock.errors import SegmentVanished, TableConflict
 from penstock.model.partial import PARTIALS, merged, merged_encoded
-from penstock.model.segment import QUARANTINE, Segment, read_encoded, rows_in, sealed
+from penstock.model.segment import QUARANTINE, Segment, Span, read_encoded, rows_in, sealed, span_of
+from penstock.spark.pieces import Piece
 
 log = logging.getLogger(__name__)
 MARK = ".penstock-source"
@@ -92,12 +93,7 @@ class SegmentFolder:
                 break
             before = end.get(segment.writer, {"last": segment.first - 1, "segments": 0})
             if segment.first > before["last"] + 1:
-                missing = Segment(segment.writer, before["last"] + 1, segment.first - 1)
-                raise SegmentVanished(
-                    f"sequences {missing.first} to {missing.last} of writer {segment.writer!r} are in no segment of "
-                    f"{self.folder}: put what is missing back, or restore it from a copy. If it is lost for good, put "
-                    f"an empty file of that name in its place, and it counts as damaged: {missing.name}"
-                )
+                raise self._missing(Segment(segment.writer, before["last"] + 1, segment.first - 1))
             if segment.first <= before["last"]:
                 raise TableConflict(
                     f"{segment.name} in {self.folder} covers sequences from {segment.first} on, but segments of writer "
@@ -106,6 +102,13 @@ class SegmentFolder:
                 )
             end[segment.writer] = {"last": segment.last, "segments": before["segments"] + 1}
         return end
+
+    def _missing(self, hole: Segment, why: str = "") -> SegmentVanished:
+        return SegmentVanished(
+            f"{why}sequences {hole.first} to {hole.last} of writer {hole.writer!r} are in no segment of {self.folder}: "
+            "put what is missing back, or restore it from a copy. If it is lost for good, put an empty file of that name "
+            f"in its place, and it counts as damaged: {hole.name}"
+        )
 
     def reach(self) -> Offset:
         """How far the segments that are there go, whatever became of those before them."""
@@ -133,22 +136,26 @@ class SegmentFolder:
         """How many rows the segments of a batch have, before anything is merged."""
         return sum(map(self._rows, self.between(start, end)))
 
-    def read(self, names: list[str], merge: Merge = merged) -> Iterator[pa.RecordBatch]:
-        """The partials of these segments, merged, in batches of exactly the schema that `merge` gives."""
+    def spans(self, segments: list[Segment]) -> dict[Segment, Span | None]:
+        """From when to when most rows of each are; None of one that does not say or is damaged."""
+        return {segment: self._span(segment) for segment in segments}
+
+    def read(self, piece: Piece, merge: Merge = merged) -> Iterator[pa.RecordBatch]:
+        """The partials of a piece, merged, in batches of exactly the schema that `merge` gives."""
         fresh: list[pa.Table] = []
         held: list[pa.Table] = []  # merged once
         step = STEP_ROWS if merge is merged else MERGE_ROWS
-        for name in names:
+        for name in piece.names:
             table = self._read(name)
             if table is not None:
                 fresh.append(table)
-            if _rows(fresh) < step:
+            if _rows(fresh) < min(step * piece.shares, MERGE_ROWS):
                 continue
             if merge is not merged:  # what comes out of it cannot go in again
-                yield from _batches(merge(pa.concat_tables(fresh)))
+                yield from _batches(merge(piece.of(pa.concat_tables(fresh))))
                 fresh = []
                 continue
-            held.append(merged_encoded(pa.concat_tables(fresh)))
+            held.append(merged_encoded(piece.of(pa.concat_tables(fresh))))
             fresh = []
             if held[-1].num_rows > step // 2:
                 step = MERGE_ROWS  # hardly anything merges in so few rows
@@ -157,7 +164,8 @@ class SegmentFolder:
             if _rows(held) > MERGE_ROWS // 2:  # nor in many: pass it on rather than hold it
                 yield from _batches(held.pop().cast(PARTIALS))
         if fresh or held:
-            yield from _batches(merge(pa.concat_tables([*held, *fresh])))
+            rest = [piece.of(pa.concat_tables(fresh))] if fresh else []
+            yield from _batches(merge(pa.concat_tables([*held, *rest])))
 
     def _read(self, name: str) -> pa.Table | None:
         path = self.folder / name
@@ -218,6 +226,12 @@ class SegmentFolder:
             return rows_in(self._where(segment))
         except (ValueError, OSError):
             return 0  # damaged: whoever reads it sets it aside
+
+    def _span(self, segment: Segment) -> Span | None:
+        try:
+            return span_of(self._where(segment))
+        except (ValueError, OSError):
+            return None
 
 
 def _rows(tables: list[pa.Table]) -> int:

@@ -14,15 +14,13 @@
     upTo                     for spark.read: only segments up to this offset (JSON)
     packed                   for spark.read: true gives `penstock.model.packed`, one row per series and bucket
 
-Planning a batch needs only names. Tasks read whole segments and merge their rows before Spark sees them: a row that
-never reaches the JVM is the cheapest one.
+Planning a batch needs only names and headers. Tasks read whole segments and merge their rows before Spark sees them: a
+row that never reaches the JVM is the cheapest one.
 """
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -42,7 +40,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError
 from penstock.model.packed import PACKED, packed
 from penstock.model.partial import merged
-from penstock.model.segment import Segment
+from penstock.spark.pieces import Piece, pieces
 from penstock.spark.places import local_folder
 from penstock.spark.segments import Offset, SegmentFolder, checked_offset
 
@@ -105,13 +103,6 @@ def _retain(options: Mapping[str, str]) -> float | None:
         raise ConfigError(f"retainSeconds must be a number of seconds, got {text!r}") from None
 
 
-class SegmentGroup(InputPartition):
-    """The segments that one task reads."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-
-
 def _tasks(options: Mapping[str, str]) -> int:
     text = str(options.get("tasks", os.cpu_count() or 2))
     if not text.isdigit() or int(text) < 1:
@@ -121,19 +112,6 @@ def _tasks(options: Mapping[str, str]) -> int:
 
 def _is_packed(options: Mapping[str, str]) -> bool:
     return options.get("packed", "false").lower() == "true"
-
-
-def _groups(segments: list[Segment], tasks: int) -> Sequence[InputPartition]:
-    """As many segments for each task, and those side by side in time for the same one: there they merge."""
-    position, held = Counter[str](), Counter(segment.writer for segment in segments)
-    places = {}
-    for segment in sorted(segments):
-        places[segment] = (position[segment.writer] / held[segment.writer], segment)
-        position[segment.writer] += 1
-    names = [segment.name for segment in sorted(segments, key=places.__getitem__)]
-    tasks = min(len(names), tasks)
-    cuts = [len(names) * task // tasks for task in range(tasks + 1)] if tasks else []
-    return [SegmentGroup(names[start:end]) for start, end in pairwise(cuts)]
 
 
 class SegmentReader(DataSourceReader):
@@ -149,11 +127,11 @@ class SegmentReader(DataSourceReader):
         found = self._folder.after({})
         if self._up_to is not None:
             found = [s for s in found if s.last <= self._up_to.get(s.writer, {}).get("last", -1)]
-        return _groups(found, self._tasks) or [SegmentGroup([])]
+        return pieces(self._folder.spans(found), self._tasks) or [Piece([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SegmentGroup)
-        return self._folder.read(partition.names, packed if self._packs else merged)
+        assert isinstance(partition, Piece)
+        return self._folder.read(partition, packed if self._packs else merged)
 
 
 class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -203,11 +181,11 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         batch = self._folder.between(checked_offset(start), checked_offset(end))
-        return _groups(batch, self._tasks)
+        return pieces(self._folder.spans(batch), self._tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SegmentGroup)
-        return self._folder.read(partition.names)
+        assert isinstance(partition, Piece)
+        return self._folder.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._retain is not None:
