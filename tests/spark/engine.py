@@ -114,6 +114,7 @@ class Engine:
         folder, log = SegmentFolder(config.segments), self._log
         held, ahead = resume_point(self.tables, folder)
         if not log.offsets:
+            job.check_past(folder, held, ahead)
             log.start, log.first_end = held, ahead
         assert log.start is not None
         limits = {"files": config.max_files} if config.max_files else {}

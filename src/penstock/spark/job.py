@@ -1,6 +1,7 @@
 """The streaming job: one stateless query from segments to all tables."""
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from penstock.spark.rollup import at, merged, series_of, top_n, without
 from penstock.spark.segments import MARK, Offset, SegmentFolder, lasts
 from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Rows, Tables
 
+log = logging.getLogger(__name__)
 TRIGGER = "2 seconds"  # a batch costs about 0.2 s even when it is small; more often only burns CPU
 
 # By these words Spark tells a batch that was interrupted by a stop from one that failed, and reports no failure.
@@ -88,7 +90,7 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
 
     Exactly once: a segment never changes, Spark's log says which segments a batch has, and every append is guarded in
     its own commit. If the checkpoint was deleted, the query goes on from what the tables hold. TableConflict if the
-    checkpoint is that of other segments.
+    checkpoint is that of other segments, SegmentVanished if a table misses what no segment has any more.
     """
     config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = SegmentFolder(config.segments)
@@ -96,6 +98,7 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
     held, ahead = resume_point(tables, folder)
     gate.reached = held
     if checkpoint.is_new():
+        check_past(folder, held, ahead)
         checkpoint.begin(folder.identity(), held, ahead)
     elif checkpoint.source() not in (None, folder.identity()):
         raise TableConflict(
@@ -141,6 +144,20 @@ def resume_point(tables: Tables, folder: SegmentFolder) -> tuple[Offset, Offset]
             count = sum(segment.writer == writer for segment in folder.after(behind) if segment.last <= max(positions))
             ahead[writer] = {"last": max(positions), "segments": count}
     return behind, (behind | ahead if ahead else {})
+
+
+def check_past(folder: SegmentFolder, held: Offset, ahead: Offset) -> None:
+    """For a query without a checkpoint: SegmentVanished if a table misses what others have and no segment has now.
+
+    Where no table has anything of a writer they begin with what is there; that something was there before is logged.
+    """
+    folder.check_whole(held, ahead)
+    first: dict[str, int] = {}
+    for segment in folder.after({}):
+        first.setdefault(segment.writer, segment.first)
+    for writer, sequence in first.items():
+        if writer not in held and sequence > 0:
+            log.warning("Tables begin without what was cleaned up before. writer=%s first=%d", writer, sequence)
 
 
 def _into(

@@ -103,6 +103,19 @@ class SegmentFolder:
             end[segment.writer] = {"last": segment.last, "segments": before["segments"] + 1}
         return end
 
+    def check_whole(self, start: Offset, end: Offset) -> None:
+        """SegmentVanished unless every sequence between these offsets is in a segment that is there."""
+        following = self.after(start)
+        for writer, position in end.items():
+            reached = start.get(writer, {"last": -1})["last"]
+            for segment in following:
+                if segment.writer == writer and segment.first <= reached + 1:
+                    reached = max(reached, segment.last)
+            if reached < position["last"]:
+                beyond = [s.first for s in following if s.writer == writer and s.first > reached]
+                hole = Segment(writer, reached + 1, min([*beyond, position["last"] + 1]) - 1)
+                raise self._missing(hole, "a table lacks what others have, and ")
+
     def _missing(self, hole: Segment, why: str = "") -> SegmentVanished:
         return SegmentVanished(
             f"{why}sequences {hole.first} to {hole.last} of writer {hole.writer!r} are in no segment of {self.folder}: "
