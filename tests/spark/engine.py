@@ -113,6 +113,7 @@ class Engine:
         config = replace(self.config, **changes)
         folder, log = SegmentFolder(config.segments), self._log
         held, ahead = resume_point(self.tables, folder)
+        job.check_queues(self.tables, folder, held)
         if not log.offsets:
             job.check_past(folder, held, ahead)
             log.start, log.first_end = held, ahead

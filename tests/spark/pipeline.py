@@ -1,6 +1,7 @@
 """What the tests of the pipeline share: an edge that seals random points, a job to start and stop, plain answers."""
 
 import random
+import uuid
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,10 +39,16 @@ class Edge:
         self.rng = random.Random(seed)
         self.functions = functions
         self.minutes = minutes  # that points are of
-        self._next: dict[str, int] = defaultdict(int)  # of each writer, as its queue counts
+        self.new_queue()
         self.points: list[Row] = []
 
-    def seal(self, writer: str = "edge", points: int = 500) -> Path:
+    def new_queue(self) -> None:
+        """Count from the beginning again, as another queue does."""
+        self._queue = uuid.uuid4().hex
+        self._next: dict[str, int] = defaultdict(int)  # of each writer, as its queue counts
+        self._covered: dict[tuple[Path, str], int] = defaultdict(int)  # in a folder, of a writer, up to before this
+
+    def seal(self, writer: str = "edge", points: int = 500, folder: Path | None = None) -> Path:
         """A segment of points in any order, by default days apart."""
         rng = self.rng
         metric = rng.choice(["cpu", "rps"])
@@ -54,10 +61,12 @@ class Edge:
         for function in self.functions:
             tables.append(of_columns(metric, function, pa.array(entities), moments, pa.array(values)))
             self.points += [(metric, str(function), *row) for row in zip(entities, times, values)]
-        first = self._next[writer]
-        path = seal(self.folder, Segment(writer, first, first + 4), merged(pa.concat_tables(tables)))
+        folder, first = folder or self.folder, self._next[writer]
+        folder.mkdir(exist_ok=True)
         self._next[writer] += 5
-        return path
+        segment = Segment(writer, self._covered[folder, writer], self._next[writer] - 1)  # as the exporter names them
+        self._covered[folder, writer] = self._next[writer]
+        return seal(folder, segment, merged(pa.concat_tables(tables)), (f"{self._queue}-{writer}", first))
 
     def groups(self, level: Level) -> dict[Key, list[tuple[int, float]]]:
         """All points, by series and bucket."""

@@ -1,4 +1,4 @@
-"""Where a job goes on without its checkpoint: exactly where the tables are, or not at all. No JVM."""
+"""Where a job goes on, without its checkpoint or over other segments: where the tables are, or not at all. No JVM."""
 
 import logging
 import shutil
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import SegmentVanished
+from penstock.errors import SegmentVanished, TableConflict
 from penstock.spark.segments import SegmentFolder
 from penstock.spark.tables import Tables, open_tables
 from tests.spark.engine import Engine
@@ -81,3 +81,52 @@ def test_new_tables_over_segments_whose_first_are_gone_say_so(
         Engine(edge.folder, open_tables(str(tmp_path / "others"))).run()
 
     assert "writer=edge first=5" in caplog.text
+
+
+def copied(edge: Edge, folder: Path) -> Path:
+    """Copy the segments, but not what the folder is known by."""
+    folder.mkdir()
+    for path in edge.folder.glob("*.arrow"):
+        shutil.copy(path, folder)
+    return folder
+
+
+def test_segments_that_were_copied_elsewhere_are_refused_rather_than_counted_twice(
+    engine: Engine, edge: Edge, tables: Tables, tmp_path: Path
+) -> None:
+    copy = copied(edge, tmp_path / "copy")
+    with pytest.raises(TableConflict, match=r"holds the queue of writer 'edge' up to sequence 14, .* from 0 on"):
+        Engine(copy, tables).run()
+
+    assert_exact(tables, edge)
+
+
+def test_a_queue_whose_segments_go_to_another_folder_is_followed_there(
+    engine: Engine, edge: Edge, tables: Tables, tmp_path: Path
+) -> None:
+    edge.seal(points=20, folder=tmp_path / "elsewhere")
+    Engine(tmp_path / "elsewhere", tables).run()
+
+    assert_exact(tables, edge)
+
+
+def test_a_folder_that_is_copied_whole_is_known_again(
+    engine: Engine, edge: Edge, tables: Tables, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(edge.folder, tmp_path / "copy")
+    edge.seal(points=20)
+    shutil.copy(max(edge.folder.glob("*.arrow")), copy)
+    Engine(copy, tables).run()
+
+    assert_exact(tables, edge)
+
+
+def test_a_new_queue_under_the_name_of_an_old_one_is_refused_rather_than_passed_over(
+    engine: Engine, edge: Edge, tables: Tables
+) -> None:
+    for path in edge.folder.glob("*.arrow"):  # which leaves the mark of the folder
+        path.unlink()
+    edge.new_queue()
+    edge.seal(points=20)
+    with pytest.raises(TableConflict, match=r"is of another queue than what the tables hold of writer 'edge'"):
+        engine.run()

@@ -3,12 +3,12 @@
     <writer>-<first>-<last>.arrow     first and last: the queue sequences that it covers, 16 hex digits each
 
 An Arrow IPC file of one or more batches in the schema `penstock.model.partial.PARTIALS`, lz4-compressed, its texts
-dictionary-encoded (a group-by over codes is three times as fast). Its metadata says how many rows it has, and from when
-to when most of them are. A segment is written beside under a name that starts with a dot, synced, then given its name:
-whoever lists the folder sees it whole or not at all, and it never changes. The segments of one writer follow on each
-other without overlap and without a gap: sequences that were dropped on the way belong to the segment that comes after.
-So the last is an offset, and a segment that is missing leaves a hole. What cannot be read is moved to `quarantine/` in
-the same folder.
+dictionary-encoded (a group-by over codes is three times as fast). Its metadata says how many rows it has, from when to
+when most of them are, and which queue they came from. A segment is written beside under a name that starts with a dot,
+synced, then given its name: whoever lists the folder sees it whole or not at all, and it never changes. The segments of
+one writer follow on each other without overlap and without a gap: sequences that were dropped on the way belong to the
+segment that comes after. So the last is an offset, and a segment that is missing leaves a hole. What cannot be read is
+moved to `quarantine/` in the same folder.
 """
 
 import os
@@ -28,8 +28,10 @@ _WRITER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True)
 _ROWS = b"penstock.rows"
 _SPAN = b"penstock.span"
+_ORIGIN = b"penstock.origin"
 _SAMPLE = 1000  # rows whose buckets say where most of them are
 
+Origin = tuple[str, int]  # the id of the queue that the blocks came from, and the sequence of the first of them
 Span = tuple[int, int]  # microseconds since the epoch: the buckets of the first and the last row, but for outliers
 
 
@@ -82,7 +84,7 @@ def decode_encoded(block: bytes) -> pa.Table:
     return encoded(pa.ipc.open_stream(block).read_all())
 
 
-def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
+def seal(folder: Path, segment: Segment, partials: pa.Table, origin: Origin | None = None) -> Path:
     """Write `partials` as `segment`; when this returns, the segment survives a power cut.
 
     FileExistsError if there is one of that name: it never changes.
@@ -90,6 +92,8 @@ def seal(folder: Path, segment: Segment, partials: pa.Table) -> Path:
     path, scratch = folder / segment.name, folder / f".{segment.name}"
     partials = encoded(partials.combine_chunks())
     metadata = {b"penstock.segment": FORMAT, _ROWS: str(partials.num_rows).encode(), _SPAN: _span_of(partials)}
+    if origin:
+        metadata[_ORIGIN] = f"{origin[1]} {origin[0]}".encode()
     with open(scratch, "wb") as file:
         with pa.ipc.new_file(file, partials.schema.with_metadata(metadata), options=_OPTIONS) as writer:
             writer.write_table(partials)
@@ -144,6 +148,12 @@ def span_of(path: Path) -> Span | None:
     """From when to when most of its rows are, from its header alone; None if it does not say."""
     found = _metadata(path).get(_SPAN, b"").split()
     return (int(found[0]), int(found[1])) if found else None
+
+
+def origin_of(path: Path) -> Origin | None:
+    """Where its blocks came from, from its header alone; None if it does not say."""
+    first, _, queue = _metadata(path).get(_ORIGIN, b"").decode().partition(" ")
+    return (queue, int(first)) if queue else None
 
 
 def _metadata(path: Path) -> dict[bytes, bytes]:

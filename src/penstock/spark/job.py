@@ -17,7 +17,7 @@ from penstock.spark import small
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.rollup import at, merged, series_of, top_n, without
 from penstock.spark.segments import MARK, Offset, SegmentFolder, lasts
-from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Rows, Tables
+from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Rows, Tables, queue_application
 
 log = logging.getLogger(__name__)
 TRIGGER = "2 seconds"  # a batch costs about 0.2 s even when it is small; more often only burns CPU
@@ -96,6 +96,7 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
     folder = SegmentFolder(config.segments)
     checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or Gate()
     held, ahead = resume_point(tables, folder)
+    check_queues(tables, folder, held)
     gate.reached = held
     if checkpoint.is_new():
         check_past(folder, held, ahead)
@@ -160,6 +161,21 @@ def check_past(folder: SegmentFolder, held: Offset, ahead: Offset) -> None:
             log.warning("Tables begin without what was cleaned up before. writer=%s first=%d", writer, sequence)
 
 
+def check_queues(tables: Tables, folder: SegmentFolder, held: Offset) -> None:
+    """TableConflict if segments that would be passed over are of another queue than those that the tables hold."""
+    passed_over = {s.writer: s for s in folder.after({}) if s.last <= held.get(s.writer, {"last": -1})["last"]}
+    origins = folder.origins(list(passed_over.values()))
+    applications = {writer: queue_application(writer, origin) for writer, origin in origins.items()}
+    known = {application for name in SCHEMAS for application in tables.held(name, applications.values())}
+    for writer, application in applications.items():
+        if application not in known:
+            raise TableConflict(
+                f"{passed_over[writer].name} in {folder.folder} is of another queue than what the tables hold of "
+                f"writer {writer!r}: its sequences would be taken for those. Give that queue a writer name of its own "
+                "(segments.writer), and its segments that name"
+            )
+
+
 def _into(
     tables: Tables, folder: SegmentFolder, checkpoint: Checkpoint, config: JobConfig, gate: Gate
 ) -> Callable[[DataFrame, int], None]:
@@ -171,7 +187,8 @@ def _into(
         query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert query, "Spark names the query of every batch"
         start, end = checkpoint.batch_range(number)
-        batch = Batch(query, number, source, lasts(start), lasts(end))
+        moved = [segment for segment in folder.after(start) if segment.last <= lasts(end).get(segment.writer, -1)]
+        batch = Batch(query, number, source, lasts(start), lasts(end), folder.origins(moved))
         wanted = [name for name in SCHEMAS if batch.wanted_by(name, tables.held(name, batch.versions))]
         if not wanted:
             gate.reached = end

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.errors import SegmentVanished, TableConflict
 from penstock.model.partial import PARTIALS, merged, merged_encoded
-from penstock.model.segment import QUARANTINE, Segment, Span, read_encoded, rows_in, sealed, span_of
+from penstock.model.segment import QUARANTINE, Origin, Segment, Span, origin_of, read_encoded, rows_in, sealed, span_of
 from penstock.spark.pieces import Piece
 
 log = logging.getLogger(__name__)
@@ -119,8 +119,8 @@ class SegmentFolder:
     def _missing(self, hole: Segment, why: str = "") -> SegmentVanished:
         return SegmentVanished(
             f"{why}sequences {hole.first} to {hole.last} of writer {hole.writer!r} are in no segment of {self.folder}: "
-            "put what is missing back, or restore it from a copy. If it is lost for good, put an empty file of that name "
-            f"in its place, and it counts as damaged: {hole.name}"
+            "put what is missing back, or restore it from a copy. If it is lost for good, put an empty file of that "
+            f"name in its place, and it counts as damaged: {hole.name}"
         )
 
     def reach(self) -> Offset:
@@ -152,6 +152,14 @@ class SegmentFolder:
     def spans(self, segments: list[Segment]) -> dict[Segment, Span | None]:
         """From when to when most rows of each are; None of one that does not say or is damaged."""
         return {segment: self._span(segment) for segment in segments}
+
+    def origins(self, segments: list[Segment]) -> dict[str, Origin]:
+        """Of each writer the origin of the first of these segments, where it says so."""
+        first: dict[str, Segment] = {}
+        for segment in sorted(segments):
+            first.setdefault(segment.writer, segment)
+        found = {writer: self._origin(segment) for writer, segment in first.items()}
+        return {writer: origin for writer, origin in found.items() if origin}
 
     def read(self, piece: Piece, merge: Merge = merged) -> Iterator[pa.RecordBatch]:
         """The partials of a piece, merged, in batches of exactly the schema that `merge` gives."""
@@ -243,6 +251,12 @@ class SegmentFolder:
     def _span(self, segment: Segment) -> Span | None:
         try:
             return span_of(self._where(segment))
+        except (ValueError, OSError):
+            return None
+
+    def _origin(self, segment: Segment) -> Origin | None:
+        try:
+            return origin_of(self._where(segment))
         except (ValueError, OSError):
             return None
 

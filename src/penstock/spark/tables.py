@@ -28,6 +28,7 @@ from penstock.model.function import Function
 from penstock.model.grouping import grouped
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS, TOP_N_ORDER, first_of_each, merged
+from penstock.model.segment import Origin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,11 +51,16 @@ class Batch:
     source: str = ""
     start: Mapping[str, int] = field(default_factory=dict)
     end: Mapping[str, int] = field(default_factory=dict)
+    origins: Mapping[str, Origin] = field(default_factory=dict)  # of writers: the queue, and its first sequence here
 
     @property
     def versions(self) -> dict[str, int]:
         """What a table says of itself once it has this batch: application and version, as Delta calls them."""
-        return {self.query: self.number} | {self.application(writer): last for writer, last in self.end.items()}
+        return (
+            {self.query: self.number}
+            | {self.application(writer): last for writer, last in self.end.items()}
+            | {queue_application(writer, origin): self.end[writer] for writer, origin in self.origins.items()}
+        )
 
     def application(self, writer: str) -> str:
         return f"penstock/{self.source}/{writer}"
@@ -79,7 +85,20 @@ class Batch:
                         "tables of this job and run it again over the segments"
                     )
                 )
+        for writer, origin in self.origins.items():
+            there = held.get(queue_application(writer, origin), -1)
+            if there > self.start.get(writer, -1) and origin[1] <= there:
+                raise TableConflict(
+                    f"table {table!r} holds the queue of writer {writer!r} up to sequence {there}, added from another "
+                    f"folder of segments, and this batch has it from {origin[1]} on: its points would count twice. "
+                    "Move the copies away; a folder that is copied whole, with its .penstock-source, is known again"
+                )
         return True
+
+
+def queue_application(writer: str, origin: Origin) -> str:
+    """By what a table says how far it holds a queue, whichever folder its segments lay in."""
+    return f"penstock/queue/{origin[0]}/{writer}"
 
 
 class Tables(Protocol):

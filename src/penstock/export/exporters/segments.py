@@ -47,6 +47,7 @@ class SegmentExporter:
         self.segments = 0
         self.rows = 0
         self._owner: int | None = None  # the descriptor that holds the lock
+        self._queue = ""
         self._covered_before = self._covered = -1
         self._is_unsynced = False  # a segment has its name, but the folder could not be synced
 
@@ -78,6 +79,7 @@ class SegmentExporter:
             os.close(owner)
             raise
         self._owner = owner
+        self._queue = queue_id
         self._covered_before = self._covered = max((segment.last for segment in mine), default=-1)
 
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
@@ -106,7 +108,7 @@ class SegmentExporter:
             segment = Segment(self._writer, self._covered + 1, fresh[-1].sequence)
             partials = pa.concat_tables(tables)
             try:
-                seal(self._folder, segment, partials)
+                seal(self._folder, segment, partials, (self._queue, fresh[0].sequence))
             except OSError:
                 if (self._folder / segment.name).exists():  # whole, but not known to survive a power cut
                     self._covered_before = self._covered = segment.last
