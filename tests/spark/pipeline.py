@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -127,16 +128,30 @@ class Job:
         self.folder = folder
         self.tables = open_tables(location or str(folder / "tables"))
         self.config = JobConfig(segments=folder / "segments", checkpoint=str(folder / "checkpoint"), available_now=True)
-        self.query: StreamingQuery | None = None
 
     def run(self, **changes: Any) -> StreamingQuery:
         """Work off everything that is sealed, then stop. Raises what the query failed with."""
-        self.query = start_job(self._spark, self.tables, replace(self.config, **changes))
+        return patiently(lambda: start_job(self._spark, self.tables, replace(self.config, **changes)))
+
+
+def patiently(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Start a query and wait until it ends; again if a Python process of Spark's was late.
+
+    Spark waits 10 s for the one in which a source plans, which no setting changes; on a busy machine its start takes
+    longer. That is no task, so it is not repeated by Spark either. The job's supervisor does the same as this.
+    """
+    for _ in range(4):
+        query = start()
         try:
-            self.query.awaitTermination()
+            query.awaitTermination()
+            return query
+        except StreamingQueryException as error:
+            if "failed to connect back" not in str(error):
+                raise
+            late = error
         finally:
-            self.query.stop()
-        return self.query
+            query.stop()
+    raise late
 
 
 Failing = Callable[..., Any]

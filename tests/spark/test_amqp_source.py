@@ -14,6 +14,7 @@ from penstock.spark.amqp.readers import ROWS
 from penstock.spark.amqp.source import SCHEMA
 from tests.servers import RabbitMQ
 from tests.spark.amqp_streams import SHORT_LIVED, Publisher
+from tests.spark.pipeline import patiently
 
 pytestmark = [pytest.mark.spark, pytest.mark.server]
 
@@ -47,11 +48,7 @@ class Follower:
 
         rows = self._spark.readStream.format("penstock-amqp").options(**self._options, **options).load()
         writing = rows.writeStream.foreachBatch(keep).option("checkpointLocation", self._checkpoint)
-        query = writing.trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        query = patiently(writing.trigger(availableNow=True).start)
         end: dict[str, Any] = json.loads(query.lastProgress["sources"][0]["endOffset"]) if query.lastProgress else {}
         return end
 
