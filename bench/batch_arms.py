@@ -51,6 +51,7 @@ OURS: dict[str, Callable[[float], Rate]] = {
     ),
     "16p/4t many of mixed types": lambda seconds: run_rig(rig := Rig(4), 16, seconds, many(rig, mixed=True)),
     "1p/1t single": lambda seconds: run_rig(rig := Rig(1), 1, seconds, single(rig)),
+    "1p/1t single, producer handles": lambda seconds: run_rig(rig := Rig(1), 1, seconds, handles(rig)),
     "1p/1t single, one type": lambda seconds: run_rig(rig := Rig(1, TYPES[:1]), 1, seconds, single(rig, one_type=True)),
     "1p/1t many of one type": lambda seconds: run_rig(rig := Rig(1), 1, seconds, many(rig, mixed=False)),
     "1p/1t many of one type, batch handles": lambda seconds: run_rig(rig := Rig(1), 1, seconds, batch_handles(rig)),

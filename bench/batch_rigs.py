@@ -139,8 +139,9 @@ def single(rig: Rig, one_type: bool = False) -> Feed:
 
 
 def handles(rig: Rig) -> Feed:
+    emits: dict[type, Callable[[object], bool]] = {type_: rig.queue.producer(type_) for type_ in TYPES}
+
     def feed(number: int, stop: threading.Event) -> int:
-        emits: dict[type, Callable[[object], bool]] = {type_: rig.queue.producer(type_) for type_ in TYPES}
         calls = [(emits[type(item)], item) for item in skewed_items(number)]
         accepted = 0
         while not stop.is_set():
@@ -153,8 +154,9 @@ def handles(rig: Rig) -> Feed:
 
 
 def batch_handles(rig: Rig) -> Feed:
+    emits: dict[type, Callable[[list[object]], int]] = {type_: rig.queue.batch_producer(type_) for type_ in TYPES}
+
     def feed(number: int, stop: threading.Event) -> int:
-        emits: dict[type, Callable[[list[object]], int]] = {type_: rig.queue.batch_producer(type_) for type_ in TYPES}
         calls = [(emits[type(item)], [item] * 100) for item in skewed_items(number)[::100]]
         accepted = 0
         while not stop.is_set():

@@ -167,13 +167,21 @@ def test_a_gate_lets_many_in_together_or_one_alone() -> None:
 def test_a_consumer_on_shared_threads_is_called_however_late_its_queue_comes_to_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    add = SharedScheduler.add
+    add, until_idle_is_due = SharedScheduler.add, SharedScheduler._until_idle_is_due
+    sleepers: set[threading.Thread] = set()
+
+    def look(scheduler: SharedScheduler) -> float | None:
+        pause = until_idle_is_due(scheduler)
+        if pause is None:
+            sleepers.add(threading.current_thread())
+        return pause
 
     def late(scheduler: SharedScheduler, task: SharedTask) -> None:
-        wait_until(scheduler._ready.empty)
-        time.sleep(0.05)  # the threads have looked for idle calls, found none, and sleep
+        # The threads have looked for idle calls, found none, and sleep until something comes.
+        wait_until(lambda: len(sleepers) == 2 and scheduler._ready.empty())
         add(scheduler, task)
 
+    monkeypatch.setattr(SharedScheduler, "_until_idle_is_due", look)
     monkeypatch.setattr(SharedScheduler, "add", late)
     manager = BatchQueueManager()
     consumer = Recorder()

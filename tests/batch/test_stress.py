@@ -116,7 +116,7 @@ class Chaos:
         for type_ in self.types[6:]:
             self._add([type_])
             self.queue._layout.reassign([dice.randrange(3) for _ in self.queue.stats().partitions])
-            self.over_bound += [p.used for p in self.queue.stats().partitions if p.used > p.capacity]
+            self.over_bound += [p.used for p in self.queue.stats().partitions if p.used_percentage > 100]
             self.queue.rebalance()
 
     def run(self, seconds: float) -> None:
@@ -138,9 +138,10 @@ class Chaos:
         consumed = [item for handler in self.handlers.values() for item in handler.items]
         assert Counter(map(id, consumed + self.unregistered)) == Counter(map(id, self.accepted))
         assert self.over_bound == []
-        for handler in self.handlers.values():
-            assert not handler.overlapped
-            assert_in_order(handler.items)
+        if self.queue.config.resolved_selector.kind == "type_hash":
+            for handler in self.handlers.values():
+                assert not handler.overlapped
+                assert_in_order(handler.items)
         totals = self.queue.stats().types
         assert sum(counts.produced for counts in totals.values()) == len(self.accepted)
         assert sum(counts.unregistered for counts in totals.values()) == len(self.unregistered)
@@ -168,18 +169,25 @@ def test_nothing_is_lost_doubled_reordered_or_run_twice_at_once(strategy: Buffer
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(30))
 def test_nothing_is_lost_in_a_long_campaign(seed: int) -> None:
     dice = random.Random(seed)
+    selector = dice.choice(
+        [None, None, PartitionSelector.round_robin(), PartitionSelector.by_key(lambda item: item.producer)]
+    )
+    keyed = selector is not None and selector.kind == "by_key"
     config = BatchQueueConfig(
         threads=ThreadPolicy.fixed(3),
-        partitions=PartitionPolicy.adaptive(dice.choice([1, 2, 25])),
+        partitions=PartitionPolicy.fixed(5) if keyed else PartitionPolicy.adaptive(dice.choice([1, 2, 25])),
+        selector=selector,
         buffer_size=dice.choice([1, 2, 5, 50, 1500]),
+        buffer_bytes=dice.choice([None, None, 10, 100]),
+        size_of=lambda item: 1 + item.number % 7,
         strategy=dice.choice(list(BufferStrategy)),
         balancer=dice.choice([DrainBalancer.throughput_weighted(), DrainBalancer.cost_weighted()]),
         balance_interval=0.002,
         min_idle=0.0002,
-        max_idle=0.001,
+        max_idle=dice.choice([0.001, 0.012]),  # too short for the rounds, or not
         max_batch=dice.choice([None, 1, 10]),
     )
     chaos = Chaos(config, seed)
