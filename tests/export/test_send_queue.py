@@ -21,7 +21,7 @@ from penstock.export import (
     PipelineSplitConfig,
     SendQueue,
 )
-from penstock.spool import FastQueue
+from penstock.spool import FastQueue, Lease
 from penstock.spool.files import OsFiles
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
@@ -243,14 +243,14 @@ def test_a_worker_that_meets_the_unforeseen_gives_its_batch_back_and_goes_on(
 ) -> None:
     monkeypatch.setattr("penstock.export.workers._REST", 0.01)
     monkeypatch.setattr("penstock.export.pool._REST", 0.01)
-    ack, failures = queue.ack, iter([True])
+    exchange, failures = queue.exchange, iter([True])
 
-    def fail_once(leases: Any) -> None:
+    def fail_once(lease: Lease) -> Lease | None:
         if next(failures, False):
             raise RuntimeError("nobody foresaw it")
-        ack(leases)
+        return exchange(lease)
 
-    monkeypatch.setattr(queue, "ack", fail_once)
+    monkeypatch.setattr(queue, "exchange", fail_once)
     exporter = MemoryExporter()
     with SendQueue(queue, exporter, quick(workers=1)) as sender:
         for batch in numbered(3):

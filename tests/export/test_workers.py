@@ -53,6 +53,11 @@ class TestWorkers:
         if not hangs:
             assert exporter.batches == numbered(10)  # one alone keeps the order
 
+    def test_lanes_of_the_split_are_never_left_to_one(self, queue: FastQueue) -> None:
+        sender = SendQueue(queue, MemoryExporter(), quick(pipeline_split=SPLIT))
+        assert isinstance(sender._workers, Workers)
+        assert sender._workers._crew is None
+
     def test_the_global_limit_holds_for_all_of_them(self, queue: FastQueue) -> None:
         exporter = MemoryExporter()
         exporter.hold()

@@ -61,6 +61,13 @@ def main(folder: str, durability: str, start: int, seed: str) -> None:
         say(*(f"B {i}" for i, _ in chosen))
         queue.ack([lease for _, lease in chosen])
         say(*(f"A {i}" for i, _ in chosen))
+        following = queue.lease()[:1]
+        for _ in range(chance.randint(0, 10)):
+            if following:
+                i = number_of(following[0].data)
+                say(f"L {i} {following[0].attempts}", f"B {i}")
+                following = [lease for lease in [queue.exchange(following[0])] if lease is not None]
+                say(f"A {i}")
 
 
 if __name__ == "__main__":

@@ -53,6 +53,56 @@ def test_sequences_grow_by_one_within_a_batch(open_queue: Open) -> None:
     assert [lease.sequence for lease in queue.lease(3)] == [first, first + 1, first + 2]
 
 
+def test_an_exchange_is_an_ack_and_the_next_lease(open_queue: Open) -> None:
+    queue = open_queue()
+    for block in numbered(200):
+        queue.push(block)
+    lease: Lease | None = queue.lease()[0]
+    came = []
+    while lease is not None:
+        came.append(lease.data)
+        assert (lease.attempts, len(queue)) == (1, 200 - len(came) + 1)
+        lease = queue.exchange(lease)
+    assert came == numbered(200)
+    assert queue.stats().acked == 200
+
+
+def test_an_exchange_leaves_blocks_that_came_back_to_lease(open_queue: Open) -> None:
+    queue = open_queue()
+    queue.push_many(numbered(3))
+    first, second = queue.lease(2)
+    queue.nack(first)
+    assert queue.exchange(second) is None
+    assert [(lease.data, lease.attempts) for lease in queue.lease(9)] == [(numbered(1)[0], 2), (numbered(3)[2], 1)]
+
+
+def test_a_lease_that_is_not_out_any_more_is_exchanged_for_nothing(open_queue: Open) -> None:
+    queue = open_queue()
+    queue.push_many(numbered(2))
+    [lease] = queue.lease()
+    queue.ack(lease)
+    assert queue.exchange(lease) is None
+    assert len(queue) == 1
+    queue.close()
+    with pytest.raises(QueueClosed):
+        queue.exchange(lease)
+
+
+@pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
+def test_a_kill_after_an_exchange_forgets_neither_the_ack_nor_the_lease(durability: Durability) -> None:
+    files = FakeFiles()
+    config = FastQueueConfig(durability=durability, meta_sync_interval=3600)
+    queue = FastQueue("q", config, files=files)
+    queue.push_many(numbered(4))
+    [lease] = queue.lease()
+    assert queue.exchange(lease) is not None
+    files.kill()
+    with FastQueue("q", config, files=files) as queue:
+        assert [(lease.data, lease.attempts) for lease in queue.lease(9)] == [
+            (block, attempts) for block, attempts in zip(numbered(4)[1:], (2, 1, 1), strict=True)
+        ]
+
+
 def test_acks_may_come_in_any_order(open_queue: Open) -> None:
     queue = open_queue()
     queue.push_many(numbered(20))

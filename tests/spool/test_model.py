@@ -111,11 +111,26 @@ class QueueMachine(RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.leased)), min_size=1, unique=True))
         self.queue.ack([self.leased[sequence] for sequence in chosen])
         for sequence in chosen:
-            del self.leased[sequence]
-            block = self.held.pop(sequence)
-            if self.durability is Durability.MEMORY:
-                self.forgotten_by_kill[sequence] = block
-            self.forgotten_by_power_cut[sequence] = block
+            self.acked(sequence)
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data())
+    def exchange(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(sorted(self.leased)))
+        ready = sorted(self.held.keys() - self.leased.keys(), reverse=self.order == "freshest")
+        following = self.queue.exchange(self.leased[sequence])
+        self.acked(sequence)
+        if following is not None:
+            assert following[:3] == (ready[0], 1, self.held[ready[0]])
+            self.leased[following.sequence], self.attempts[following.sequence] = following, 1
+
+    def acked(self, sequence: int) -> None:
+        del self.leased[sequence]
+        self.attempts.pop(sequence, None)
+        block = self.held.pop(sequence)
+        if self.durability is Durability.MEMORY:
+            self.forgotten_by_kill[sequence] = block
+        self.forgotten_by_power_cut[sequence] = block
 
     @precondition(lambda self: self.leased)
     @rule(data=st.data())

@@ -144,6 +144,20 @@ def test_a_read_ahead_that_fails_keeps_nothing_back_that_could_be_read() -> None
     queue.close()
 
 
+def test_an_exchange_that_cannot_read_the_next_block_has_acked_all_the_same() -> None:
+    files = CountingFiles()
+    queue = reopened(files, [b"%05d" % i * 10_000 for i in range(5)])
+    files.unreadable_from = 2 * (56 + 50_000) + 100
+    second = queue.exchange(queue.lease()[0])
+    assert second is not None
+    with pytest.raises(DiskFailed):
+        queue.exchange(second)
+    files.unreadable_from = 1 << 62
+    files.kill()
+    with FastQueue("q", DISK, files=files) as queue:
+        assert drain(queue) == [b"%05d" % i * 10_000 for i in range(2, 5)]
+
+
 @pytest.mark.parametrize("size", [10, 1_000, 50_000, store._AHEAD_BYTES + 1])
 def test_no_more_is_read_ahead_than_the_bound_and_nothing_twice(size: int) -> None:
     files = CountingFiles()

@@ -72,7 +72,10 @@ class Delivery:
             return None
 
     def send(self, job: Job, permit: Permit) -> bool:
-        """Send and settle; whether the destination took it. The permit is back afterwards."""
+        """Send; whether the destination took it: then `done` or `exchange` is to follow. If not, the lease is settled.
+
+        The permit is back afterwards.
+        """
         lease = job.lease
         is_retry = lease.attempts > 1
         if is_retry:
@@ -94,8 +97,27 @@ class Delivery:
         except TransientExportError as error:
             self._failed(lease, permit, error)
             return False
-        self._done(lease, is_retry)
+        self._tally.sent(len(lease.data), is_retry=is_retry)
         return True
+
+    def done(self, lease: Lease) -> None:
+        """The destination has it."""
+        try:
+            self._source.ack(lease)
+        except QueueClosed:
+            self._closed_too_soon(lease)
+
+    def exchange(self, lease: Lease) -> Job | None:
+        """The same, and the next batch, if there is one at once."""
+        try:
+            following = self._source.exchange(lease)
+        except QueueClosed:
+            self._closed_too_soon(lease)
+            return None
+        return None if following is None else self.prepare(following)
+
+    def _closed_too_soon(self, lease: Lease) -> None:
+        log.warning("Queue was closed before a send was acknowledged: it will be sent again. %r", lease)
 
     def _transmit(self, prepared: Prepared, permit: Permit, is_retry: bool) -> None:
         """One send. Raises an ExportError of ours; all but a transient one have told the gate."""
@@ -186,17 +208,10 @@ class Delivery:
             self._remember(lease, progress)
             self._give_back(lease, _REST)
             return False
-        self._done(lease, lease.attempts > 1)
+        self._tally.sent(len(lease.data), is_retry=lease.attempts > 1)
         return True
 
     # -- settling ----------------------------------------------------------------------------------------------------
-
-    def _done(self, lease: Lease, is_retry: bool) -> None:
-        self._tally.sent(len(lease.data), is_retry=is_retry)
-        try:
-            self._source.ack(lease)
-        except QueueClosed:
-            log.warning("Queue was closed before a send was acknowledged: it will be sent again. %r", lease)
 
     def _failed(self, lease: Lease, permit: Permit, error: TransientExportError) -> None:
         delay = self._gate.failed(permit, error, lease.attempts)

@@ -75,6 +75,7 @@ class Failover:
                 continue
             if not self._delivery.send(job, permit):
                 break
+            self._delivery.done(job.lease)
             taken += 1
         return taken
 

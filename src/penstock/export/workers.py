@@ -1,6 +1,6 @@
 """The threads that empty the queue: workers that do it all, or preparers and senders with a channel between them.
 
-worker:    ask the gate ─► lease ─► prepare ─► send ─► ack
+worker:    ask the gate ─► lease ─► prepare ─► send ─► ack, and lease the next with it while all is well
 split:     preparer: ask the gate ─► lease ─► prepare ─► channel ─► sender: ask the gate ─► send ─► ack
 group:     ask the gate ─► lease many ─► send them as one ─► ack        (one thread, strictly in order)
 """
@@ -72,8 +72,8 @@ class Workers:
         self._first = first
         self._take = take
         # Lanes of the split wait for the channel, not for one another.
-        self._crew = None if self._channel else Crew(clock, source.__len__)
-        name = "penstock-sender" if self._channel else "penstock-worker"
+        self._crew = None if self.is_split else Crew(clock, source.__len__)
+        name = "penstock-sender" if self.is_split else "penstock-worker"
         self._pool = Pool(name, self._send, clock)
 
     @property
@@ -115,7 +115,7 @@ class Workers:
 
     def give_back(self) -> None:
         """Return what was prepared and not sent to the queue."""
-        for job in self._channel.drain() if self._channel else ():
+        for job in self._channel.drain() if self._channel is not None else ():
             self._nack(job.lease)
 
     # -- threads -----------------------------------------------------------------------------------------------------
@@ -142,24 +142,40 @@ class Workers:
                 continue
             self.active.enter(number)
             try:
-                if self._send_one(job, permit, retired) and crew is not None:
-                    crew.sent()
-            except Exception:  # nobody foresaw it: the pool logs it, and the batch comes again
-                self._nack(job.lease, _REST)
-                raise
+                self._send_from(job, permit, number, retired)
             finally:
                 self.active.leave(number)
 
-    def _send_one(self, job: Job, permit: Permit, retired: Retired) -> bool:
-        """Send; whether it was taken. If the gate was closed while we waited for the batch, hold it until it opens."""
-        if not self._gate.is_current(permit):
-            self._gate.release(permit)
-            while (again := self._gate.enter(TURN)) is None:
+    def _send_from(self, job: Job, permit: Permit, number: int, retired: Retired) -> None:
+        """Send the batch, and those that follow for as long as all is well: each is leased as the last one is acked.
+
+        If the gate was closed while we waited for the first, hold it until it opens.
+        """
+        crew, gate, delivery = self._crew, self._gate, self._delivery
+        if not gate.is_current(permit):
+            gate.release(permit)
+            while (again := gate.enter(TURN)) is None:
                 if retired():
                     self._nack(job.lease)
-                    return False
+                    return
             permit = again
-        return self._delivery.send(job, permit)
+        following: Job | None = job
+        while following is not None:
+            job = following
+            try:
+                if not delivery.send(job, permit):
+                    return
+                if crew is None:
+                    delivery.done(job.lease)
+                    return
+                crew.sent()
+                if retired() or (number and crew.is_alone) or not gate.is_current(permit):
+                    delivery.done(job.lease)
+                    return
+                following = delivery.exchange(job.lease)
+            except Exception:  # nobody foresaw it: the pool logs it, and the batch comes again
+                self._nack(job.lease, _REST)
+                raise
 
     def _lease_and_prepare(self, timeout: float) -> Job | None:
         leases = self._source.lease(1, timeout=timeout)

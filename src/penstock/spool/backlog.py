@@ -258,19 +258,24 @@ class Backlog:
         return len(leases)
 
     def _finish_one(self, lease: Lease) -> int:
-        if self.leased.pop(lease.sequence, None) is None:
-            return 0
-        store, sequence, length = self.store, lease.sequence, len(lease.data)
+        record = self.settle(lease)
+        if record:
+            self.store.note(record)
+        return record is not None
+
+    def settle(self, lease: Lease) -> bytes | None:
+        """Take one lease as done; the record of it that the journal is to have, if any. None if it was not out."""
+        sequence = lease.sequence
+        if self.leased.pop(sequence, None) is None:
+            return None
+        store, length = self.store, len(lease.data)
         if store.attempts:
             store.attempts.pop(sequence, None)
-        if store.journals:
-            store.note(store.ack(sequence, sequence + 1, length))
-        else:
-            store.acked.add(sequence, sequence + 1)
-            store.changed = True
+        store.acked.add(sequence, sequence + 1)
+        store.changed = True
         self.count -= 1
         self.bytes -= length
-        return 1
+        return journal.acked(sequence, 1, length) if store.journals else b""
 
     def give_back(self, lease: Lease, due_at: float | None) -> bool:
         """Let the block go out again, at once or at `due_at`; False if it was not out any more."""

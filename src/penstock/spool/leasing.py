@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from penstock.clock import Clock
 from penstock.errors import QueueError
+from penstock.spool import journal
 from penstock.spool.backlog import Backlog
 from penstock.spool.config import Durability, FastQueueConfig
 from penstock.spool.dead_letters import DeadLetters
@@ -113,6 +114,30 @@ class LeaseSide:
             self._acked += self._backlog.finish(leases)
             if gate.waiting:
                 gate.not_full.notify_all()
+
+    def exchange(self, lease: Lease) -> Lease | None:
+        """Ack the block and lease the next: both for the price of one, where somebody works through a queue.
+
+        None if there is no next one at once, or if some have been handed out before: `lease` has them, too.
+        """
+        backlog, store, gate = self._backlog, self._backlog.store, self._gate
+        with self._lock:
+            if gate.is_closed:
+                gate.check_open()
+            records = backlog.settle(lease)
+            if records is None:
+                return None
+            self._acked += 1
+            if gate.waiting:
+                gate.not_full.notify_all()
+            taken: list[Lease] = []
+            try:
+                if not backlog.returned and not store.attempts:
+                    taken = backlog.take(1, 0.0)
+            finally:
+                if store.journals:
+                    store.note(records + journal.leased(taken[0].sequence, 1, 1) if taken else records)
+        return taken[0] if taken else None
 
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
         """Deliver the block again, in its order, `delay` seconds from now; after `max_attempts` it is a dead letter.
