@@ -63,7 +63,7 @@ def test_one_who_was_interrupted_before_it_woke_the_next_holds_up_nobody_for_lon
     monkeypatch.setattr(waiting, "LINK", 0.001)
     line = WakeLine()
     Waiting(line).wake()  # and nothing more is heard of it
-    followers = [ThreadWaiter(None, (), None, line) for _ in range(3)]  # type: ignore[arg-type]
+    followers = [ThreadWaiter(None, ("item",), None, line) for _ in range(3)]  # type: ignore[arg-type]
 
     def wait(waiter: ThreadWaiter) -> None:
         waiter.wait(None)
@@ -88,11 +88,14 @@ def test_who_is_not_called_waits_for_as_long_as_it_said(monkeypatch: pytest.Monk
             waited.append(timeout)
             return False
 
-    waiter = ThreadWaiter(None, (), None, WakeLine())  # type: ignore[arg-type]
+    waiter = ThreadWaiter(None, ("item",), None, WakeLine())  # type: ignore[arg-type]
     waiter._woken = Lock()  # type: ignore[assignment]
     waiter.wait(0.6)
-
     assert waited == [0.25, 0.25, pytest.approx(0.1)]
+
+    waiter.granted = 1  # by somebody who was interrupted before it could wake us
+    waiter.wait(0.6)
+    assert len(waited) == 4
 
 
 def test_all_who_wait_are_woken_by_one_drain_and_by_closing() -> None:

@@ -134,7 +134,8 @@ class Partition:
         with self._lock:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-            served = self._serve_locked()  # who came after it may fit into the bytes that it did not
+            # Who came after it may fit into the bytes that it did not; slots would all have been its own.
+            served = [] if self.byte_capacity is None else self._serve_locked()
         for other in served:
             other.wake()
         return waiter.granted

@@ -60,7 +60,7 @@ class ThreadWaiter(Waiter):
         """Until woken, or for `timeout` seconds."""
         left = math.inf if timeout is None else timeout
         while left > 0 and not self._woken.acquire(timeout=min(left, LINK)):
-            if self.called:
+            if self.called or self.granted == len(self.items):
                 return  # whoever was to wake us was itself interrupted: the line goes on from here
             left -= LINK
 
