@@ -104,6 +104,10 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("penstock_receive_resets_total", "counter", "Resets of cumulative streams"),
         Declaration("penstock_receive_out_of_order_total", "counter", "Cumulative points that were not younger"),
         Declaration("penstock_receive_first_seen_total", "counter", "First cumulative points, only measured from"),
+        Declaration("penstock_handover_up", "gauge", "Whether that process takes what it keeps", ("to",)),
+        Declaration("penstock_handover_requests_total", "counter", "Parts of requests handed over", ("to", "status")),
+        Declaration("penstock_handover_points_total", "counter", "Points and series in those taken", ("to",)),
+        Declaration("penstock_handover_bytes_total", "counter", "Bytes handed over and answered", ("to",)),
         # the batch queue
         Declaration("penstock_batch_queue_used", "gauge", "Items held", ("queue",)),
         Declaration("penstock_batch_queue_capacity", "gauge", "Items that all partitions may hold", ("queue",)),

@@ -8,8 +8,9 @@ import pytest
 
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import IntakeConfig
-from penstock.receive.intake import Intake, Request
+from penstock.receive.intake import Intake
 from penstock.receive.sink import Answer, Format, Status
+from penstock.receive.waiting_room import Request
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
 from tests.receive.support import NOW, SECOND, KeepingSink, counter, gauge, request

@@ -13,8 +13,9 @@ from penstock.export.wire import field_bytes, field_varint
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import IntakeConfig
 from penstock.receive.decode.decoder import Decoded, Decoder
-from penstock.receive.intake import Intake, Request
+from penstock.receive.intake import Intake
 from penstock.receive.sink import Answer, Format, Status
+from penstock.receive.waiting_room import Request
 from penstock.testing import FakeClock, wait_until
 from tests.receive.support import NOW, SECOND, KeepingSink, counter, request
 from tests.receive.test_deltas import exponential, histogram, increments, sum_of

@@ -15,9 +15,10 @@ from penstock.receive.answers import GRPC, RETRY_AFTER, export_response, rpc_sta
 from penstock.receive.auth import is_authorized
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import GrpcReceiverConfig, TlsConfig
-from penstock.receive.intake import Intake, Request
+from penstock.receive.intake import Intake
 from penstock.receive.loop import LoopThread
 from penstock.receive.sink import Answer, Format, Refusal, Status
+from penstock.receive.waiting_room import Request
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)

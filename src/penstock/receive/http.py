@@ -20,9 +20,10 @@ from penstock.receive.auth import is_authorized
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import HttpReceiverConfig
 from penstock.receive.http_server import SERVER, HttpServer
-from penstock.receive.intake import Intake, Request
+from penstock.receive.intake import Intake
 from penstock.receive.loop import LoopThread
 from penstock.receive.sink import Answer, Format, Refusal
+from penstock.receive.waiting_room import Request
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)

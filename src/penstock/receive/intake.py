@@ -6,13 +6,24 @@
 
 While one group is decoded and made safe the next one gathers, so groups grow with the load and a lone request does not
 wait: a group of four requests costs almost as much as one of sixteen.
+
+Where several processes receive, each cumulative stream is kept by one of them (`decode.homes`):
+
+    decode ──► what others keep ──► peers ──► all of them have it safe ──► relay, L1 with the rest ──► answer
+                                     └ one has not: the rest is taken back, the sender comes again
+
+Invariants
+1. Nothing of a request is counted here before the other processes have their parts, so a request that one of them
+   refuses was taken by none but them, and what they took they know by its time when it comes again.
+2. What was handed to us is never handed on, and has room of its own: no process waits for another that waits for it.
+3. The intake's thread waits for no process: a group that does is set aside, and goes on when the last has answered.
 """
 
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -21,28 +32,23 @@ from penstock.receive.bodies import Encoding, TooLarge, decompressed
 from penstock.receive.config import IntakeConfig
 from penstock.receive.decode.decoder import Decoded, Decoder
 from penstock.receive.decode.plain import TooMany
+from penstock.receive.peers import Peers
 from penstock.receive.sink import Answer, Format, RawSink, Refusal, Sink, Status
 from penstock.receive.ticket import Ticket
+from penstock.receive.under_way import UnderWay
+from penstock.receive.waiting_room import Deliver, Request, WaitingRoom
 from penstock.telemetry import Buckets, Sample
 
 log = logging.getLogger(__name__)
 
-_GATHER = 0.025  # seconds that requests wait for a group to be safe, so that they are decoded together
 _SWEEP = 60.0  # seconds between two looks for series that have expired
 
-Deliver = Callable[[list[tuple[object, Answer]]], None]
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A body that waits for its answer: `deliver` is called once, with `token` and it, from any thread."""
-
-    kind: Format
-    body: bytes
-    encoding: Encoding
-    most: int  # bytes that it may have once decompressed
-    token: object
-    deliver: Deliver
+_REASONS = {  # as which an answer is counted
+    Status.BAD: Refusal.MALFORMED,
+    Status.TOO_LARGE: Refusal.TOO_LARGE,
+    Status.BUSY: Refusal.FULL,
+    Status.BROKEN: Refusal.FAILED,
+}
 
 
 class Intake:
@@ -63,27 +69,24 @@ class Intake:
         clock: Clock | None = None,
         began: float | None = None,
         memory: Path | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self._memory = memory
+        self._peers = peers
         self.config = config = config or IntakeConfig()
         self._clock = clock or SystemClock()
         self._sink = sink
         self._relay = relay
-        self._decoder = Decoder(config, self._clock, began)
+        self._decoder = Decoder(config, self._clock, began, peers.homes if peers is not None else None)
         self._thread = threading.Thread(target=self._work, name="penstock-intake", daemon=True)
         self._undos: deque[Decoded] = deque()  # filled by whoever learns that a group was not taken after all
+        self._room = WaitingRoom(int(config.max_held), int(config.max_group), self._clock)
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._waiting: deque[Request] = deque()
-        self._waiting_bytes = 0
-        self._in_flight = 0  # groups that were handed over and are not safe yet
-        self._held = 0
-        self._unanswered = 0
-        self._is_closing = False
         self._answers: Counter[tuple[Format, Status]] = Counter()
         self._refused: Counter[Refusal] = Counter()
         # Written by the intake's thread alone.
+        self._aside = 0  # bytes, decompressed, of groups that wait for other processes
         self._points: Counter[Format] = Counter()
         self._bytes: Counter[Format] = Counter()
         self._seconds = 0.0
@@ -94,25 +97,32 @@ class Intake:
         if self._memory is not None and (streams := self._decoder.restore(self._memory)):
             log.info("Cumulative streams go on where the last run ended. streams=%d", streams)
         self._thread.start()
+        if self._peers is not None:
+            self._peers.start(self.take_over)
         return self
 
     def submit(self, request: Request) -> bool:
         """Take a request; False if too much waits already, or if we are closing."""
-        with self._lock:
-            if self._is_closing or self._held + len(request.body) > int(self.config.max_held):
-                self._refused[Refusal.CLOSED if self._is_closing else Refusal.FULL] += 1
-                return False
-            self._held += len(request.body)
-            self._unanswered += 1
-            self._waiting.append(request)
-            self._waiting_bytes += len(request.body)
-            if len(self._waiting) == 1 or self._waiting_bytes >= int(self.config.max_group):
-                self._changed.notify_all()
-        return True
+        if self._room.enter([request]):
+            return True
+        self.refuse(Refusal.CLOSED if self.is_closing else Refusal.FULL)
+        return False
+
+    def take_over(self, kind: Format, bodies: Sequence[bytes], deliver: Deliver) -> bool:
+        """Take what another process hands over, of streams that we keep: all of it or, with False, nothing.
+
+        `deliver` is called with the place of each body and how it fared.
+        """
+        return self._room.enter(
+            [
+                Request(kind, body, Encoding.IDENTITY, len(body), place, deliver, is_ours=False)
+                for place, body in enumerate(bodies)
+            ]
+        )
 
     @property
     def is_closing(self) -> bool:
-        return self._is_closing
+        return self._room.is_closed
 
     def refuse(self, reason: Refusal) -> None:
         """Count a request that a receiver turned away itself."""
@@ -122,16 +132,23 @@ class Intake:
     def close(self, timeout: float = 30.0) -> bool:
         """Take nothing more, answer what waits; whether all was answered in time."""
         deadline = self._clock.monotonic() + timeout
-        with self._lock:
-            self._is_closing = True
-            self._changed.notify_all()
+        self._room.close()
+        if self._peers is not None:
+            # Others answer us, and we them, until each has answered its own senders.
+            self._room.wait_until_answered(self._left(deadline), also_others=False)
+            self._peers.hang_up(self._left(deadline) / 2)
+        self._room.end()
         if self._thread.ident is not None:
-            self._thread.join(max(0.0, deadline - self._clock.monotonic()))
-        with self._lock:
-            is_done = self._changed.wait_for(lambda: not self._unanswered, max(0.0, deadline - self._clock.monotonic()))
+            self._thread.join(self._left(deadline))
+        is_done = self._room.wait_until_answered(self._left(deadline), also_others=True)
+        if self._peers is not None:
+            self._peers.close()
         if is_done and self._thread.ident is not None and not self._thread.is_alive():
             self._remember()
         return is_done
+
+    def _left(self, deadline: float) -> float:
+        return max(0.0, deadline - self._clock.monotonic())
 
     def _remember(self) -> None:
         """Keep the last values of cumulative streams. Everybody was answered, so they are what was counted."""
@@ -149,9 +166,13 @@ class Intake:
 
     def _work(self) -> None:
         swept = self._clock.monotonic()
-        while (group := self._gather()) is not None:
+        while (group := self._room.next_group(_SWEEP)) is not None:
             while self._undos:
                 self._undos.popleft().undo()
+            while (returned := self._room.next_returned()) is not None:
+                began = self._clock.monotonic()
+                self._go_on(returned)
+                self._seconds += self._clock.monotonic() - began
             if group:
                 self._process(group)
             if self._clock.monotonic() - swept >= _SWEEP:
@@ -161,25 +182,6 @@ class Intake:
                 except Exception:  # without this thread nobody is ever answered again
                     log.exception("Series that are silent could not be forgotten.")
 
-    def _gather(self) -> list[Request] | None:
-        """Requests of one format to decode together; none when it is time to look around, None at the end."""
-        most = int(self.config.max_group)
-        with self._lock:
-            if not self._waiting and not self._is_closing:
-                self._changed.wait(_SWEEP)
-            if not self._waiting:
-                return None if self._is_closing else []
-            self._changed.wait_for(
-                lambda: not self._in_flight or self._waiting_bytes >= most or self._is_closing, _GATHER
-            )
-            group = [self._waiting.popleft()]
-            size = len(group[0].body)
-            while self._waiting and self._waiting[0].kind is group[0].kind and size < most:
-                size += len(self._waiting[0].body)
-                group.append(self._waiting.popleft())
-            self._waiting_bytes -= size
-            return group
-
     def _process(self, requests: list[Request]) -> None:
         began = self._clock.monotonic()
         ready: list[Request] = []
@@ -187,68 +189,95 @@ class Intake:
         size = 0
         for place, request in enumerate(requests):
             if size >= int(self.config.max_group):  # compressed bodies may grow a thousandfold: the rest comes next
-                self._put_back(requests[place:])
+                self._room.put_back(requests[place:])
                 break
             try:
                 body = decompressed(request.body, request.encoding, request.most)
             except TooLarge as error:
-                self._answer([(request, Answer(Status.TOO_LARGE, str(error)))], Refusal.TOO_LARGE)
+                self._answer([(request, Answer(Status.TOO_LARGE, str(error)))])
                 continue
             except ValueError as error:
-                self._answer([(request, Answer(Status.BAD, str(error)))], Refusal.MALFORMED)
+                self._answer([(request, Answer(Status.BAD, str(error)))])
                 continue
             except MemoryError:
-                self._answer([(request, Answer(Status.BROKEN, "no memory: send it again"))], Refusal.FAILED)
+                self._answer([(request, Answer(Status.BROKEN, "no memory: send it again"))])
                 continue
             ready.append(request)
             bodies.append(body)
             size += len(body)
         if ready:
             self._sizes.observe(len(ready))
-            self._bytes[ready[0].kind] += size
-            self._hand_over(ready, bodies)
+            self._bytes[ready[0].kind] += sum(len(body) for request, body in zip(ready, bodies) if request.is_ours)
+            self._take(ready, bodies)
         self._seconds += self._clock.monotonic() - began
 
-    def _put_back(self, requests: list[Request]) -> None:
-        with self._lock:
-            self._waiting.extendleft(reversed(requests))
-            self._waiting_bytes += sum(len(request.body) for request in requests)
-
-    def _hand_over(self, requests: list[Request], bodies: list[bytes]) -> None:
+    def _take(self, requests: Sequence[Request], bodies: Sequence[bytes]) -> None:
+        """Decode a group, and hand on what others keep of it."""
         kind = requests[0].kind
+        handed_to_us = {place for place, request in enumerate(requests) if not request.is_ours}
         try:
-            decoded = self._decoder.decode(kind, bodies)
+            decoded = self._decoder.decode(kind, list(bodies), handed_to_us)
         except Exception as error:
             if len(requests) > 1:  # one of them is the cause: each for itself, so that only that one fails
                 for request, body in zip(requests, bodies):
-                    self._hand_over([request], [body])
+                    self._take([request], [body])
                 return
             if isinstance(error, TooMany):
-                self._answer([(requests[0], Answer(Status.TOO_LARGE, f"the body has {error}"))], Refusal.TOO_LARGE)
+                self._answer([(requests[0], Answer(Status.TOO_LARGE, f"the body has {error}"))])
                 return
             log.exception("A request could not be decoded. format=%s bytes=%d", kind.value, len(bodies[0]))
             answer = Answer(Status.BAD, "this request cannot be decoded; our log says why")
-            self._answer([(requests[0], answer)], Refusal.MALFORMED)
+            self._answer([(requests[0], answer)])
             return
         account = decoded.account
-        self._answer([(requests[place], account.answer(place)) for place in account.errors], Refusal.MALFORMED)
-        good = [place for place in range(len(requests)) if place not in account.errors]
-        if not good:
+        self._answer([(requests[place], account.answer(place)) for place in account.errors])
+        group = UnderWay(kind, requests, bodies, decoded)
+        if not group.good:
             return
+        self._room.sent_on()
+        if self._peers is None or not decoded.elsewhere:
+            self._hand_over(group)
+            return
+        self._aside += group.size
+        if self._aside > int(self.config.max_held) and self._aside > group.size:
+            group.heard.append(dict.fromkeys(group.divided, Answer(Status.BUSY, "too much waits for other processes")))
+            self._go_on(group)
+            return
+        group.awaited = len(decoded.elsewhere)
+        for home, parts in decoded.elsewhere.items():
+            self._peers.submit(home, kind, parts, decoded.points_elsewhere[home], partial(self._room.heard, group))
+
+    def _go_on(self, group: UnderWay) -> None:
+        """Take the rest of a group of which others have their parts, or take it back if one of them has not."""
+        self._aside -= group.size
+        refusal = group.refusal
+        if refusal is None:
+            self._hand_over(group)
+        else:
+            group.decoded.undo()
+            divided = group.divided
+            concerned = [place for place in group.good if place in divided]
+            self._answer([(group.requests[place], refusal) for place in concerned])
+            self._room.settled()
+            # The others share no more with them than the moment at which they came.
+            alone = [place for place in group.good if place not in divided]
+            if alone:
+                self._take([group.requests[place] for place in alone], [group.bodies[place] for place in alone])
+
+    def _hand_over(self, group: UnderWay) -> None:
+        """Hand what we keep of a group to the relay and to L1."""
+        kind, requests, decoded, good = group.kind, group.requests, group.decoded, group.good
 
         def finish(answers: list[tuple[Request, Answer]], error: BaseException | None) -> None:
             if error is not None:
                 log.warning("What was received is not safe, its senders are told. reason=%s", error)
-            self._answer(answers, Refusal.FULL if error is None else Refusal.FAILED)
-            with self._lock:
-                self._in_flight -= 1
-                self._changed.notify_all()
+            self._answer(answers)
+            self._room.settled()
 
-        with self._lock:
-            self._in_flight += 1
-        ticket = Ticket([(requests[place], account.answer(place)) for place in good], finish)
+        ticket = Ticket([(requests[place], group.answer(place)) for place in good], finish)
         try:
-            is_taken = self._is_taken(kind, decoded, [decoded.raw[place] for place in good], ticket)
+            raw = [decoded.raw[place] for place in good if requests[place].is_ours]
+            is_taken = self._is_taken(kind, decoded, raw, ticket)
             instead = Answer(Status.BUSY, "no room at the moment: send it again")
         except Exception as error:  # none that they promise; but without this thread nobody is ever answered again
             log.exception("A request could not be handed over. format=%s", kind.value)
@@ -256,7 +285,7 @@ class Intake:
         if is_taken:
             self._points[kind] += sum(map(len, decoded.chunks))
             with self._lock:
-                self._refused.update(account.reasons)
+                self._refused.update(decoded.account.reasons)
         else:
             ticket.refused(instead)
             decoded.undo()
@@ -272,6 +301,7 @@ class Intake:
         if (
             self._relay is not None
             and kind is not Format.EVENTS
+            and raw
             and not self._relay.submit_raw(relayed, raw, ticket.part())
         ):
             return False
@@ -288,7 +318,7 @@ class Intake:
 
     # -- answering, from any thread ----------------------------------------------------------------------------------
 
-    def _answer(self, answers: list[tuple[Request, Answer]], reason: Refusal | None = None) -> None:
+    def _answer(self, answers: list[tuple[Request, Answer]]) -> None:
         if not answers:
             return
         by_receiver: dict[Deliver, list[tuple[object, Answer]]] = {}
@@ -298,13 +328,12 @@ class Intake:
             deliver(some)
         with self._lock:
             for request, answer in answers:
-                self._held -= len(request.body)
+                if not request.is_ours:
+                    continue  # it is counted where it came from
                 self._answers[request.kind, answer.status] += 1
-                if reason is not None and answer.status is not Status.TAKEN:
-                    self._refused[reason] += 1
-            self._unanswered -= len(answers)
-            if self._is_closing:
-                self._changed.notify_all()
+                if answer.status is not Status.TAKEN:
+                    self._refused[_REASONS[answer.status]] += 1
+        self._room.answered([request for request, _ in answers])
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -312,8 +341,8 @@ class Intake:
         """For `Telemetry.watch`."""
         with self._lock:
             answers, refused = dict(self._answers), dict(self._refused)
-            yield Sample("penstock_receive_held_bytes", self._held)
-            yield Sample("penstock_receive_waiting_requests", self._unanswered)
+        yield Sample("penstock_receive_held_bytes", self._room.held_bytes)
+        yield Sample("penstock_receive_waiting_requests", self._room.unanswered)
         for (kind, status), count in answers.items():
             yield Sample("penstock_receive_requests_total", count, (kind.value, status.value))
         for reason, count in refused.items():
@@ -325,3 +354,5 @@ class Intake:
         yield Sample("penstock_receive_decode_seconds_total", self._seconds)
         yield self._sizes
         yield from self._decoder.samples()
+        if self._peers is not None:
+            yield from self._peers.samples()

@@ -10,8 +10,9 @@ from penstock.receive.amqp.into_queue import AGAIN
 from penstock.receive.amqp.message import Message, Reject, Retry
 from penstock.receive.amqp.options import Answer as BatchAnswer
 from penstock.receive.bodies import Encoding
-from penstock.receive.intake import Intake, Request
+from penstock.receive.intake import Intake
 from penstock.receive.sink import Answer, Format, Status
+from penstock.receive.waiting_room import Request
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -19,6 +19,7 @@ from penstock.receive.decode.exponentials import exponential_histograms
 from penstock.receive.decode.group import Account, Group, Rows
 from penstock.receive.decode.histogram_deltas import HistogramDeltas
 from penstock.receive.decode.histograms import explicit_histograms
+from penstock.receive.decode.homes import Bodies, Homes
 from penstock.receive.decode.numbers import all_of, increments, joined, otlp_numbers
 from penstock.receive.decode.otlp import OtlpReader
 from penstock.receive.decode.otlp_json import as_protobuf
@@ -41,6 +42,8 @@ class Decoded:
     account: Account
     raw: list[bytes]  # the bodies as protobuf, for the relay
     undos: list[Callable[[], None]]
+    elsewhere: Bodies = field(default_factory=dict)  # what other processes keep
+    points_elsewhere: Mapping[int, int] = field(default_factory=dict)
 
     def undo(self) -> None:
         """Forget that it was ever here: the same bodies give the same chunks again."""
@@ -55,7 +58,9 @@ class Decoder:
     Threads: one at a time.
     """
 
-    def __init__(self, config: IntakeConfig, clock: Clock, began: float | None = None) -> None:
+    def __init__(
+        self, config: IntakeConfig, clock: Clock, began: float | None = None, homes: Homes | None = None
+    ) -> None:
         self._config = config
         self._clock = clock
         since = int((clock.time() if began is None else began) * 1e9)  # streams that began later are new
@@ -63,18 +68,23 @@ class Decoder:
         self._deltas = Deltas(config.initial_value, since)
         self._histograms = HistogramDeltas(config.initial_value, since)
         self._exponentials = ExponentialDeltas(config.initial_value, since)
-        self._otlp = OtlpReader(config)
-        self._remote_write = RemoteWriteReader()
+        self._otlp = OtlpReader(config, homes)
+        self._remote_write = RemoteWriteReader(homes)
         self._events = EventReader()
+        self._part = (homes.own, homes.count) if homes is not None else (0, 1)
         self._expired = 0
+        self._asked_again = clock.monotonic()
         self._horizon = since  # of streams that began later we know all, unless they are new
         self._remembered: Remembered | None = None
 
-    def decode(self, kind: Format, bodies: list[bytes]) -> Decoded:
-        """All points of the bodies that can be read."""
+    def decode(self, kind: Format, bodies: list[bytes], settled: Container[int] = ()) -> Decoded:
+        """All points of the bodies that can be read, and what of them is for other processes.
+
+        `settled` are the numbers of those of which nothing is, since another process has handed them to us.
+        """
         now = self._clock.time()
         latest = int((now + float(self._config.max_future)) * 1e9)
-        group = Group(self._table, Account(len(bodies)), self._clock.monotonic(), latest)
+        group = Group(self._table, Account(len(bodies)), self._clock.monotonic(), latest, settled=settled)
         try:
             return self._decoded(kind, bodies, group, now)
         except BaseException:
@@ -97,11 +107,12 @@ class Decoder:
             self._read_otlp(bodies, group, points, distributions)
         pieces = [joined(some) for some in (points, distributions) if some]
         chunks = [chunk for rows in pieces for chunk in chunks_of(rows, self._table)]
-        return Decoded(chunks, group.account, bodies, group.undos)
+        elsewhere, failed = group.elsewhere, group.account.errors
+        return Decoded(chunks, group.account, bodies, group.undos, elsewhere.bodies(failed), elsewhere.points(failed))
 
     def _read_otlp(self, bodies: list[bytes], group: Group, points: list[Rows], distributions: list[Rows]) -> None:
         numbers = []
-        for layout, found in self._otlp.read(bodies, group.account):
+        for layout, found in self._otlp.read(bodies, group):
             if layout == HISTOGRAM:
                 distributions.append(explicit_histograms(found, group, self._histograms))
             elif layout == EXPONENTIAL:
@@ -128,6 +139,9 @@ class Decoder:
         for family in [family for family, namespace in self._otlp.namespaces.items() if not namespace.keys]:
             del self._otlp.namespaces[family]
         self._expired += len(gone)
+        if self._clock.monotonic() - self._asked_again >= float(self._config.expiry):
+            self._asked_again = self._clock.monotonic()
+            self._remote_write.forget_away()
         if self._remembered is not None and self._remembered.loaded_at < before:
             self._remembered = self._table.on_cumulative = None
         self._look_back_to(self._horizon)
@@ -154,7 +168,8 @@ class Decoder:
             parts.append(self._remembered.unclaimed(now))
         rows, families = together(parts)
         types = self._remote_write.types
-        write(path, Snapshot(rows, families, self._clock.time(), self._horizon, self._settings(), types))
+        now = self._clock.time()
+        write(path, Snapshot(rows, families, now, self._horizon, self._settings(), types, self._part))
         return int(rows.num_rows)
 
     def restore(self, path: Path) -> int:
@@ -166,7 +181,8 @@ class Decoder:
         if snapshot is None:
             return 0
         passed, expiry = self._clock.time() - snapshot.saved_at, float(self._config.expiry)
-        if not 0.0 <= passed <= expiry or snapshot.settings != self._settings():
+        is_ours = snapshot.settings == self._settings() and snapshot.part == self._part
+        if not 0.0 <= passed <= expiry or not is_ours:
             log.info("What was known of streams is too old, or of other settings. age=%.0f", passed)
             return 0
         rows = snapshot.rows

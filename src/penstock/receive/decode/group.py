@@ -1,13 +1,14 @@
 """A group of requests on its way through: what was taken of each, what was not, and why."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.receive.decode.homes import Elsewhere, Homes
 from penstock.receive.decode.series import Namespace, SeriesTable
 from penstock.receive.decode.wire import Ints
 from penstock.receive.sink import TAKEN, Answer, Refusal, Status
@@ -19,15 +20,15 @@ class Account:
     """How the requests of one group fared."""
 
     def __init__(self, requests: int) -> None:
-        self.errors: dict[int, str] = {}
+        self.errors: dict[int, Answer] = {}
         self.rejected = np.zeros(requests, np.int64)
         self.messages: dict[int, list[str]] = {}
         self.reasons: Counter[Refusal] = Counter()
         self.points = 0
 
-    def fail(self, request: int, message: str) -> None:
-        """The request as a whole cannot be read."""
-        self.errors.setdefault(request, message)
+    def fail(self, request: int, message: str, status: Status = Status.BAD) -> None:
+        """The request as a whole cannot be read, or not be taken now."""
+        self.errors.setdefault(request, Answer(status, message))
 
     def reject(self, requests: Ints, reason: Refusal, message: str) -> None:
         """So many points of these requests are not taken; a request is told the first reasons."""
@@ -51,7 +52,7 @@ class Account:
     def answer(self, request: int) -> Answer:
         """What its sender is told once the rest is safe."""
         if request in self.errors:
-            return Answer(Status.BAD, self.errors[request])
+            return self.errors[request]
         if self.rejected[request]:
             return Answer(
                 Status.TAKEN, "; ".join(told := self.messages[request]), int(self.rejected[request]), tuple(told)
@@ -84,6 +85,9 @@ class Group:
     latest: int  # nanoseconds since the epoch: what is later is refused
     undos: list[Callable[[], None]] = field(default_factory=list)
     """What takes the increments of cumulative streams back."""
+    settled: Container[int] = ()
+    """Requests that came from another process, which found that we keep all of their streams."""
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
     def streams_of(
         self, namespaces: list[Namespace], which: Ints, keys: Any, requests: Ints, bounds: Ints | None = None
@@ -93,3 +97,12 @@ class Group:
         for number, refused in enumerate(refusals, 1):
             self.account.reject(requests[streams == -number], refused.reason, str(refused))
         return streams
+
+    def goes_to(self, home: int, request: int, homes: Homes) -> bool:
+        """Whether something of that request is for another process; the request fails if that one is not there."""
+        if home == homes.own or request in self.settled:
+            return False
+        if home in homes.down:
+            message = f"process {home} keeps a stream of this and is not there: send it again"
+            self.account.fail(request, message, Status.BROKEN)
+        return True

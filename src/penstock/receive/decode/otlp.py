@@ -17,10 +17,13 @@ import numpy as np
 from penstock.model.point import Kind
 from penstock.receive.config import IntakeConfig
 from penstock.receive.decode.found import Found
-from penstock.receive.decode.group import Account
+from penstock.receive.decode.group import Account, Group
+from penstock.receive.decode.homes import Homes
 from penstock.receive.decode.labels import attributes
 from penstock.receive.decode.otlp_shapes import Columns, Hit, learn, points_of, together
 from penstock.receive.decode.otlp_walk import (
+    CUMULATIVE,
+    DELTA,
     EXPONENTIAL,
     GAUGE,
     HISTOGRAM,
@@ -40,7 +43,6 @@ from penstock.receive.decode.wire import PADDING, Bytes, Chains, Ints, chains, s
 from penstock.receive.sink import Refusal
 
 _ATTRIBUTES = 0x0A  # of a resource
-_DELTA, CUMULATIVE = 1, 2
 _SHAPES = 64 << 20  # bytes of shapes: those of some 200 000 streams
 NO_VALUE = 1  # the flag of a point that only says that its stream has ended
 
@@ -85,26 +87,32 @@ class OtlpReader:
     Threads: one at a time.
     """
 
-    def __init__(self, config: IntakeConfig) -> None:
+    def __init__(self, config: IntakeConfig, homes: Homes | None = None) -> None:
         self._config = config
+        self._homes = homes
         self.namespaces: dict[Family, Namespace] = {}
         self._fresh: list[Family] = []
         self.shapes = Shapes(_SHAPES)
 
-    def read(self, bodies: list[bytes], account: Account) -> Iterator[tuple[int, Found]]:
-        """The points of all bodies that can be read, by layout: HISTOGRAM, EXPONENTIAL, SUMMARY, or SUM for numbers."""
-        bodies = list(bodies)
-        found, odd = self._read(bodies, account)
+    def read(self, bodies: list[bytes], group: Group) -> Iterator[tuple[int, Found]]:
+        """The points of all bodies that can be read, by layout: HISTOGRAM, EXPONENTIAL, SUMMARY, or SUM for numbers.
+
+        What other processes keep is not among them but in the group's `elsewhere`.
+        """
+        bodies, account = list(bodies), group.account
+        found, odd = self._read(bodies, group)
         if odd:
             for request in odd:
                 bodies[request] = _normalised(bodies[request], request, account)
-            found, odd = self._read(bodies, account)
+            group.elsewhere.clear()
+            found, odd = self._read(bodies, group)
             for request in odd:
                 account.fail(request, "a request that even protobuf writes in an odd way")
             found = self._without(found, set(odd))
         return iter(found)
 
-    def _read(self, bodies: list[bytes], account: Account) -> tuple[list[tuple[int, Found]], list[int]]:
+    def _read(self, bodies: list[bytes], group: Group) -> tuple[list[tuple[int, Found]], list[int]]:
+        account = group.account
         hits: list[Hit] = []
         metrics: list[Data] = []
         base = 0
@@ -118,7 +126,7 @@ class OtlpReader:
             base += len(body)
         blob = b"".join([*bodies, PADDING])
         data = np.frombuffer(blob, np.uint8)
-        columns, odd = self._scan(blob, data, metrics, account)
+        columns, odd = self._scan(blob, data, metrics, group)
         families, namespaces, read = columns.families, columns.namespaces, {metric.number: metric for metric in metrics}
         by_layout: dict[int, list[Hit]] = {}
         for hit in hits:
@@ -150,17 +158,17 @@ class OtlpReader:
                 owner = place.owner(body)
                 metrics.append(Data(owner, name, kind, base + first, base + after, request, number, whole))
 
-    def _scan(self, blob: bytes, data: Bytes, metrics: list[Data], account: Account) -> tuple[_Read, set[int]]:
+    def _scan(self, blob: bytes, data: Bytes, metrics: list[Data], group: Group) -> tuple[_Read, set[int]]:
         """Read the points of metrics that have no known shape; and which requests are written oddly."""
         places = np.array([(m.start, m.end, m.request, m.layout, m.number) for m in metrics], np.int64).reshape(-1, 5)
         chained = chains(blob, data, places[:, 0], places[:, 1])
         for number in chained.bad:
-            account.fail(metrics[number].request, "points that are not messages")
-        families, which = _families(metrics, chained)
+            group.account.fail(metrics[number].request, "points that are not messages")
+        families, which = self._families(blob, metrics, chained, group)
         columns = {}
         odd: set[int] = set()
-        layouts = places[:, 3][chained.owner]
-        for layout in np.unique(layouts).tolist():
+        layouts = np.where(which < 0, 0, places[:, 3])[chained.owner]
+        for layout in np.unique(layouts[layouts > 0]).tolist():
             some = np.flatnonzero(layouts == layout)
             scanned = scan(data, chained.starts[some], chained.ends[some], LAYOUTS[layout])
             if layout == EXPONENTIAL:
@@ -168,11 +176,29 @@ class OtlpReader:
             owner = chained.owner[some]
             requests = places[:, 2][owner]
             for request in np.unique(requests[scanned.bad]).tolist():
-                account.fail(request, "a data point that is not a message")
+                group.account.fail(request, "a data point that is not a message")
             odd.update(np.unique(requests[scanned.odd]).tolist())
             unknown = np.full(len(some), -1)
             columns[layout] = Columns(scanned.columns, requests, places[:, 4][owner], unknown, which[owner])
         return _Read(families, [self.namespace(family) for family in families], columns), odd
+
+    def _families(self, blob: bytes, metrics: list[Data], chained: Chains, group: Group) -> tuple[list[Family], Ints]:
+        """The families of these metrics, and which one each is of; -1 for a metric that another process keeps."""
+        told = {(number, tag): value for number, tag, value in chained.others}
+        families: dict[Family, int] = {}
+        which = np.full(len(metrics), -1)
+        homes = self._homes
+        points = None if homes is None else np.bincount(chained.owner, minlength=len(metrics))
+        for number, metric in enumerate(metrics):
+            family = metric.family(told.get((number, TEMPORALITY), 0), told.get((number, IS_MONOTONIC), 0))
+            if homes is not None and points is not None:
+                home = homes.of_family(family)
+                if group.goes_to(home, metric.request, homes):
+                    whole = blob[metric.whole[0] : metric.whole[1]]
+                    group.elsewhere.add_metric(home, metric.request, family, whole, int(points[number]))
+                    continue
+            which[number] = families.setdefault(family, len(families))
+        return list(families), which
 
     @staticmethod
     def _without(found: list[tuple[int, Found]], failed: set[int]) -> list[tuple[int, Found]]:
@@ -231,7 +257,7 @@ class _Describer:
 def _kind(family: Family) -> tuple[Kind, bool]:
     if family.data == GAUGE:
         return Kind.GAUGE, False
-    if family.temporality not in (_DELTA, CUMULATIVE):
+    if family.temporality not in (DELTA, CUMULATIVE):
         raise Refused(
             Refusal.MALFORMED,
             f"metric {family.name[:100].decode(errors='replace')!r} does not say whether it is delta or cumulative",
@@ -242,17 +268,6 @@ def _kind(family: Family) -> tuple[Kind, bool]:
     if is_cumulative and not family.is_monotonic:
         return Kind.GAUGE, False  # how much there is now, not how much was added
     return Kind.COUNTER, is_cumulative
-
-
-def _families(metrics: list[Data], chained: Chains) -> tuple[list[Family], Ints]:
-    """The families of these metrics, and which one each is of."""
-    told = {(number, tag): value for number, tag, value in chained.others}
-    families: dict[Family, int] = {}
-    which = np.empty(len(metrics), np.int64)
-    for number, metric in enumerate(metrics):
-        family = metric.family(told.get((number, TEMPORALITY), 0), told.get((number, IS_MONOTONIC), 0))
-        which[number] = families.setdefault(family, len(families))
-    return list(families), which
 
 
 def _scan_buckets(data: Bytes, scanned: Scanned) -> None:

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from penstock.receive.decode.plain import TooMany, fields, varint
 
-_RESOURCE_METRICS = _RESOURCE = _SCOPE = _NAME = 0x0A
-_SCOPE_METRICS = _METRICS = 0x12
+RESOURCE_METRICS = RESOURCE = SCOPE = NAME = 0x0A
+SCOPE_METRICS = METRICS = 0x12
 TEMPORALITY, IS_MONOTONIC = 0x10, 0x18  # of a sum or a histogram
+DELTA, CUMULATIVE = 1, 2  # what the former says
 GAUGE, SUM, HISTOGRAM, EXPONENTIAL, SUMMARY = 0x2A, 0x3A, 0x4A, 0x52, 0x5A  # the tags of a metric's data
 _DATA = (GAUGE, SUM, HISTOGRAM, EXPONENTIAL, SUMMARY)
 _MOST_METRICS = 200_000  # of one request, of all its resources: each costs microseconds and some hundred bytes
@@ -42,7 +43,7 @@ class Place(NamedTuple):
 
     def owner(self, body: bytes) -> Owner:
         start = self.start
-        is_named = self.end > start + 1 and body[start] == _NAME and body[start + 1] < 128
+        is_named = self.end > start + 1 and body[start] == NAME and body[start + 1] < 128
         return Owner(self.resource, self.scope, body[start : start + 2 + body[start + 1]] if is_named else b"")
 
 
@@ -71,13 +72,13 @@ def walk(body: bytes) -> Iterator[Place]:
     """The metrics of one request; ValueError or IndexError if it is none, TooMany if there is no end to them."""
     left = _MOST_METRICS
     for outer, at, end in fields(body, 0, len(body)):
-        if outer != _RESOURCE_METRICS:
+        if outer != RESOURCE_METRICS:
             continue
         resource, scopes = b"", []
         for tag, start, stop in fields(body, at, end):
-            if tag == _RESOURCE:
+            if tag == RESOURCE:
                 resource = body[start:stop]
-            elif tag == _SCOPE_METRICS:
+            elif tag == SCOPE_METRICS:
                 scopes.append((start, stop))
         for at, end in scopes:
             scope, metrics = _scope(body, at, end, left)
@@ -90,7 +91,7 @@ def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple
     """A scope, and where its metrics are. There are many of those: what `fields` does is done here without a call."""
     scope, metrics = b"", []
     while at < end:
-        if body[at] == _METRICS:
+        if body[at] == METRICS:
             length = body[at + 1]
             at += 2
             if length >= 128:
@@ -101,7 +102,7 @@ def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple
                 raise TooMany(f"more than {_MOST_METRICS} metrics")
         else:
             tag, start, after = next(fields(body, at, end))
-            if tag == _SCOPE:
+            if tag == SCOPE:
                 scope = body[start:after]
             at = after
     if at != end:
@@ -113,7 +114,7 @@ def data_of(body: bytes, start: int, end: int) -> tuple[bytes, int, int, int]:
     """A metric's name, the kind of its data, and where they are; kind 0 if it has none."""
     name, kind, first, last = b"", 0, start, start
     for tag, at, stop in fields(body, start, end):
-        if tag == _NAME:
+        if tag == NAME:
             name = body[at:stop]
         elif tag in _DATA:
             kind, first, last = tag, at, stop

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from penstock.model.segment import sync_folder
 from penstock.receive.decode.deltas import Kept, States
+from penstock.receive.decode.homes import Homes
 from penstock.receive.decode.otlp_walk import Family
 from penstock.receive.decode.series import Namespace, SeriesTable
 from penstock.receive.decode.wire import Ints
@@ -67,6 +68,7 @@ class Snapshot:
     horizon: int
     settings: str
     types: dict[str, int]  # what the metadata of remote writes has said
+    part: tuple[int, int] = (0, 1)  # of which process, of how many: those are all streams that it keeps
 
 
 class Remembered:
@@ -164,6 +166,51 @@ def together(parts: Sequence[tuple[pa.Table, list[Family | None]]]) -> tuple[pa.
     return pa.concat_tables(pieces), list(families)
 
 
+def shared_out(snapshots: Sequence[Snapshot], count: int) -> list[Snapshot] | None:
+    """What several processes knew as what `count` of them keep; None if some of it is missing.
+
+    Then nobody could tell a stream that is missing from one that is new.
+    """
+    parts = sorted(snapshot.part for snapshot in snapshots)
+    settings = {snapshot.settings for snapshot in snapshots}
+    if not parts or parts != [(index, len(parts)) for index in range(len(parts))] or len(settings) > 1:
+        return None
+    saved_at = max(snapshot.saved_at for snapshot in snapshots)
+    pieces = []
+    for snapshot in snapshots:
+        silent = pc.add(snapshot.rows["silent"], saved_at - snapshot.saved_at)
+        place = SCHEMA.get_field_index("silent")
+        pieces.append((snapshot.rows.set_column(place, SCHEMA.field("silent"), silent), snapshot.families))
+    rows, families = together(pieces)
+    homes = _homes_of(rows, families, count)
+    horizon = max(snapshot.horizon for snapshot in snapshots)
+    types = {name: kind for snapshot in snapshots for name, kind in snapshot.types.items()}
+    return [
+        Snapshot(
+            rows.filter(pa.array(homes == index)),
+            families,
+            saved_at,
+            horizon,
+            settings.copy().pop(),
+            types,
+            (index, count),
+        )
+        for index in range(count)
+    ]
+
+
+def _homes_of(rows: pa.Table, families: Sequence[Family | None], count: int) -> Ints:
+    """The process that keeps each stream."""
+    homes = Homes(0, count)
+    by_family = np.array([-1 if family is None else homes.of_family(family) for family in families], np.int64)
+    found = by_family[rows["family"].to_numpy()] if len(families) else np.zeros(0, np.int64)
+    by_name = np.flatnonzero(found < 0)
+    for row, name in zip(by_name.tolist(), rows["name"].take(pa.array(by_name)).to_pylist()):
+        metric, _, entity = name.split("\0")
+        found[row] = homes.of_series(metric, entity)
+    return found
+
+
 def write(path: Path, snapshot: Snapshot) -> None:
     """Put it at `path`, in place of what is there; OSError if that cannot be done."""
     texts: dict[bytes, int] = {}
@@ -176,6 +223,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
         "saved_at": snapshot.saved_at,
         "horizon": snapshot.horizon,
         "settings": snapshot.settings,
+        "part": snapshot.part,
         "types": snapshot.types,
         "families": families,
         "texts": [base64.b64encode(text).decode() for text in texts],
@@ -202,7 +250,8 @@ def read(path: Path) -> Snapshot:
     texts = [base64.b64decode(text) for text in about["texts"]]
     families = [_family(given, texts) for given in about["families"]]
     saved_at, horizon, settings, types = (about[name] for name in ("saved_at", "horizon", "settings", "types"))
-    return Snapshot(rows.cast(SCHEMA), families, saved_at, horizon, settings, types)
+    index, count = about.get("part", (0, 1))
+    return Snapshot(rows.cast(SCHEMA), families, saved_at, horizon, settings, types, (index, count))
 
 
 def _family(given: list[int] | None, texts: Sequence[bytes]) -> Family | None:

@@ -15,10 +15,11 @@ import numpy as np
 
 from penstock.model.point import Kind
 from penstock.receive.decode.group import Group, Rows
+from penstock.receive.decode.homes import SERIES, Homes
 from penstock.receive.decode.numbers import Numbers
 from penstock.receive.decode.plain import Layout, fields
-from penstock.receive.decode.series import Described, Namespace, Refused
-from penstock.receive.decode.wire import PADDING, Bytes, Ints, float64_at, locate, messages, scan, texts
+from penstock.receive.decode.series import AWAY, Described, Namespace, Refused
+from penstock.receive.decode.wire import PADDING, Ints, float64_at, locate, messages, scan, texts
 from penstock.receive.sink import Refusal
 
 _METADATA = 0x1A
@@ -39,8 +40,9 @@ class RemoteWriteReader:
     Threads: one at a time.
     """
 
-    def __init__(self) -> None:
-        self.namespaces = {"remote write": Namespace(self._described)}
+    def __init__(self, homes: Homes | None = None) -> None:
+        self._homes = homes
+        self.namespaces = {"remote write": Namespace(self._described, homes=homes)}
         self.types: dict[str, int] = {}
 
     def read(self, bodies: list[bytes], group: Group) -> Numbers:
@@ -55,16 +57,18 @@ class RemoteWriteReader:
                 for tag, start, end in locate(body, 0, len(body), base, starts, ends):
                     if tag == _METADATA:
                         self._learn(body, start, end)
+                        self._tell(body[start:end], request, group)
                 counts[request] = len(starts) - before
             except (ValueError, IndexError):
                 group.account.fail(request, "not a WriteRequest")
                 del starts[before:], ends[before:]
             base += len(body)
-        data = np.frombuffer(b"".join([*bodies, PADDING]), np.uint8)
+        blob = b"".join([*bodies, PADDING])
         requests = np.repeat(np.arange(len(bodies)), counts)
-        return self._samples(data, np.array(starts, np.int64), np.array(ends, np.int64), requests, group)
+        return self._samples(blob, np.array(starts, np.int64), np.array(ends, np.int64), requests, group)
 
-    def _samples(self, data: Bytes, starts: Ints, ends: Ints, requests: Ints, group: Group) -> Numbers:
+    def _samples(self, blob: bytes, starts: Ints, ends: Ints, requests: Ints, group: Group) -> Numbers:
+        data = np.frombuffer(blob, np.uint8)
         series = scan(data, starts, ends, _SERIES)
         columns = series.columns
         fine = ~series.bad & ~series.odd
@@ -88,6 +92,8 @@ class RemoteWriteReader:
         streams[asked] = group.streams_of(
             list(self.namespaces.values()), np.zeros(len(asked), np.int64), keys, requests[asked]
         )
+        streams[(streams <= AWAY) & (columns["samples"] == 0)] = -1  # which says nothing that another must know
+        self._hand_on(blob, starts, ends, requests, streams, group)
         place = samples.columns["value"]
         values = np.where(place > 0, float64_at(data, place), 0.0)  # protobuf leaves out what is 0
         times = samples.columns["time"]
@@ -100,6 +106,35 @@ class RemoteWriteReader:
         owner = owner[taken]
         rows = Rows(requests[owner], streams[owner], times[taken] * 1_000_000, values[taken])
         return Numbers(rows, np.zeros(len(owner), np.int64))
+
+    def _hand_on(self, blob: bytes, starts: Ints, ends: Ints, requests: Ints, streams: Ints, group: Group) -> None:
+        """Put aside the series that other processes keep."""
+        rows = np.flatnonzero(streams <= AWAY)
+        if self._homes is None or not len(rows):
+            return
+        homes = AWAY - streams[rows]
+        going = {pair: group.goes_to(*pair, self._homes) for pair in set(zip(homes.tolist(), requests[rows].tolist()))}
+        for home, request, start, end in zip(
+            homes.tolist(), requests[rows].tolist(), starts[rows].tolist(), ends[rows].tolist()
+        ):
+            if going[home, request]:
+                group.elsewhere.add_field(home, request, SERIES, blob[start:end])
+            else:  # it was handed to us by one that counts processes in another way: never silently
+                group.account.reject_one(request, Refusal.FAILED, f"a series that process {home} keeps")
+        streams[np.isin(requests, np.array(sorted(group.account.errors), np.int64))] = -1
+
+    def forget_away(self) -> None:
+        """Those that others keep are not seen here, and would not be forgotten."""
+        for namespace in self.namespaces.values():
+            if namespace.away:
+                namespace.forget_keys()
+
+    def _tell(self, metadata: bytes, request: int, group: Group) -> None:
+        """Metadata is for everybody: it came over one connection, and says what all series of a name are."""
+        if self._homes is not None and request not in group.settled:
+            for home in range(self._homes.count):
+                if home != self._homes.own and home not in self._homes.down:
+                    group.elsewhere.add_field(home, request, _METADATA, metadata)
 
     def _learn(self, body: bytes, at: int, end: int) -> None:
         kind, family = 0, ""
@@ -114,7 +149,7 @@ class RemoteWriteReader:
         if (kind in _COUNTERS) is not family.endswith(_ENDINGS):
             # Its series may be known as what their names suggest: they are looked at again.
             for namespace in self.namespaces.values():
-                namespace.keys = {}
+                namespace.forget_keys()
 
     def _described(self, key: bytes) -> Described:
         try:

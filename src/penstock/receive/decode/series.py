@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from penstock.model.point import Chunk, Kind, chunk_type, entity_of
 from penstock.receive.config import IntakeConfig
+from penstock.receive.decode.homes import Homes
 from penstock.receive.decode.texts import Texts
 from penstock.receive.decode.wire import Ints
 from penstock.receive.sink import Refusal
 
 OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name for the same
 
+AWAY = -1_000_000  # and what is less: no stream of ours
 _MOST_SPELLINGS = 8  # of each series' labels, in another order or with what we pass over: there may be any number
 _RUN_KEY = 64  # bytes of a run's keys by which it is looked for: its last ones differ most
 _SHORTEST_RUN = 8  # points for which it pays to remember them
@@ -52,11 +54,13 @@ class Described:
 class Namespace:
     """Raw keys that mean streams of one sender's metric; `describe` is asked once for each, and may raise Refused."""
 
-    __slots__ = ("describe", "family", "keys", "run_hits", "runs", "streams")
+    __slots__ = ("away", "describe", "family", "homes", "keys", "run_hits", "runs", "streams")
 
-    def __init__(self, describe: Callable[[bytes], Described], family: Any = None) -> None:
+    def __init__(self, describe: Callable[[bytes], Described], family: Any = None, homes: Homes | None = None) -> None:
         self.describe = describe
         self.family = family  # whose they are, where there are several
+        self.homes = homes  # where each of them may have another one
+        self.away = 0  # keys of streams that others keep: `AWAY` minus the number of their home
         self.keys: dict[bytes, int] = {}
         # The same labels in another order are another key, but the same stream.
         self.streams: dict[tuple[str, str, str], int] = {}
@@ -65,10 +69,15 @@ class Namespace:
 
     def forget(self, gone: NDArray[np.bool_]) -> None:
         """Without the streams that are gone."""
-        self.keys = {key: stream for key, stream in self.keys.items() if not gone[stream]}
+        self.keys = {key: stream for key, stream in self.keys.items() if stream < 0 or not gone[stream]}
         self.streams = {key: stream for key, stream in self.streams.items() if not gone[stream]}
         self.runs = {}
         self.run_hits = 0
+
+    def forget_keys(self) -> None:
+        """Ask again what every key means."""
+        self.keys = {}
+        self.away = 0
 
 
 class _Run(NamedTuple):
@@ -127,7 +136,8 @@ class SeriesTable:
     def resolve(
         self, namespaces: list[Namespace], which: Ints, keys: Any, now: float, bounds: Ints | None = None
     ) -> tuple[Ints, list[Refused]]:
-        """The stream of each point; -n for one that was refused for the nth of the reasons returned.
+        """The stream of each point; -n for one that was refused for the nth of the reasons returned, `AWAY` or less for
+        one that another process keeps.
 
         `which` is the index of each point's namespace, `keys` an Arrow array of raw keys. `bounds` are where runs of
         points of one namespace start that may come again as they are, and where the last one ends.
@@ -207,14 +217,22 @@ class SeriesTable:
         described = namespace.describe(key)
         self._check(described.labels)
         entity = entity_of(described.labels)
+        if described.is_cumulative and namespace.homes is not None:
+            home = namespace.homes.of_series(described.metric, entity)
+            if home != namespace.homes.own:
+                if namespace.away >= config.max_streams:
+                    namespace.forget_keys()
+                namespace.away += 1
+                namespace.keys[key] = AWAY - home
+                return AWAY - home
         identity = described.metric, described.kind.value, entity  # of texts alone: the collector leaves it out
         stream = namespace.streams.get(identity)
         if stream is None:
             stream = namespace.streams[identity] = self._new_stream(described, entity)
             if described.is_cumulative and self.on_cumulative is not None:
                 self.on_cumulative(namespace, identity, stream)
-        if len(namespace.keys) >= _MOST_SPELLINGS * len(namespace.streams):
-            namespace.keys = {}
+        if len(namespace.keys) - namespace.away >= _MOST_SPELLINGS * len(namespace.streams):
+            namespace.forget_keys()
         namespace.keys[key] = stream
         return stream
 

@@ -14,8 +14,8 @@ from penstock.receive.decode.found import Found, streams_by_key
 from penstock.receive.decode.group import Group, Rows
 from penstock.receive.decode.labels import text_of
 from penstock.receive.decode.numbers import Numbers, taken, times_of
-from penstock.receive.decode.otlp import CUMULATIVE, OtlpReader
-from penstock.receive.decode.otlp_walk import GAUGE, SUM, Family
+from penstock.receive.decode.otlp import OtlpReader
+from penstock.receive.decode.otlp_walk import CUMULATIVE, GAUGE, SUM, Family
 from penstock.receive.decode.plain import Layout, TooMany
 from penstock.receive.decode.wire import float64_at, messages, scan, uint64_at
 

@@ -1,0 +1,91 @@
+"""What receiving processes say to each other, over Unix sockets in a folder that is ours alone.
+
+a message    number u64, format u8, count u32; a length u32 for each body; the bodies
+an answer    number u64, length u32; JSON of the bodies that were not simply taken: [[place, status, message, rejected,
+             reasons], …]. The first one of a connection has number 0 and says that somebody is there
+
+Bodies are requests as a sender would write them, and are read with the same care.
+"""
+
+import asyncio
+import json
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from penstock.receive.sink import Answer, Format, Status
+
+BUFFER = 1 << 20
+_LARGEST = 1 << 30  # bytes of one message: more is nonsense
+_LONGEST_ADDRESS = 100  # bytes; the kernel takes 107
+_MESSAGE = struct.Struct("<QBI")
+_ANSWER = struct.Struct("<QI")
+_FORMATS = list(Format)
+
+
+class Address:
+    """The address of a socket at that path, also of one that is longer than the kernel takes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folder = -1
+
+    def __enter__(self) -> str:
+        if len(os.fsencode(self._path)) <= _LONGEST_ADDRESS:
+            return str(self._path)
+        self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        return f"/proc/self/fd/{self._folder}/{self._path.name}"
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder >= 0:
+            os.close(self._folder)
+
+
+def message(number: int, kind: Format, bodies: Sequence[bytes]) -> list[bytes]:
+    """Its pieces, one after the other."""
+    head = _MESSAGE.pack(number, _FORMATS.index(kind), len(bodies))
+    return [head, struct.pack(f"<{len(bodies)}I", *map(len, bodies)), *bodies]
+
+
+async def read_message(reader: asyncio.StreamReader) -> tuple[int, Format, list[bytes]]:
+    """Number, format and bodies of the next one; ValueError, IndexError or struct.error if it is none."""
+    number, kind, count = _MESSAGE.unpack(await reader.readexactly(_MESSAGE.size))
+    lengths = struct.unpack(f"<{count}I", await reader.readexactly(4 * count))
+    if sum(lengths) > _LARGEST:
+        raise ValueError(f"a message of {sum(lengths)} bytes")
+    return number, _FORMATS[kind], _cut(await reader.readexactly(sum(lengths)), lengths)
+
+
+def _cut(data: bytes, lengths: Sequence[int]) -> list[bytes]:
+    found, at = [], 0
+    for length in lengths:
+        found.append(data[at : at + length])
+        at += length
+    return found
+
+
+def answer(number: int, answers: Mapping[int, Answer]) -> bytes:
+    """How the bodies of a message fared, but for those that were simply taken."""
+    told = [
+        [place, answer.status.value, answer.message, answer.rejected, answer.reasons]
+        for place, answer in answers.items()
+    ]
+    text = json.dumps(told).encode()
+    return _ANSWER.pack(number, len(text)) + text
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[int, Answer]]:
+    """Number and answers of the next one; ValueError if it is none."""
+    number, length = _ANSWER.unpack(await reader.readexactly(_ANSWER.size))
+    told = json.loads(await reader.readexactly(length))
+    return number, {
+        place: Answer(Status(status), message, rejected, tuple(reasons))
+        for place, status, message, rejected, reasons in told
+    }
+
+
+def write(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
+    """On the loop, unless the connection is gone."""
+    if not writer.is_closing():
+        writer.writelines(pieces)

@@ -1,0 +1,57 @@
+"""A group of requests between decoding and its answers, while other processes take what they keep of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.receive.decode.decoder import Decoded
+from penstock.receive.sink import Answer, Format, Status
+
+_MOST_REASONS = 10
+
+
+@dataclass(slots=True, eq=False)
+class UnderWay:
+    """What was decoded of `requests`, and what other processes said of their parts of it."""
+
+    kind: Format
+    requests: Sequence[Any]
+    bodies: Sequence[bytes]
+    decoded: Decoded
+    awaited: int = 0  # processes that have not answered yet
+    heard: list[Mapping[int, Answer]] = field(default_factory=list)  # of all that was not simply taken
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.bodies))
+
+    @property
+    def good(self) -> list[int]:
+        """The requests that can be read."""
+        return [place for place in range(len(self.requests)) if place not in self.decoded.account.errors]
+
+    @property
+    def refusal(self) -> Answer | None:
+        """Why the group cannot be taken now, if another process has not taken its part."""
+        for answers in self.heard:
+            for answer in answers.values():
+                if answer.status in (Status.BUSY, Status.BROKEN):
+                    return answer
+        return None
+
+    @property
+    def divided(self) -> set[int]:
+        """The requests of which other processes keep a part."""
+        return {place for parts in self.decoded.elsewhere.values() for place in parts}
+
+    def answer(self, place: int) -> Answer:
+        """What its sender is told once all of it is safe."""
+        own = self.decoded.account.answer(place)
+        others = [answers[place] for answers in self.heard if place in answers]
+        if not others:
+            return own
+        for answer in others:
+            if answer.status is not Status.TAKEN:  # that part can never be taken
+                return answer
+        reasons = tuple(dict.fromkeys(reason for answer in (own, *others) for reason in answer.reasons))[:_MOST_REASONS]
+        return Answer(Status.TAKEN, "; ".join(reasons), sum(answer.rejected for answer in (own, *others)), reasons)

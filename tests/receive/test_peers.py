@@ -1,0 +1,319 @@
+"""Processes that hand each other what they keep: answered once, counted once, and nobody waits for ever."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToJson
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from penstock.receive import peer, peer_wire
+from penstock.receive import peers as peers_module
+from penstock.receive.bodies import Encoding
+from penstock.receive.config import IntakeConfig
+from penstock.receive.decode.homes import Homes
+from penstock.receive.decode.otlp_walk import CUMULATIVE, SUM, Family, walk
+from penstock.receive.intake import Intake
+from penstock.receive.peers import Peers
+from penstock.receive.sink import Answer, Format, Status
+from penstock.receive.waiting_room import Request
+from penstock.telemetry import Telemetry
+from penstock.testing import wait_until
+from tests.receive.support import NOW, SECOND, KeepingSink, counter, gauge, request
+
+BEGAN = NOW / SECOND - 10
+
+
+class Process:
+    """One of several: an intake with a sink and a relay that keep what they are given."""
+
+    def __init__(self, folder: Path, own: int, count: int, config: IntakeConfig | None = None) -> None:
+        self.sink = KeepingSink()
+        self.relay = KeepingSink()
+        self.peers = Peers(folder, Homes(own, count), int((config or IntakeConfig()).max_held))
+        self.intake = Intake(self.sink, self.relay, config, began=BEGAN, peers=self.peers)
+        self.answers: list[tuple[Any, Answer]] = []
+
+    def send(self, body: bytes, kind: Format = Format.OTLP, token: object = None) -> bool:
+        return self.intake.submit(Request(kind, body, Encoding.IDENTITY, 1 << 20, token, self.answers.extend))
+
+    def ask(self, body: bytes, kind: Format = Format.OTLP) -> Answer:
+        before = len(self.answers)
+        assert self.send(body, kind)
+        wait_until(lambda: len(self.answers) > before)
+        return self.answers[before][1]
+
+
+Make = Callable[..., list[Process]]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Process] = []
+
+    def start(count: int = 2, config: IntakeConfig | None = None) -> list[Process]:
+        made.extend(Process(tmp_path, own, count, config) for own in range(count))
+        together([process.intake.start for process in made])
+        return made
+
+    yield start
+    for process in made:
+        process.sink.release()
+    together([lambda process=process: process.intake.close(10.0) for process in made])  # type: ignore[misc]
+
+
+def together(acts: list[Callable[[], object]]) -> None:
+    threads = [threading.Thread(target=act) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def kept_by(home: int, count: int = 2) -> str:
+    """The name of a counter that lives there."""
+    body = request(counter("c", (NOW, 1.0))).SerializeToString()
+    place = next(walk(body))
+    homes = Homes(0, count)
+    names = (f"c{number}" for number in range(1000))
+    return next(
+        name
+        for name in names
+        if homes.of_family(Family(place.resource, place.scope, name.encode(), SUM, CUMULATIVE, 1)) == home
+    )
+
+
+HERE, THERE = kept_by(0), kept_by(1)
+
+
+def report(value: float, *names: str, second: int = 0) -> bytes:
+    metrics = [counter(name, (NOW + second * SECOND, value), start=NOW - SECOND) for name in names]
+    return bytes(request(*metrics, gauge("load", 0.5)).SerializeToString())
+
+
+def total(sink: KeepingSink, name: str) -> float:
+    return sum(sink.values(name))
+
+
+def test_each_process_counts_what_it_keeps_and_the_relay_gets_the_whole_once(make: Make) -> None:
+    here, there = make()
+
+    for second, process in enumerate([here, there, there, here], 1):
+        assert process.ask(report(5.0 * second, HERE, THERE, second=second)) == Answer(Status.TAKEN)
+
+    assert (total(here.sink, HERE), total(there.sink, HERE)) == (20.0, 0.0)
+    assert (total(here.sink, THERE), total(there.sink, THERE)) == (0.0, 20.0)
+    assert [len(process.sink.values("load")) for process in (here, there)] == [2, 2]
+    assert [len(process.relay.raw) for process in (here, there)] == [2, 2]
+
+
+def test_what_came_as_json_is_handed_over_as_protobuf(make: Make) -> None:
+    here, there = make()
+    body = MessageToJson(ExportMetricsServiceRequest.FromString(report(5.0, HERE, THERE))).encode()
+
+    assert here.ask(body, Format.OTLP_JSON) == Answer(Status.TAKEN)
+    assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
+
+
+def test_nothing_is_taken_here_before_the_others_have_their_part(make: Make) -> None:
+    here, there = make()
+    there.sink.hold()
+    here.send(report(5.0, HERE, THERE))
+    wait_until(lambda: there.sink.held)
+
+    assert not here.sink.chunks
+    assert not here.relay.raw
+    assert not here.answers
+    there.sink.release()
+    wait_until(lambda: here.answers)
+    assert total(here.sink, HERE) == 5.0
+
+
+def test_a_part_that_is_refused_takes_the_rest_back_and_nothing_is_counted_twice(make: Make) -> None:
+    here, there = make()
+    there.sink.refuses = True
+
+    assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.BUSY
+    assert not here.sink.chunks
+    there.sink.refuses = False
+    assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.TAKEN
+    assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
+
+
+def test_a_rest_that_is_refused_comes_again_and_the_part_is_not_counted_twice(make: Make) -> None:
+    here, there = make()
+    here.sink.refuses = True
+
+    assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.BUSY
+    here.sink.refuses = False
+    assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.TAKEN
+    assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
+
+
+def test_a_disk_that_fails_there_is_told_here(make: Make) -> None:
+    here, there = make()
+    there.sink.fails = OSError("no space left")
+
+    answer = here.ask(report(5.0, HERE, THERE, second=1))
+    assert answer.status is Status.BROKEN
+    assert "no space left" in answer.message
+    there.sink.fails = None
+    assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.TAKEN
+    assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
+
+
+def test_requests_that_concern_nobody_else_are_taken_while_another_process_refuses(make: Make) -> None:
+    here, there = make()
+    here.sink.hold()
+    here.send(request(gauge("first", 1.0)).SerializeToString())
+    wait_until(lambda: here.sink.held)  # so that the next two are decoded together
+    there.sink.refuses = True
+    here.send(report(5.0, THERE), token="divided")
+    here.send(request(gauge("alone", 1.0)).SerializeToString(), token="alone")
+    here.sink.release()
+    wait_until(lambda: len(here.answers) == 3)
+
+    assert {token: answer.status for token, answer in here.answers if token} == {
+        "divided": Status.BUSY,
+        "alone": Status.TAKEN,
+    }
+    assert here.sink.values("alone") == [1.0]
+
+
+def test_what_is_rejected_there_is_part_of_the_answer(make: Make) -> None:
+    here, _ = make(config=IntakeConfig(max_labels=1))
+    labelled = counter(THERE, (NOW, 1.0), start=NOW - SECOND, one="1", two="2")
+
+    answer = here.ask(request(labelled, gauge("load", 0.5, one="1", two="2")).SerializeToString())
+
+    assert (answer.status, answer.rejected) == (Status.TAKEN, 2)
+    assert answer.reasons == ("3 labels, at most 1 are taken",)
+
+
+def test_a_part_that_cannot_be_read_is_told(make: Make) -> None:
+    here, _ = make()
+    body = bytearray(report(5.0, THERE))
+    at = body.index(THERE.encode()) + len(THERE) + 4  # the first byte of its point
+    assert body[at] == 0x11
+    body[at] = 0x0F  # a field of no kind that there is
+
+    assert here.ask(bytes(body)).status is Status.BAD
+
+
+def test_both_full_and_handing_each_other_their_parts_neither_waits_for_the_other(make: Make) -> None:
+    body = report(1.0, HERE, THERE)
+    here, there = make(config=IntakeConfig(max_held=40 * len(body), max_group=1024))
+    sent = {here: 0, there: 0}
+
+    def flood(process: Process) -> None:
+        for number in range(600):
+            sent[process] += process.send(report(float(number + 1), HERE, THERE, second=number + 1))
+
+    together([lambda: flood(here), lambda: flood(there)])
+    for process in (here, there):
+        wait_until(lambda process=process: len(process.answers) == sent[process])  # type: ignore[misc]
+        assert Status.TAKEN in {answer.status for _, answer in process.answers}
+    assert here.ask(report(1000.0, HERE, THERE, second=1000)).status is Status.TAKEN
+    assert (total(here.sink, HERE), total(there.sink, THERE)) == (1000.0, 1000.0)
+
+
+def test_a_process_that_is_not_there_is_told_at_once_and_found_when_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "_FIRST_CONTACT", 0.0)
+    here, there = (Process(tmp_path, own, 2) for own in range(2))
+    here.intake.start()
+
+    answer = here.ask(report(5.0, HERE, THERE, second=1))
+    assert (answer.status, "process 1" in answer.message) == (Status.BROKEN, True)
+    assert not here.sink.chunks
+    assert here.ask(report(5.0, HERE, second=1)).status is Status.TAKEN
+    there.intake.start()
+    wait_until(lambda: here.ask(report(5.0, HERE, THERE, second=1)).status is Status.TAKEN)
+    assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
+    together([lambda: here.intake.close(10.0), lambda: there.intake.close(10.0)])
+
+
+def test_a_process_that_greets_and_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "PATIENCE", 0.1)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "1"))
+        silent.listen()
+        here = Process(tmp_path, 0, 2)
+        starting = threading.Thread(target=here.intake.start)
+        starting.start()
+        connection, _ = silent.accept()
+        connection.sendall(peer_wire.answer(0, {}))
+        starting.join()
+
+        assert here.ask(report(5.0, HERE, THERE)).status is Status.BROKEN
+        assert not here.sink.chunks
+        connection.close()
+    assert here.intake.close(10.0)
+
+
+def test_a_process_that_dies_with_a_part_is_told(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dying:
+        dying.bind(str(tmp_path / "1"))
+        dying.listen()
+        here = Process(tmp_path, 0, 2)
+        starting = threading.Thread(target=here.intake.start)
+        starting.start()
+        connection, _ = dying.accept()
+        connection.sendall(peer_wire.answer(0, {}))
+        starting.join()
+        here.send(report(5.0, HERE, THERE))
+        assert connection.recv(10)
+        connection.close()
+
+        wait_until(lambda: here.answers)
+        assert here.answers[0][1].status is Status.BROKEN
+        assert not here.sink.chunks
+    assert here.intake.close(10.0)
+
+
+def test_whoever_stops_first_takes_what_others_hand_over_until_they_stop(make: Make) -> None:
+    here, there = make()
+    there.sink.hold()
+    here.send(report(5.0, HERE, THERE, second=1))
+    wait_until(lambda: there.sink.held)
+    stopping = threading.Thread(target=lambda: there.intake.close(10.0))
+    stopping.start()
+    wait_until(lambda: there.intake.is_closing)
+
+    assert not there.send(report(9.0, HERE))
+    there.sink.release()
+    assert here.ask(report(6.0, HERE, THERE, second=2)).status is Status.TAKEN
+    assert here.intake.close(10.0)
+    stopping.join()
+    assert (total(here.sink, HERE), total(there.sink, THERE)) == (6.0, 6.0)
+
+
+def test_a_folder_with_a_long_name_will_do(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    here, there = (Process(folder, own, 2) for own in range(2))
+    together([here.intake.start, there.intake.start])
+
+    assert here.ask(report(5.0, THERE)).status is Status.TAKEN
+    together([lambda: here.intake.close(10.0), lambda: there.intake.close(10.0)])
+    assert not list(folder.iterdir())
+
+
+def test_what_is_handed_over_is_counted(make: Make) -> None:
+    here, there = make()
+    telemetry = Telemetry()
+    telemetry.watch(here.intake.samples)
+    here.ask(report(5.0, HERE, THERE, second=1))
+    there.sink.refuses = True
+    here.ask(report(6.0, HERE, THERE, second=2))
+
+    text = telemetry.render().decode()
+    assert 'penstock_handover_points_total{to="1"} 1.0' in text
+    assert 'penstock_handover_requests_total{status="taken",to="1"} 1.0' in text
+    assert 'penstock_handover_requests_total{status="busy",to="1"} 1.0' in text
+    assert 'penstock_handover_up{to="1"} 1.0' in text
+    assert 'penstock_receive_requests_total{format="otlp",status="busy"} 1.0' in text
