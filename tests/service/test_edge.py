@@ -162,15 +162,6 @@ def test_several_processes_have_queues_and_writers_of_their_own() -> None:
     assert {str(second.queue_path(name)) for name in second.relays()} == {"queue.2", "queue-b.2"}
 
 
-def test_a_stream_that_another_process_may_have_counted_is_not_counted_again() -> None:
-    def initial(text: str) -> str:
-        return for_process(load(ServiceConfig, text=text).config, 0).intake.initial_value
-
-    assert initial("processes: 1") == "auto"
-    assert initial("processes: 2") == "drop"
-    assert initial("processes: 2\nintake: {initial_value: keep}") == "keep"
-
-
 def test_a_relay_only_edge_needs_no_l1(rig: Callable[..., Rig], tmp_path: Path) -> None:
     one = rig("pipelines: {rollup: false}\nexporter: {type: console}")
 

@@ -144,19 +144,6 @@ def test_a_restart_in_good_order_loses_nothing_of_a_cumulative_stream_and_a_kill
         assert sealed_sum(tmp_path / "segments", "orders") == 30 + 1
 
 
-def test_several_processes_do_not_go_on_with_what_one_has_known(tmp_path: Path) -> None:
-    with Running(tmp_path) as running:
-        Shop(running).report(10)
-        assert running.stop() == 0, running.text()
-        assert (tmp_path / "streams.arrow").exists()
-
-        running.settings["processes"] = "2"
-        running.start()
-        assert not (tmp_path / "streams.arrow").exists()
-        assert running.stop() == 0, running.text()
-        assert not (tmp_path / "streams.arrow").exists()
-
-
 def test_sighup_reloads_what_can_be_and_names_what_cannot(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token-of-some-length\n")

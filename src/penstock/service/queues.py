@@ -104,9 +104,6 @@ def _is_emptying(sender: SendQueue) -> bool:
 
 def for_process(config: ServiceConfig, index: int) -> ServiceConfig:
     """The configuration of one of several processes: the first is as a single one would be, the others stand beside."""
-    if config.processes > 1 and config.intake.initial_value == "auto":
-        # A stream that is new to this process may have been counted by another, before its connection moved.
-        config = replace(config, intake=replace(config.intake, initial_value="drop"))
     if not index:
         return config
     queue = replace(config.segments.queue, path=beside(config.segments.queue.path, index))

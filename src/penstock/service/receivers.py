@@ -4,16 +4,22 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError
 from penstock.receive.sink import RawSink, Sink
 from penstock.service.config.tree import ServiceConfig
+from penstock.service.queues import beside, private
+from penstock.service.streams import MEMORY
 from penstock.telemetry import Buckets, Sample
 
+if TYPE_CHECKING:
+    from penstock.receive.peers import Peers
+
 log = logging.getLogger(__name__)
-MEMORY = "streams.arrow"  # in the data folder: what is known of cumulative streams, from one run to the next
+PEERS = "peers"  # in the data folder: where several processes hand each other what they keep
 
 
 class Receiver(Protocol):
@@ -99,13 +105,23 @@ def _named(name: str) -> Iterator[None]:
         raise ConfigError(f"receivers.{name}.{error}") from error
 
 
+def _peers(config: ServiceConfig, index: int) -> "Peers":
+    from penstock.receive.decode.homes import Homes
+    from penstock.receive.peers import Peers
+
+    return Peers(private(config.resolved(PEERS)), Homes(index, config.processes), int(config.intake.max_held))
+
+
 MakeFront = Callable[[ServiceConfig, Sink | None, RawSink | None], Front]
 
 
-def make_front(config: ServiceConfig, sink: Sink | None, relay: RawSink | None, *, began: float | None = None) -> Front:
+def make_front(
+    config: ServiceConfig, sink: Sink | None, relay: RawSink | None, *, began: float | None = None, index: int = 0
+) -> Front:
     """What the configuration enables, not yet started. Imports only what it needs.
 
     `began`: when the service did (now). Streams that began later are new, also those that had to wait for it to listen.
+    `index` tells several processes apart.
     """
     from penstock.service.doctor import require_extra
 
@@ -113,12 +129,11 @@ def make_front(config: ServiceConfig, sink: Sink | None, relay: RawSink | None, 
     from penstock.receive.http import HttpReceiver
     from penstock.receive.intake import Intake
 
-    memory = config.resolved(MEMORY)
-    if sink is None or config.processes > 1:
-        memory.unlink(missing_ok=True)  # it would be out of date when it is asked for again
-    intake = Intake(
-        sink, relay, config.intake, began=began, memory=memory if sink is not None and config.processes == 1 else None
-    )
+    memory = peers = None
+    if sink is not None:  # otherwise nothing is counted
+        memory = Path(beside(config.resolved(MEMORY), index))
+        peers = _peers(config, index) if config.processes > 1 else None
+    intake = Intake(sink, relay, config.intake, began=began, memory=memory, peers=peers)
     receivers: dict[str, Receiver] = {}
     if config.receivers.http.enabled:
         with _named("http"):

@@ -26,6 +26,7 @@ from penstock.service.edge import Edge
 from penstock.service.left_queues import LeftQueues
 from penstock.service.receivers import make_front
 from penstock.service.status import flow
+from penstock.service.streams import share_out
 from penstock.telemetry import Sample, Telemetry
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class Service:
                 self._spark.start()
             self._left_queues.start()
             self._left_queues.wait_for_order()
+            share_out(self.config)
             if self._edge is not None:
                 self._edge.start()
             else:
@@ -106,7 +108,7 @@ class Service:
                 self._child(
                     f"receiver-{index}",
                     "penstock.service.worker",
-                    lambda index=index: {"config": self._text(), "index": index},  # type: ignore[misc]  # bound now
+                    partial(self._first_words, index),
                     process=str(index),
                 )
             )
@@ -119,6 +121,11 @@ class Service:
                 if worker.has_ended or self._clock.monotonic() > deadline or not worker.is_up:
                     raise PenstockError(f"{worker.name} did not start: its messages above say why")
                 pause.wait(0.02)
+
+    def _first_words(self, index: int) -> dict[str, Any]:
+        """What a worker needs to begin. One that takes the place of another does not know what that one counted."""
+        began = self._started_at if not self._workers[index].restarts else None
+        return {"config": self._text(), "index": index, "began": began}
 
     def _with_shared_ports(self) -> ServiceConfig:
         """Ports that all processes listen on; one that is 0 is chosen here, once for all of them."""

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.clock import SystemClock
@@ -32,7 +33,8 @@ def main(descriptor: int) -> int:
     config = load(ServiceConfig, text=first["config"]).config
     set_up_logs(config.logging.number, config.logging.format)
     telemetry = Telemetry()
-    edge = Edge(config, telemetry, make_front, index=first["index"])
+    front = partial(make_front, index=first["index"], began=first["began"])
+    edge = Edge(config, telemetry, front, index=first["index"])
 
     def check(message: dict[str, Any]) -> str:
         return _problem(lambda: edge.check(load(ServiceConfig, text=message["config"]).config))

@@ -281,11 +281,6 @@ class ServiceConfig:
         """What is allowed, and yet worth a second look."""
         if not any(one.enabled for one in (self.receivers.http, self.receivers.grpc, self.receivers.amqp)):
             yield "no receiver is enabled: nothing comes in here"
-        if self.processes > 1 and self.intake.initial_value == "auto":
-            yield (
-                "intake.initial_value auto means drop where processes > 1: what a cumulative stream counted before its "
-                "first request is left out, since another process may have it. Deltas are always counted"
-            )
         receivers = self.receivers
         for name, tls in (("http", receivers.http), ("grpc", receivers.grpc), ("amqp", receivers.amqp)):
             for problem in tls.tls.problems() if tls.enabled and tls.tls else ():

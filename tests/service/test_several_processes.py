@@ -1,0 +1,311 @@
+"""Several receiving processes count as one does, whichever of them a sender's next connection reaches."""
+
+import http.client
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cramjam
+import grpc
+import pika
+import psutil
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+
+from penstock.export.exporters.remote_write import write_request
+from penstock.model.segment import read, sealed
+from penstock.receive.decode.homes import Homes
+from penstock.receive.decode.otlp_walk import CUMULATIVE, SUM, Family, walk
+from penstock.testing import wait_until
+from tests.receive.support import attribute, counter
+from tests.servers import RabbitMQ, free_port
+from tests.service.running import Running
+
+pytestmark = pytest.mark.server
+
+PATIENCE = 90.0  # seconds: a machine that does many things at once takes its time to start Python twice
+OTLP = {"Content-Type": "application/x-protobuf"}
+REMOTE_WRITE = {**OTLP, "Content-Encoding": "snappy", "X-Prometheus-Remote-Write-Version": "0.1.0"}
+WEIGHTS = (1, 4, 2)  # of the buckets of a histogram, for each order
+
+
+class Program:
+    """One instance of a service: its counters run on, and each report goes over a connection of its own."""
+
+    def __init__(self, number: int, port: int) -> None:
+        self.name = f"program-{number}"
+        self._port = port
+        self._began = self._last = time.time_ns()
+        self.orders = 0
+
+    def more(self, orders: int) -> "Program":
+        self.orders += orders
+        return self
+
+    def otlp(self) -> ExportMetricsServiceRequest:
+        """All that was counted since we began, in every way to say so; the delta is always 1."""
+        self._last = now = max(time.time_ns(), self._last + 1)
+        request = ExportMetricsServiceRequest()
+        of_resource = request.resource_metrics.add()
+        of_resource.resource.attributes.append(attribute("service.name", self.name))
+        metrics = of_resource.scope_metrics.add().metrics
+        metrics.append(counter("orders", (now, float(self.orders)), start=self._began))
+        metrics.append(counter("reports", (now, 1.0), start=now - 1, temporality=1))
+        self._add_histograms(metrics, now)
+        summary = metrics.add(name="summary").summary.data_points.add(time_unix_nano=now, count=self.orders)
+        summary.start_time_unix_nano, summary.sum = self._began, 2.0 * self.orders
+        return request
+
+    def _add_histograms(self, metrics: Any, now: int) -> None:
+        stated = {"time_unix_nano": now, "start_time_unix_nano": self._began, "count": sum(WEIGHTS) * self.orders}
+        explicit: Metric = metrics.add(name="histogram")
+        explicit.histogram.aggregation_temporality = CUMULATIVE  # type: ignore[assignment]
+        point = explicit.histogram.data_points.add(**stated, sum=9.0 * self.orders)
+        point.bucket_counts.extend(weight * self.orders for weight in WEIGHTS)
+        point.explicit_bounds.extend([1.0, 2.0])
+        exponential: Metric = metrics.add(name="exponential")
+        exponential.exponential_histogram.aggregation_temporality = CUMULATIVE  # type: ignore[assignment]
+        scaled = exponential.exponential_histogram.data_points.add(**stated, sum=9.0 * self.orders, scale=2)
+        scaled.positive.offset = 3
+        scaled.positive.bucket_counts.extend(weight * self.orders for weight in WEIGHTS)
+
+    def report(self) -> int:
+        """Over HTTP; the status."""
+        return self._post("/v1/metrics", self.otlp().SerializeToString(), OTLP)
+
+    def write(self) -> int:
+        """The orders as Prometheus writes them: in two series, which may have two homes."""
+        self._last = now = max(time.time_ns(), self._last + 1_000_000)
+        series = [
+            (
+                {"__name__": "written_total", "program": self.name, "half": half},
+                [(now // 1_000_000, float(self.orders))],
+            )
+            for half in ("left", "right")
+        ]
+        return self._post("/api/v1/write", bytes(cramjam.snappy.compress_raw(write_request(series))), REMOTE_WRITE)
+
+    def _post(self, path: str, body: bytes, headers: dict[str, str]) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        try:
+            connection.request("POST", path, body, headers)
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+        except (OSError, http.client.HTTPException):
+            return 0  # it was killed
+        finally:
+            connection.close()
+
+
+def until_taken(act: Callable[[], int]) -> None:
+    """As a sender that is told to come again."""
+    wait_until(lambda: act() in (200, 204), PATIENCE)
+
+
+def totals(folder: Path, metric: str, column: str = "sum", label: str = "service.name") -> dict[str, float]:
+    """What the segments say, by program."""
+    found: dict[str, float] = {}
+    for segment in sealed(folder / "segments"):
+        for row in read(folder / "segments" / segment.name).to_pylist():
+            if row["metric"] == metric:
+                name = json.loads(row["entity"])[label]
+                found[name] = found.get(name, 0.0) + row[column]
+    return found
+
+
+def run_all(programs: list[Program], act: Callable[[Program], None]) -> None:
+    with ThreadPoolExecutor(len(programs)) as pool:
+        list(pool.map(act, programs))
+
+
+def workers(running: Running) -> list[psutil.Process]:
+    """In the order of their numbers: they were started so."""
+    assert running.process is not None
+    return sorted(psutil.Process(running.process.pid).children(), key=lambda one: one.create_time())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("processes", [2, 3])
+def test_senders_that_change_connection_for_every_request_are_counted_exactly(tmp_path: Path, processes: int) -> None:
+    grpc_port, reports = free_port(), 30
+    settings = {"receivers-grpc-enabled": "true", "receivers-grpc-port": str(grpc_port)}
+    with Running(tmp_path, processes=str(processes), **settings) as running:
+        programs = [Program(number, running.port) for number in range(6)]
+
+        def act(program: Program) -> None:
+            for number in range(reports):
+                program.more(number + 1)
+                if number % 3:
+                    assert program.report() == 200
+                else:
+                    with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+                        MetricsServiceStub(channel).Export(program.otlp(), timeout=30)  # type: ignore[no-untyped-call]
+                assert program.write() == 204
+
+        run_all(programs, act)
+        text = running.ask("/metrics")[1]
+        assert running.stop() == 0, running.text()
+
+    orders = {program.name: float(program.orders) for program in programs}
+    assert totals(tmp_path, "orders") == orders
+    assert totals(tmp_path, "reports") == dict.fromkeys(orders, float(reports))
+    assert totals(tmp_path, "summary_count") == orders
+    assert totals(tmp_path, "summary_sum") == {name: 2 * count for name, count in orders.items()}
+    for metric in ("histogram", "exponential"):
+        assert totals(tmp_path, metric, "count") == {name: 7 * count for name, count in orders.items()}
+        assert totals(tmp_path, metric) == pytest.approx({name: 9 * count for name, count in orders.items()})
+    # Prometheus says no start: a counter's first value, 1, is only measured from, in both series.
+    assert totals(tmp_path, "written_total", label="program") == {n: 2 * (count - 1) for n, count in orders.items()}
+    handed = [line for line in text.splitlines() if line.startswith("penstock_handover_points_total")]
+    assert len(handed) == processes * (processes - 1)
+    assert all(float(line.split()[-1]) > 0 for line in handed)
+    assert 'status="broken"' not in text.split("penstock_handover_requests_total", 1)[1].split("# ")[0]
+
+
+def home_of(program: Program, name: str, processes: int) -> int:
+    """The process that keeps that counter of the program."""
+    place = next(walk(program.otlp().SerializeToString()))
+    return Homes(0, processes).of_family(Family(place.resource, place.scope, name.encode(), SUM, CUMULATIVE, 1))
+
+
+@pytest.mark.timeout(300)
+def test_a_process_that_is_killed_costs_its_streams_what_came_up_to_their_next_point_and_counts_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    with Running(tmp_path, processes="2") as running:
+        programs = [Program(number, running.port) for number in range(8)]
+        homes = {program.name: home_of(program, "orders", 2) for program in programs}
+        assert set(homes.values()) == {0, 1}
+        reports = Counter[str]()
+
+        def act(program: Program, orders: int) -> None:
+            program.more(orders)
+            reports[program.name] += 1
+            until_taken(program.report)
+
+        run_all(programs, lambda program: act(program, 100))
+        workers(running)[1].kill()
+        run_all(programs, lambda program: act(program, 10))
+        run_all(programs, lambda program: act(program, 1))
+        assert 'child_restarts_total{child="receiver-1"} 1.0' in running.ask("/metrics")[1]
+        assert running.stop() == 0, running.text()
+
+    assert totals(tmp_path, "orders") == {name: 101.0 if home else 111.0 for name, home in homes.items()}
+    # What adds up by itself: a request that was refused, or whose process died, was not taken, or is sent again.
+    for name, count in totals(tmp_path, "reports").items():
+        assert reports[name] <= count <= reports[name] + 1
+
+
+@pytest.mark.timeout(300)
+def test_a_process_that_hangs_is_told_in_time_and_nothing_is_counted_twice_when_it_goes_on(tmp_path: Path) -> None:
+    with Running(tmp_path, processes="2") as running:
+        program = Program(0, running.port)
+        until_taken(program.more(100).report)
+        victim = workers(running)[home_of(program, "orders", 2)]
+        program.more(10)
+        victim.suspend()
+        try:
+            # Connections that reach it hang with it; one that reaches the other is told to come again.
+            with ThreadPoolExecutor(8) as pool:
+                asked = [pool.submit(program.report) for _ in range(8)]
+                wait_until(lambda: any(one.done() and one.result() == 503 for one in asked), PATIENCE)
+        finally:
+            victim.resume()
+        until_taken(program.more(1).report)
+        assert running.stop() == 0, running.text()
+
+    assert totals(tmp_path, "orders") == {program.name: 111.0}
+
+
+@pytest.mark.timeout(300)
+def test_a_restart_in_good_order_loses_nothing_of_a_stream_also_if_the_number_of_processes_changes(
+    tmp_path: Path,
+) -> None:
+    running = Running(tmp_path)
+    programs = [Program(number, running.port) for number in range(6)]
+    for processes in ("1", "3", "3", "2", "1"):
+        running.settings["processes"] = processes
+        with running:
+            for program in programs:
+                until_taken(program.more(10).report)
+                until_taken(program.write)
+                until_taken(program.more(1).report)
+            assert running.stop() == 0, running.text()
+        for program in programs:
+            program.more(5)  # while it is away
+
+    assert totals(tmp_path, "orders") == {program.name: program.orders - 5.0 for program in programs}
+    counted = totals(tmp_path, "written_total", label="program")
+    assert counted == {program.name: 2 * (program.orders - 6.0 - 10) for program in programs}
+
+
+@pytest.mark.timeout(300)
+def test_sigterm_under_load_counts_what_was_answered_for_and_goes_on_there(tmp_path: Path) -> None:
+    with Running(tmp_path, processes="3") as running:
+        programs = [Program(number, running.port) for number in range(6)]
+        enough = threading.Event()
+        reports = Counter[str]()
+
+        def act(program: Program) -> None:
+            while not enough.is_set():
+                reports[program.name] += program.more(1).report() == 200
+
+        with ThreadPoolExecutor(len(programs)) as pool:
+            for program in programs:
+                pool.submit(act, program)
+            wait_until(lambda: all(reports[program.name] > 20 for program in programs), PATIENCE)
+            code = running.stop()
+            enough.set()
+        assert code == 0, running.text()
+        running.start()
+        for program in programs:
+            until_taken(program.report)
+        assert running.stop() == 0, running.text()
+
+    assert totals(tmp_path, "orders") == {program.name: float(program.orders) for program in programs}
+    for name, count in totals(tmp_path, "reports").items():
+        assert count >= reports[name]
+
+
+def test_the_sockets_are_nobody_elses_business_and_one_process_has_none(tmp_path: Path) -> None:
+    with Running(tmp_path, processes="2") as running:
+        folder = tmp_path / "peers"
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert {one.name for one in folder.iterdir()} == {"0", "1"}
+        assert running.stop() == 0, running.text()
+        assert not list(folder.iterdir())
+
+
+@pytest.mark.timeout(300)
+def test_messages_of_rabbitmq_are_counted_exactly_whichever_process_consumes_them(
+    shared_rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    text = (
+        "spark: {enabled: false}\n"
+        f"receivers: {{amqp: {{enabled: true, url: '{shared_rabbitmq.url}', queue: cumulative, batch_size: 4}}}}\n"
+    )
+    connection = pika.BlockingConnection(pika.URLParameters(shared_rabbitmq.url))
+    channel = connection.channel()
+    channel.queue_declare("cumulative", durable=True)
+    with Running(tmp_path, text, processes="2") as running:
+        programs = [Program(number, running.port) for number in range(6)]
+        for _ in range(20):
+            for program in programs:
+                properties = pika.BasicProperties(content_type="application/x-protobuf")
+                channel.basic_publish("", "cumulative", program.more(1).otlp().SerializeToString(), properties)
+        wait_until(lambda: channel.queue_declare("cumulative", passive=True).method.message_count == 0, PATIENCE)
+        assert running.stop() == 0, running.text()
+        left = channel.queue_declare("cumulative", passive=True).method.message_count
+        connection.close()
+
+    assert left == 0
+    assert totals(tmp_path, "orders") == {program.name: 20.0 for program in programs}
+    assert totals(tmp_path, "reports") == {program.name: 20.0 for program in programs}
