@@ -6,7 +6,7 @@ counters grow, and making the load costs next to nothing.
 
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -37,26 +37,30 @@ _POINT = 0x0A  # the tag of a point in every kind of data
 _STEP = 1_000_000  # nanoseconds between two points of a series in one request
 
 
-def otlp_requests(series: int, *, shuffled: bool = False) -> list[Callable[[int, int], bytes]]:
+def otlp_requests(
+    series: int, *, shuffled: bool = False, kinds: Sequence[str] = KINDS, temporality: int = CUMULATIVE
+) -> list[Callable[[int, int], bytes]]:
     """As many requests as it takes to touch every series; each takes the time in nanoseconds and a count.
 
     There are at least `SENDERS` of them: where few touch all series, several instances of a service send the same ones.
     Their counters are streams of their own, and add up in the series of the service. `shuffled` ones have the points of
-    each metric in another order every time.
+    each metric in another order every time. `temporality` is that of counters and histograms.
     """
     per_metric = max(1, series // METRICS // SERVICES)
     in_one = POINTS // METRICS
     rounds = max(1, per_metric // in_one)
     instances = max(1, SENDERS // (rounds * SERVICES))
     return [
-        _otlp(service, instance, first * in_one, per_metric, shuffled=shuffled)
+        _otlp(service, instance, first * in_one, per_metric, kinds, temporality, shuffled=shuffled)
         for instance in range(instances)
         for first in range(rounds)
         for service in range(SERVICES)
     ]
 
 
-def _otlp(service: int, instance: int, first: int, per_metric: int, *, shuffled: bool) -> Callable[[int, int], bytes]:
+def _otlp(
+    service: int, instance: int, first: int, per_metric: int, kinds: Sequence[str], temporality: int, *, shuffled: bool
+) -> Callable[[int, int], bytes]:
     rng = random.Random(service)
     request = ExportMetricsServiceRequest()
     of_resource = request.resource_metrics.add()
@@ -65,10 +69,10 @@ def _otlp(service: int, instance: int, first: int, per_metric: int, *, shuffled:
     of_scope = of_resource.scope_metrics.add()
     of_scope.scope.name = "bench"
     in_one = POINTS // METRICS
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(kinds):
         metric = of_scope.metrics.add(name=f"app.{kind}.{number}", unit="1")
         for place in range(first, first + in_one):
-            point = _point(metric, kind, rng)
+            point = _point(metric, kind, temporality, rng)
             point.time_unix_nano = _TIME + (place - first) // per_metric
             point.start_time_unix_nano = _START
             point.attributes.append(_label("http.route", f"/api/v1/things/{place % per_metric}"))
@@ -105,15 +109,15 @@ def _in_any_order(pieces: list[tuple[bytes, list[bytes]]], rng: random.Random) -
     return b"".join(part for before, points in pieces for part in (before, *points))
 
 
-def _point(metric: Any, kind: str, rng: random.Random) -> Any:
+def _point(metric: Any, kind: str, temporality: int, rng: random.Random) -> Any:
     if kind == "gauge":
         return metric.gauge.data_points.add(as_double=rng.random())
     if kind in ("counter", "delta", "level"):
-        metric.sum.aggregation_temporality = DELTA if kind == "delta" else CUMULATIVE
+        metric.sum.aggregation_temporality = DELTA if kind == "delta" else temporality
         metric.sum.is_monotonic = kind != "level"
         return metric.sum.data_points.add(as_int=_COUNTS[1])
     if kind == "histogram":
-        metric.histogram.aggregation_temporality = CUMULATIVE
+        metric.histogram.aggregation_temporality = temporality
         point = metric.histogram.data_points.add(count=_COUNTS[9], sum=_SUM, min=12.0, max=800.0)
         point.bucket_counts.extend([0, 0, *(_COUNTS[factor] for factor in (1, 4, 2, 1)), 0, 0, _COUNTS[1], 0, 0])
         point.explicit_bounds.extend(BOUNDS)
