@@ -11,7 +11,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from penstock.export.exporters.remote_write import write_request
 from penstock.receive.config import IntakeConfig
 from penstock.receive.decode.decoder import Decoded, Decoder
-from penstock.receive.decode.homes import Homes
+from penstock.receive.decode.homes import Bodies, Homes
 from penstock.receive.decode.otlp_walk import CUMULATIVE, DELTA, EXPONENTIAL, GAUGE, HISTOGRAM, SUM, SUMMARY, Family
 from penstock.receive.sink import Format, Status
 from penstock.testing import FakeClock
@@ -77,14 +77,17 @@ def decoders(count: int) -> list[Decoder]:
     return [Decoder(IntakeConfig(), clock, began=NOW / SECOND - 10, homes=Homes(own, count)) for own in range(count)]
 
 
+def refuse(*_: object) -> None:
+    raise AssertionError("what was handed over is never handed on")
+
+
 def received(among: list[Decoder], at: int, kind: Format, bodies: list[bytes]) -> list[Decoded]:
     """What becomes of a group that one of them receives, there and where its parts are handed to."""
-    decoded = among[at].decode(kind, bodies)
-    found = [decoded]
-    for home, parts in decoded.elsewhere.items():
+    elsewhere: Bodies = {}
+    found = [among[at].decode(kind, bodies, hand_on=lambda bodies, _: elsewhere.update(bodies))]
+    for home, parts in elsewhere.items():
         assert home != at
-        handed = among[home].decode(kind, list(parts.values()), settled=range(len(parts)))
-        assert not handed.elsewhere
+        handed = among[home].decode(kind, list(parts.values()), settled=range(len(parts)), hand_on=refuse)
         assert not handed.account.errors
         found.append(handed)
     return found
@@ -199,9 +202,8 @@ def test_a_request_whose_home_is_down_is_told_so_and_the_others_of_its_group_are
         if using.decode(Format.OTLP, [request(counter(name, (NOW, 1.0))).SerializeToString()]).account.errors
     )
 
-    decoded = using.decode(Format.OTLP, [request(counter(away, (NOW, 1.0))).SerializeToString(), plain])
+    decoded = using.decode(Format.OTLP, [request(counter(away, (NOW, 1.0))).SerializeToString(), plain], hand_on=refuse)
 
     assert decoded.account.answer(0).status is Status.BROKEN
     assert decoded.account.answer(1).status is Status.TAKEN
     assert [chunk.metric for chunk in decoded.chunks] == ["load"]
-    assert not decoded.elsewhere

@@ -203,6 +203,20 @@ def test_a_part_that_cannot_be_read_is_told(make: Make) -> None:
     assert here.ask(bytes(body)).status is Status.BAD
 
 
+def test_a_request_that_fails_here_while_its_part_is_under_way_goes_on_for_nobody(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = make()
+    with monkeypatch.context() as failing:
+        failing.setattr(here.intake._decoder, "_read_otlp", lambda *_: 1 / 0)
+        assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.BAD
+        wait_until(lambda: there.sink.chunks)
+
+    assert here.ask(report(6.0, HERE, THERE, second=2)).status is Status.TAKEN
+    assert (total(here.sink, HERE), total(there.sink, THERE)) == (6.0, 6.0)
+    assert len(here.sink.values("load")) == 1
+
+
 def test_both_full_and_handing_each_other_their_parts_neither_waits_for_the_other(make: Make) -> None:
     body = report(1.0, HERE, THERE)
     here, there = make(config=IntakeConfig(max_held=40 * len(body), max_group=1024))

@@ -7,7 +7,7 @@ import pytest
 from penstock.export.exporters.remote_write import write_request
 from penstock.receive.config import IntakeConfig
 from penstock.receive.decode.decoder import Decoder
-from penstock.receive.decode.homes import Homes
+from penstock.receive.decode.homes import Bodies, Homes
 from penstock.receive.sink import Format
 from penstock.service.config.load import load
 from penstock.service.config.tree import ServiceConfig
@@ -51,10 +51,10 @@ class Runs:
         written = write_request([({"__name__": "w_total", "n": n}, [(time // 1_000_000, value)]) for n in NAMES])
         total = 0.0
         for kind, body in ((Format.OTLP, otlp), (Format.REMOTE_WRITE, written)):
-            decoded = processes[0].decode(kind, [body])
+            elsewhere: Bodies = {}
+            decoded = processes[0].decode(kind, [body], hand_on=lambda bodies, _, to=elsewhere: to.update(bodies))  # type: ignore[misc]
             handed = [
-                processes[home].decode(kind, list(parts.values()), settled=[0])
-                for home, parts in decoded.elsewhere.items()
+                processes[home].decode(kind, list(parts.values()), settled=[0]) for home, parts in elsewhere.items()
             ]
             chunks = [chunk for one in (decoded, *handed) for chunk in one.chunks]
             total += sum(row["value"] for chunk in chunks for row in chunk.points.to_pylist())

@@ -22,7 +22,7 @@ Invariants
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -31,6 +31,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.receive.bodies import Encoding, TooLarge, decompressed
 from penstock.receive.config import IntakeConfig
 from penstock.receive.decode.decoder import Decoded, Decoder
+from penstock.receive.decode.homes import Bodies
 from penstock.receive.decode.plain import TooMany
 from penstock.receive.peers import Peers
 from penstock.receive.sink import Answer, Format, RawSink, Refusal, Sink, Status
@@ -214,9 +215,10 @@ class Intake:
     def _take(self, requests: Sequence[Request], bodies: Sequence[bytes]) -> None:
         """Decode a group, and hand on what others keep of it."""
         kind = requests[0].kind
+        group = UnderWay(kind, requests, bodies)
         handed_to_us = {place for place, request in enumerate(requests) if not request.is_ours}
         try:
-            decoded = self._decoder.decode(kind, list(bodies), handed_to_us)
+            decoded = self._decoder.decode(kind, list(bodies), handed_to_us, partial(self._hand_on, group))
         except Exception as error:
             if len(requests) > 1:  # one of them is the cause: each for itself, so that only that one fails
                 for request, body in zip(requests, bodies):
@@ -231,25 +233,32 @@ class Intake:
             return
         account = decoded.account
         self._answer([(requests[place], account.answer(place)) for place in account.errors])
-        group = UnderWay(kind, requests, bodies, decoded)
-        if not group.good:
+        group.decoded = decoded
+        if not group.good and not group.elsewhere:
             return
         self._room.sent_on()
-        if self._peers is None or not decoded.elsewhere:
+        if not group.elsewhere:
             self._hand_over(group)
-            return
+
+    def _hand_on(self, group: UnderWay, elsewhere: Bodies, points: Mapping[int, int]) -> None:
+        """Hand others what they keep of a group that is being decoded; it goes on when the last has answered."""
+        assert self._peers is not None
+        group.elsewhere = elsewhere
         self._aside += group.size
         if self._aside > int(self.config.max_held) and self._aside > group.size:
-            group.heard.append(dict.fromkeys(group.divided, Answer(Status.BUSY, "too much waits for other processes")))
-            self._go_on(group)
+            group.awaited = 1
+            busy = Answer(Status.BUSY, "too much waits for other processes: send it again")
+            self._room.heard(group, dict.fromkeys(group.divided, busy))
             return
-        group.awaited = len(decoded.elsewhere)
-        for home, parts in decoded.elsewhere.items():
-            self._peers.submit(home, kind, parts, decoded.points_elsewhere[home], partial(self._room.heard, group))
+        group.awaited = len(elsewhere)
+        for home, parts in elsewhere.items():
+            self._peers.submit(home, group.kind, parts, points[home], partial(self._room.heard, group))
 
     def _go_on(self, group: UnderWay) -> None:
         """Take the rest of a group of which others have their parts, or take it back if one of them has not."""
         self._aside -= group.size
+        if group.decoded is None:
+            return
         refusal = group.refusal
         if refusal is None:
             self._hand_over(group)
@@ -266,6 +275,7 @@ class Intake:
 
     def _hand_over(self, group: UnderWay) -> None:
         """Hand what we keep of a group to the relay and to L1."""
+        assert group.decoded is not None
         kind, requests, decoded, good = group.kind, group.requests, group.decoded, group.good
 
         def finish(answers: list[tuple[Request, Answer]], error: BaseException | None) -> None:

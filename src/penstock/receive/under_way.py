@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.receive.decode.decoder import Decoded
+from penstock.receive.decode.homes import Bodies
 from penstock.receive.sink import Answer, Format, Status
 
 _MOST_REASONS = 10
@@ -12,12 +13,13 @@ _MOST_REASONS = 10
 
 @dataclass(slots=True, eq=False)
 class UnderWay:
-    """What was decoded of `requests`, and what other processes said of their parts of it."""
+    """Requests, what other processes keep of them and said of that, and what was decoded of the rest."""
 
     kind: Format
     requests: Sequence[Any]
     bodies: Sequence[bytes]
-    decoded: Decoded
+    elsewhere: Bodies = field(default_factory=dict)
+    decoded: Decoded | None = None  # None until it is, and if that failed: then whatever others say means nothing
     awaited: int = 0  # processes that have not answered yet
     heard: list[Mapping[int, Answer]] = field(default_factory=list)  # of all that was not simply taken
 
@@ -28,6 +30,7 @@ class UnderWay:
     @property
     def good(self) -> list[int]:
         """The requests that can be read."""
+        assert self.decoded is not None
         return [place for place in range(len(self.requests)) if place not in self.decoded.account.errors]
 
     @property
@@ -42,10 +45,11 @@ class UnderWay:
     @property
     def divided(self) -> set[int]:
         """The requests of which other processes keep a part."""
-        return {place for parts in self.decoded.elsewhere.values() for place in parts}
+        return {place for parts in self.elsewhere.values() for place in parts}
 
     def answer(self, place: int) -> Answer:
         """What its sender is told once all of it is safe."""
+        assert self.decoded is not None
         own = self.decoded.account.answer(place)
         others = [answers[place] for answers in self.heard if place in answers]
         if not others:

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -16,6 +16,7 @@ from penstock.receive.decode.deltas import Deltas
 from penstock.receive.decode.events import EventReader
 from penstock.receive.decode.exponential_deltas import ExponentialDeltas
 from penstock.receive.decode.exponentials import exponential_histograms
+from penstock.receive.decode.found import Found
 from penstock.receive.decode.group import Account, Group, Rows
 from penstock.receive.decode.histogram_deltas import HistogramDeltas
 from penstock.receive.decode.histograms import explicit_histograms
@@ -42,14 +43,22 @@ class Decoded:
     account: Account
     raw: list[bytes]  # the bodies as protobuf, for the relay
     undos: list[Callable[[], None]]
-    elsewhere: Bodies = field(default_factory=dict)  # what other processes keep
-    points_elsewhere: Mapping[int, int] = field(default_factory=dict)
 
     def undo(self) -> None:
         """Forget that it was ever here: the same bodies give the same chunks again."""
         for undo in reversed(self.undos):
             undo()
         self.undos = []
+
+
+HandOn = Callable[[Bodies, Mapping[int, int]], None]
+"""Told what each of the others keeps, and how many points that are."""
+
+
+def _hand_on(group: Group, hand_on: HandOn | None) -> None:
+    failed = group.account.errors
+    if hand_on is not None and (bodies := group.elsewhere.bodies(failed)):
+        hand_on(bodies, group.elsewhere.points(failed))
 
 
 class Decoder:
@@ -77,16 +86,19 @@ class Decoder:
         self._horizon = since  # of streams that began later we know all, unless they are new
         self._remembered: Remembered | None = None
 
-    def decode(self, kind: Format, bodies: list[bytes], settled: Container[int] = ()) -> Decoded:
-        """All points of the bodies that can be read, and what of them is for other processes.
+    def decode(
+        self, kind: Format, bodies: list[bytes], settled: Container[int] = (), hand_on: HandOn | None = None
+    ) -> Decoded:
+        """All points of the bodies that can be read and that we keep.
 
-        `settled` are the numbers of those of which nothing is, since another process has handed them to us.
+        `hand_on` is called with what other processes keep, as soon as that is known; they can have read it when we are
+        done. `settled` are the numbers of bodies that another process has handed to us: nothing of them is handed on.
         """
         now = self._clock.time()
         latest = int((now + float(self._config.max_future)) * 1e9)
         group = Group(self._table, Account(len(bodies)), self._clock.monotonic(), latest, settled=settled)
         try:
-            return self._decoded(kind, bodies, group, now)
+            return self._decoded(kind, bodies, group, now, hand_on)
         except BaseException:
             for undo in reversed(group.undos):  # nobody was told of these increments: they must come again
                 undo()
@@ -94,25 +106,30 @@ class Decoder:
         finally:
             self._otlp.forget_unused()
 
-    def _decoded(self, kind: Format, bodies: list[bytes], group: Group, now: float) -> Decoded:
+    def _decoded(self, kind: Format, bodies: list[bytes], group: Group, now: float, hand_on: HandOn | None) -> Decoded:
         points: list[Rows] = []
         distributions: list[Rows] = []
         if kind is Format.EVENTS:
             points.append(self._events.read(bodies, group, now))
         elif kind is Format.REMOTE_WRITE:
-            points.append(increments(self._remote_write.read(bodies, group), group, self._deltas))
+            numbers = self._remote_write.read(bodies, group)
+            _hand_on(group, hand_on)
+            points.append(increments(numbers, group, self._deltas))
         else:
             if kind is Format.OTLP_JSON:
                 bodies = as_protobuf(bodies, group.account)
-            self._read_otlp(bodies, group, points, distributions)
+            found = self._otlp.read(bodies, group)
+            _hand_on(group, hand_on)
+            self._read_otlp(found, group, points, distributions)
         pieces = [joined(some) for some in (points, distributions) if some]
         chunks = [chunk for rows in pieces for chunk in chunks_of(rows, self._table)]
-        elsewhere, failed = group.elsewhere, group.account.errors
-        return Decoded(chunks, group.account, bodies, group.undos, elsewhere.bodies(failed), elsewhere.points(failed))
+        return Decoded(chunks, group.account, bodies, group.undos)
 
-    def _read_otlp(self, bodies: list[bytes], group: Group, points: list[Rows], distributions: list[Rows]) -> None:
+    def _read_otlp(
+        self, by_layout: list[tuple[int, Found]], group: Group, points: list[Rows], distributions: list[Rows]
+    ) -> None:
         numbers = []
-        for layout, found in self._otlp.read(bodies, group):
+        for layout, found in by_layout:
             if layout == HISTOGRAM:
                 distributions.append(explicit_histograms(found, group, self._histograms))
             elif layout == EXPONENTIAL:

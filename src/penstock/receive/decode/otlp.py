@@ -8,7 +8,6 @@ located, and then read as columns. A point's attributes stay serialised: they ar
 A metric that comes again and only brings new numbers is not even read: see `shapes`.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -94,7 +93,7 @@ class OtlpReader:
         self._fresh: list[Family] = []
         self.shapes = Shapes(_SHAPES)
 
-    def read(self, bodies: list[bytes], group: Group) -> Iterator[tuple[int, Found]]:
+    def read(self, bodies: list[bytes], group: Group) -> list[tuple[int, Found]]:
         """The points of all bodies that can be read, by layout: HISTOGRAM, EXPONENTIAL, SUMMARY, or SUM for numbers.
 
         What other processes keep is not among them but in the group's `elsewhere`.
@@ -109,7 +108,7 @@ class OtlpReader:
             for request in odd:
                 account.fail(request, "a request that even protobuf writes in an odd way")
             found = self._without(found, set(odd))
-        return iter(found)
+        return found
 
     def _read(self, bodies: list[bytes], group: Group) -> tuple[list[tuple[int, Found]], list[int]]:
         account = group.account
