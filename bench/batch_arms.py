@@ -41,7 +41,6 @@ STANDARD: dict[str, Callable[[float], Rate]] = {
     "queue.Queue 16p/4t": standard_queue,
 }
 OURS: dict[str, Callable[[float], Rate]] = {
-    "S": lambda seconds: one_thread(queue.SimpleQueue(), seconds),  # beside each build: it is what they are divided by
     "16p/4t single": lambda seconds: run_rig(rig := Rig(4), 16, seconds, single(rig)),
     "16p/4t single, producer handles": lambda seconds: run_rig(rig := Rig(4), 16, seconds, handles(rig)),
     "16p/4t many of one type": lambda seconds: run_rig(rig := Rig(4), 16, seconds, many(rig, mixed=False)),
@@ -56,6 +55,14 @@ OURS: dict[str, Callable[[float], Rate]] = {
     "1p/1t many of one type": lambda seconds: run_rig(rig := Rig(1), 1, seconds, many(rig, mixed=False)),
     "1p/1t many of one type, batch handles": lambda seconds: run_rig(rig := Rig(1), 1, seconds, batch_handles(rig)),
 }
+
+
+def beside_s(arm: str, seconds: float) -> tuple[Rate, Rate]:
+    """The rate of `arm`, and of S just before and after it: the speed of a core may change by half within seconds."""
+    before = one_thread(queue.SimpleQueue(), seconds / 4)
+    rate = (OURS | STANDARD)[arm](seconds)
+    after = one_thread(queue.SimpleQueue(), seconds / 4)
+    return rate, Rate((before.wall + after.wall) / 2, (before.cpu + after.cpu) / 2)
 
 
 def anatomy() -> dict[str, float]:
@@ -95,8 +102,10 @@ class Build:
             text=True,
         )
 
-    def rate(self, arm: str, seconds: float) -> Rate:
-        return Rate(*self._ask(arm, seconds))
+    def rate(self, arm: str, seconds: float) -> tuple[Rate, Rate]:
+        """Of `arm`, and of S beside it."""
+        rate, yardstick = self._ask(arm, seconds)
+        return Rate(*rate), Rate(*yardstick)
 
     def anatomy(self) -> dict[str, float]:
         figures: dict[str, float] = self._ask("anatomy", 0)
@@ -140,8 +149,7 @@ def serve() -> None:
         if arm == "anatomy":
             print(json.dumps(anatomy()), flush=True)
         else:
-            rate = (OURS | STANDARD)[arm](seconds)
-            print(json.dumps([rate.wall, rate.cpu]), flush=True)
+            print(json.dumps([[rate.wall, rate.cpu] for rate in beside_s(arm, seconds)]), flush=True)
 
 
 if __name__ == "__main__":
