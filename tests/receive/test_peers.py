@@ -289,6 +289,20 @@ def test_a_process_that_dies_with_a_part_is_told(tmp_path: Path) -> None:
     assert here.intake.close(10.0)
 
 
+@pytest.mark.parametrize("nonsense", [bytes(8) + b"\xff" + bytes(4), b"\xff" * 200])
+def test_nonsense_is_hung_up_on_and_the_others_go_on(make: Make, tmp_path: Path, nonsense: bytes) -> None:
+    here, there = make()
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(tmp_path / "1"))
+        stranger.sendall(nonsense)
+        stranger.shutdown(socket.SHUT_WR)
+        while stranger.recv(100):
+            pass
+
+    assert here.ask(report(5.0, HERE, THERE)).status is Status.TAKEN
+    assert total(there.sink, THERE) == 5.0
+
+
 def test_whoever_stops_first_takes_what_others_hand_over_until_they_stop(make: Make) -> None:
     here, there = make()
     there.sink.hold()

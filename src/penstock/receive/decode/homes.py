@@ -46,7 +46,7 @@ class Homes:
     """Processes to which nothing can be handed now. Others write it."""
 
     def of(self, *texts: bytes) -> int:
-        """The same for the same texts, whatever process and whatever run asks."""
+        """The same for the same texts, whichever process and run asks; changes with `remembered.FORMAT` only."""
         mixed = 0
         for text in texts:
             mixed = crc32(text, mixed)

@@ -30,7 +30,7 @@ from penstock.receive.decode.series import Namespace, SeriesTable
 from penstock.receive.decode.wire import Ints
 
 log = logging.getLogger(__name__)
-FORMAT = 1  # to be raised when streams are told apart in another way: an old file then says nothing
+FORMAT = 1  # to be raised when streams are told apart, or get homes, in another way: an old file then says nothing
 _ABOUT = b"penstock.streams"
 _NUMBERS = ("last", "start", "value", "owed", "shape")
 _LISTS = ("buckets", "owed_buckets")
