@@ -24,6 +24,7 @@ class KeepingSink:
         self.chunks: list[Chunk] = []
         self.refuses = False
         self.fails: BaseException | None = None
+        self.door: Callable[[], object] = lambda: None  # called by whoever hands over
         self.raw: list[tuple[Format, bytes]] = []
         self._lock = threading.Lock()
         self._holds = False
@@ -36,6 +37,7 @@ class KeepingSink:
         return self._take(lambda: self.raw.extend((kind, body) for body in bodies), done)
 
     def _take(self, keep: Callable[[], None], done: Done) -> bool:
+        self.door()
         if self.refuses:
             return False
         if self.fails is None:

@@ -217,6 +217,23 @@ def test_a_request_that_fails_here_while_its_part_is_under_way_goes_on_for_nobod
     assert len(here.sink.values("load")) == 1
 
 
+def test_what_was_handed_to_us_does_not_wait_for_what_we_hand_to_others(make: Make) -> None:
+    here, there = make()
+    at_the_door = threading.Event()
+    here.sink.door = at_the_door.wait
+    here.send(request(gauge("first", 1.0)).SerializeToString())  # holds the intake's thread: the next come together
+    there.sink.hold()
+    here.send(report(5.0, THERE, second=1), token="ours")
+    there.send(request(counter(HERE, (NOW, 7.0), start=NOW - SECOND)).SerializeToString())
+    wait_until(lambda: here.intake._room._handed_to_us)
+    at_the_door.set()
+
+    wait_until(lambda: total(here.sink, HERE) == 7.0)  # though `there` has not answered for its part of "ours"
+    assert "ours" not in dict(here.answers)
+    there.sink.release()
+    wait_until(lambda: there.answers and "ours" in dict(here.answers))
+
+
 def test_both_full_and_handing_each_other_their_parts_neither_waits_for_the_other(make: Make) -> None:
     body = report(1.0, HERE, THERE)
     here, there = make(config=IntakeConfig(max_held=40 * len(body), max_group=1024))

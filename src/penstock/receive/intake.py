@@ -15,7 +15,8 @@ Where several processes receive, each cumulative stream is kept by one of them (
 Invariants
 1. Nothing of a request is counted here before the other processes have their parts, so a request that one of them
    refuses was taken by none but them, and what they took they know by its time when it comes again.
-2. What was handed to us is never handed on, and has room of its own: no process waits for another that waits for it.
+2. What was handed to us is never handed on, has room of its own, and is never decoded together with what came to us:
+   that may wait for other processes, so no process waits for another that waits for it.
 3. The intake's thread waits for no process: a group that does is set aside, and goes on when the last has answered.
 """
 
@@ -206,10 +207,13 @@ class Intake:
             ready.append(request)
             bodies.append(body)
             size += len(body)
-        if ready:
-            self._sizes.observe(len(ready))
-            self._bytes[ready[0].kind] += sum(len(body) for request, body in zip(ready, bodies) if request.is_ours)
-            self._take(ready, bodies)
+        # What others hand over is taken apart and first: they wait for it, and what is ours may wait for them.
+        for is_ours in (False, True):
+            some = [(request, body) for request, body in zip(ready, bodies) if request.is_ours is is_ours]
+            if some:
+                self._sizes.observe(len(some))
+                self._bytes[some[0][0].kind] += is_ours * sum(len(body) for _, body in some)
+                self._take([request for request, _ in some], [body for _, body in some])
         self._seconds += self._clock.monotonic() - began
 
     def _take(self, requests: Sequence[Request], bodies: Sequence[bytes]) -> None:
