@@ -1,5 +1,6 @@
 """Which process keeps a stream: always the same one, and together they count what one alone would."""
 
+import struct
 from collections import Counter
 from typing import Any
 
@@ -175,6 +176,46 @@ def test_remote_writes_are_counted_as_one_process_counts_them_whoever_receives_t
         assert counted(received(several, receiver % count, Format.REMOTE_WRITE, bodies)) == counted(
             received(alone, 0, Format.REMOTE_WRITE, bodies)
         )
+
+
+def wide(tag: int, content: bytes) -> bytes:
+    """A field whose length is written in four bytes, as by those who leave room for it first."""
+    size = len(content)
+    return bytes([tag, size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21]) + content
+
+
+def odd_report(turn: int, *, with_histogram: bool) -> bytes:
+    """Counters of one sender and a histogram whose buckets are not packed, none of it in protobuf's own bytes."""
+    time = NOW + turn * SECOND
+    metrics = [
+        counter(f"c{number}", (time, 10.0 * turn), start=NOW - SECOND).SerializeToString() for number in range(8)
+    ]
+    if with_histogram:
+        fixed = b"".join(tag + struct.pack("<Q", value) for tag, value in ((b"\x11", NOW), (b"\x19", time)))
+        buckets = b"".join(b"\x31" + struct.pack("<Q", turn) for _ in range(2)) + b"\x39" + struct.pack("<d", 1.0)
+        point = fixed + b"\x21" + struct.pack("<Q", 2 * turn) + buckets
+        metrics.append(wide(0x0A, b"h") + wide(0x4A, wide(0x0A, point) + b"\x10\x02"))
+    resource = wide(0x0A, b"\x0a\x0cservice.name" + wide(0x12, b"\x0a\x04shop"))
+    of_scope = b"".join(wide(0x12, metric) for metric in metrics)
+    return wide(0x0A, wide(0x0A, resource) + wide(0x12, of_scope))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("odd_turns", [range(1, 7), range(2, 7, 2), range(4, 7)])
+def test_a_stream_is_the_same_whether_or_not_its_request_is_written_oddly(count: int, odd_turns: range) -> None:
+    several = decoders(count)
+    rows = [
+        row
+        for turn in range(1, 7)
+        for decoded in received(
+            several, turn % count, Format.OTLP, [odd_report(turn, with_histogram=turn in odd_turns)]
+        )
+        for chunk in decoded.chunks
+        for row in chunk.points.to_pylist()
+        if chunk.metric != "h"
+    ]
+
+    assert sum(row["value"] for row in rows) == 8 * 60.0
 
 
 def test_what_metadata_says_everybody_hears() -> None:

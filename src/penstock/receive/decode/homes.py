@@ -97,7 +97,7 @@ class Elsewhere:
         found: Bodies = {}
         for (home, request), metrics in self._metrics.items():
             if request not in without:
-                found.setdefault(home, {})[request] = _otlp(metrics)
+                found.setdefault(home, {})[request] = as_request(metrics)
         for (home, request), fields in self._fields.items():
             if request not in without:
                 found.setdefault(home, {})[request] = b"".join(fields)
@@ -111,7 +111,7 @@ class Elsewhere:
         return found
 
 
-def _otlp(metrics: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
+def as_request(metrics: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
     """Metrics with their resources and scopes as one request; side by side, they share them."""
     found = []
     for resource, of_resource in groupby(metrics, lambda metric: metric[0]):

@@ -17,7 +17,7 @@ from penstock.model.point import Kind
 from penstock.receive.config import IntakeConfig
 from penstock.receive.decode.found import Found
 from penstock.receive.decode.group import Account, Group
-from penstock.receive.decode.homes import Homes
+from penstock.receive.decode.homes import Homes, as_request
 from penstock.receive.decode.labels import attributes
 from penstock.receive.decode.otlp_shapes import Columns, Hit, learn, points_of, together
 from penstock.receive.decode.otlp_walk import (
@@ -282,12 +282,18 @@ def _scan_buckets(data: Bytes, scanned: Scanned) -> None:
 
 
 def _normalised(body: bytes, request: int, account: Account) -> bytes:
-    """The same request as protobuf writes it; nothing if it cannot read it."""
+    """The same request with its metrics as protobuf writes them; nothing if it cannot read one.
+
+    Resources and scopes stay as they came: they tell streams apart, and say which process keeps them.
+    """
     from google.protobuf.message import DecodeError
-    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+    from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
     try:
-        return bytes(ExportMetricsServiceRequest.FromString(body).SerializeToString())
+        return as_request(
+            (place.resource, place.scope, Metric.FromString(body[place.start : place.end]).SerializeToString())
+            for place in walk(body)
+        )
     except DecodeError as error:
         account.fail(request, f"not an ExportMetricsServiceRequest: {error}")
         return b""
