@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
@@ -25,6 +26,7 @@ from penstock import (
     Durability,
     FastQueue,
     FastQueueConfig,
+    Lease,
     PipelineSplitConfig,
     SendQueue,
     SendQueueConfig,
@@ -34,6 +36,7 @@ from penstock.export.http import HttpClient
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\nContent-Length: 0\r\n\r\n"
 BATCH = 50 * 1024
+AT_A_TIME = 50
 LARGE = 1024 * 1024
 IN_MEMORY = FastQueueConfig(max_size=1_000_000, max_bytes="8Gi", inmemory_blocks=100_000)
 SPILLED = replace(IN_MEMORY, inmemory_blocks=64)
@@ -231,6 +234,70 @@ def pass_through(port: int, rounds: int, count: int) -> None:
     compare(arms, rounds, count, BATCH)
 
 
+def one_thread(port: int, rounds: int, count: int) -> None:
+    """What a batch costs beyond being sent: all in one thread, a few at a time in turns, so that a busy machine shows
+    in all of them alike."""
+    bodies = [random.randbytes(BATCH) for _ in range(count)]
+    exporter = OtlpHttpExporter(config_of(port))
+    took: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        file = stack.enter_context(tempfile.TemporaryFile(buffering=0))
+        queues = {
+            name: stack.enter_context(FastQueue(f"{folder}/{name}", limits))
+            for name, limits in (("memory", IN_MEMORY), ("spill", SPILLED), ("disk", ON_DISK))
+        }
+
+        def plain(first: int) -> None:
+            for body in bodies[first : first + AT_A_TIME]:
+                exporter.send(exporter.prepare(body))
+
+        def read(first: int) -> None:
+            for at in range(first, first + AT_A_TIME):
+                exporter.send(exporter.prepare(os.pread(file.fileno(), BATCH, at * BATCH)))
+
+        def drain(queue: FastQueue) -> Callable[[int], None]:
+            def some(first: int) -> None:
+                lease: Lease | None = queue.lease()[0]
+                for _ in range(AT_A_TIME - 1):
+                    assert lease is not None
+                    exporter.send(exporter.prepare(lease.data))
+                    lease = queue.exchange(lease)
+                assert lease is not None
+                exporter.send(exporter.prepare(lease.data))
+                queue.ack(lease)
+
+            return some
+
+        arms: dict[str, Callable[[int], None]] = {"plain loop": plain, "read from a file": read}
+        arms |= {f"leased and acked, {name}": drain(queue) for name, queue in queues.items()}
+        for _ in range(rounds):
+            file.seek(0)
+            for body in bodies:
+                file.write(body)
+                for queue in queues.values():
+                    queue.push(body)
+            for name in ("spill", "disk"):
+                queues[name].flush()
+            for first in range(0, count - count % AT_A_TIME, AT_A_TIME):
+                for name in random.sample(list(arms), len(arms)):
+                    began = time.perf_counter()
+                    arms[name](first)
+                    took.setdefault(name, []).append((time.perf_counter() - began) / AT_A_TIME)
+            for queue in queues.values():
+                while queue.pop() is not None:
+                    pass
+    print(f"\nOne thread, {BATCH // 1024} KB, {AT_A_TIME} batches at a time, {len(took['plain loop'])} turns each")
+    print(f"{'':34}{'quartile µs':>12}{'of limit':>10}{'median µs':>11}{'of limit':>10}")
+    figures = {name: statistics.quantiles(times, n=4)[:2] for name, times in took.items()}
+    for name in arms:
+        (quartile, middle), (limit, limit_middle) = figures[name], figures["plain loop"]
+        print(
+            f"{name:34}{quartile * 1e6:12.1f}{limit / quartile:10.2f}{middle * 1e6:11.1f}{limit_middle / middle:10.2f}"
+        )
+    exporter.close()
+
+
 def split(port: int, rounds: int, count: int) -> None:
     rng = random.Random(1)
     words = [rng.randbytes(8) for _ in range(500)]
@@ -264,7 +331,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, default=2000)
-    parser.add_argument("--only", choices=["pass-through", "split", "push"])
+    parser.add_argument("--only", choices=["pass-through", "one-thread", "split", "push"])
     given = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores, {given.rounds} rounds")
     process, port = start_sink()
@@ -272,6 +339,8 @@ def main() -> None:
         HttpClient(config_of(port), "/v1/metrics").post(b"", {})
         if given.only in (None, "pass-through"):
             pass_through(port, given.rounds, given.batches)
+        if given.only in (None, "one-thread"):
+            one_thread(port, given.rounds, given.batches)
         if given.only in (None, "split"):
             split(port, given.rounds, max(8, given.batches // 20))
         if given.only in (None, "push"):
