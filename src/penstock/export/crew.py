@@ -88,7 +88,7 @@ class Crew:
             self._was_slow = False
             self._begin_locked(now)
         elif counts and not self._is_try and not self._was_slow:
-            self._was_slow = True  # once may be chance, as where the queue is brought to the disk meanwhile
+            self._was_slow = True  # once is chance nearly as often as not: docs/export.md has how often
             self._begin_locked(now)
         else:
             self._all_locked(now)
