@@ -337,6 +337,14 @@ def test_whoever_stops_first_takes_what_others_hand_over_until_they_stop(make: M
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (6.0, 6.0)
 
 
+def test_whoever_stops_alone_does_so_without_an_error(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    _, there = make()
+
+    assert there.intake.close(0.2)
+    assert "have not hung up in time" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_a_folder_with_a_long_name_will_do(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 30)
     folder.mkdir()

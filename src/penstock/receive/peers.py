@@ -167,8 +167,8 @@ class Peers:
             while True:
                 number, kind, bodies = await read_message(reader)
                 self._take(bodies, kind, _Reply(number, len(bodies), self._thread.loop, writer))
-        except (OSError, asyncio.IncompleteReadError) as error:
-            log.debug("Another process has hung up. reason=%r", error)
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError) as error:  # cancelled: we close
+            log.debug("Another process has hung up, or is not waited for any longer. reason=%r", error)
         except (ValueError, IndexError, struct.error) as error:
             log.error("Another process hands over nonsense. reason=%s", error)
         finally:
