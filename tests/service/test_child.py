@@ -94,6 +94,15 @@ def test_it_ends_when_told_and_is_not_started_again(start: Callable[..., Child])
     assert child.restarts == 0
 
 
+def test_one_that_somebody_else_told_to_end_is_started_again(start: Callable[..., Child]) -> None:
+    child = start()
+    first = child.ask("pid")
+    os.kill(first, signal.SIGTERM)  # it ends in good order, with 0
+
+    wait_until(lambda: child.restarts == 1 and answers(child))
+    assert child.ask("pid") != first
+
+
 def test_one_that_does_not_end_in_time_is_killed(start: Callable[..., Child]) -> None:
     child = start()
     child.ask("ignore")

@@ -67,7 +67,7 @@ class Child:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone for good: stopped, finished, or failed in a way that no restart mends."""
+        """Whether it is gone for good: stopped by us, or failed in a way that no restart mends."""
         return self._ended.is_set()
 
     @property
@@ -165,7 +165,7 @@ class Child:
             process = self._process
             assert process is not None
             code = process.wait()
-            if self._stopping.is_set() or code == 0:
+            if self._stopping.is_set():
                 break
             self._last_words = _words(code)
             if code == FINAL:
