@@ -71,7 +71,7 @@ bench-l1: setup  ## L1: requests answered once they are safe, by durability and 
 soak-l1: setup  ## L1 killed a hundred times under load: what a sender was told is safe must be there
 	@$(BIN)/python -m pytest -m soak tests/aggregate
 
-soak-spark: setup  ## The job killed thirty times at any moment, and hundreds of lives of crashes; the tables must be exact
+soak-spark: setup  ## The job killed thirty times at any moment (PENSTOCK_KILLS), and hundreds of lives of crashes; the tables must be exact. Three quarters of an hour
 	@$(BIN)/python -m pytest -m soak tests/spark
 
 bench-ingest: setup  ## Points a second from request to segment, beside Prometheus and VictoriaMetrics

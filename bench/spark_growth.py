@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def _crowded(series: int) -> Shape:
 
 
 def _grow(spark: SparkSession, folder: Path, rounds: int, shapes: dict[str, Shape]) -> None:
-    """Ours alone first, from the smallest on, for the memory; then every shape and every peer in turns."""
+    """Ours alone first, from the smallest on, for the memory; then every engine in turns, over every shape."""
     arms: dict[tuple[str, str], Callable[[], Any]] = {}
     for name, shape in shapes.items():
         segments, parquet = write_segments(folder / name / "segments", shape), folder / name / "parquet"
@@ -55,14 +56,15 @@ def _grow(spark: SparkSession, folder: Path, rounds: int, shapes: dict[str, Shap
         for peer, arm in peers(spark, write_parquet(parquet, shape)).items():
             arms[name, peer] = arm
     taken: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in arms}
-    for number in range(1 + rounds):
-        for key, arm in arms.items():
+    engines = list(dict.fromkeys(engine for _, engine in arms))
+    for _, engine in product(range(rounds), engines):
+        of_engine = {key: arm for key, arm in arms.items() if key[1] == engine}
+        next(iter(of_engine.values()))()  # not counted: Spark ends Python processes that were idle while others ran
+        for key, arm in of_engine.items():
             began, worked = time.perf_counter(), cpu_seconds()
             arm()
-            if number:
-                taken[key].append((time.perf_counter() - began, cpu_seconds() - worked))
+            taken[key].append((time.perf_counter() - began, cpu_seconds() - worked))
     first: dict[str, tuple[float, float]] = {}
-    engines = list(dict.fromkeys(engine for _, engine in arms))
     for (name, engine), seconds in sorted(taken.items(), key=lambda one: engines.index(one[0][1])):
         wall, cores = (statistics.median(column) / shapes[name].rows * 1e6 for column in zip(*seconds))
         least = first.setdefault(engine, (wall, cores))
