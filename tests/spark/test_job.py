@@ -1,5 +1,6 @@
 """From segments to tables: exact, whatever the batches, the order and the crashes."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,13 @@ def test_the_source_declares_exactly_the_schema_of_partials(spark: SparkSession)
         empty = spark.createDataFrame([], declared).toArrow()
         assert empty.schema.names == schema.names
         assert [field.type for field in empty.schema] == [field.type for field in schema]
+
+
+def test_the_settings_of_memory_reach_the_python_processes(spark: SparkSession) -> None:
+    names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MIMALLOC_PURGE_DELAY")
+    found = spark.sparkContext.parallelize([0], 1).map(lambda _: [os.environ.get(name) for name in names]).first()
+
+    assert found == ["33554432", "1073741824", "10000"]
 
 
 def test_tables_equal_one_merge_of_everything_over_batches_writers_and_restarts(job: Job, edge: Edge) -> None:

@@ -24,6 +24,11 @@ CONFIG = {
     # What a job writes is unseen until the table's own commit, so a second rename of every file buys nothing.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # Python processes keep what they freed for a while: steps of a merge take the same hundreds of megabytes again, and
+    # getting them from the system each time is a third of a task's cost. The first two are numpy's, the last Arrow's.
+    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": "33554432",
+    "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": "1073741824",
+    "spark.executorEnv.MIMALLOC_PURGE_DELAY": "10000",  # milliseconds
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",  # it would write over our own progress
 }
