@@ -132,15 +132,36 @@ def test_nothing_is_taken_here_before_the_others_have_their_part(make: Make) -> 
     assert total(here.sink, HERE) == 5.0
 
 
-def test_a_part_that_is_refused_takes_the_rest_back_and_nothing_is_counted_twice(make: Make) -> None:
+def test_if_a_part_is_refused_only_what_adds_nothing_again_is_taken_of_the_rest(make: Make) -> None:
     here, there = make()
     there.sink.refuses = True
 
     assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.BUSY
-    assert not here.sink.chunks
+    assert not here.relay.raw
+    assert not here.sink.values("load")
     there.sink.refuses = False
     assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.TAKEN
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
+    assert len(here.sink.values("load")) == 1
+
+
+def test_a_sender_that_turns_elsewhere_is_not_told_that_something_is_safe_which_is_then_given_up(make: Make) -> None:
+    here, there, other = make(3)
+    mine, theirs = kept_by(0, 3), kept_by(1, 3)
+    body = report(5.0, mine, theirs, second=1)
+    there.sink.hold()
+    here.send(body)
+    wait_until(lambda: there.sink.held)
+    other.send(body)
+    wait_until(lambda: other.peers._others[0].answers[Status.TAKEN])  # it is known here, and waits
+    here.peers._thread.loop.call_soon_threadsafe(here.peers._others[1].lost)
+    wait_until(lambda: here.answers)
+    there.sink.release()
+    wait_until(lambda: other.answers)
+
+    assert (here.answers[0][1].status, other.answers[0][1].status) == (Status.BROKEN, Status.TAKEN)
+    assert (total(here.sink, mine), total(there.sink, theirs)) == (5.0, 5.0)
+    assert [len(process.sink.values("load")) for process in (here, other)] == [0, 1]
 
 
 def test_a_rest_that_is_refused_comes_again_and_the_part_is_not_counted_twice(make: Make) -> None:
@@ -219,14 +240,20 @@ def test_a_request_that_fails_here_while_its_part_is_under_way_goes_on_for_nobod
 
 def test_what_was_handed_to_us_does_not_wait_for_what_we_hand_to_others(make: Make) -> None:
     here, there = make()
-    at_the_door = threading.Event()
-    here.sink.door = at_the_door.wait
-    here.send(request(gauge("first", 1.0)).SerializeToString())  # holds the intake's thread: the next come together
+    at_the_door, go_on = threading.Event(), threading.Event()
+
+    def door() -> None:
+        at_the_door.set()
+        go_on.wait()
+
+    here.sink.door = door
+    here.send(request(gauge("first", 1.0)).SerializeToString())
+    assert at_the_door.wait(30.0)  # the intake's thread is there: what comes now is taken together
     there.sink.hold()
     here.send(report(5.0, THERE, second=1), token="ours")
     there.send(request(counter(HERE, (NOW, 7.0), start=NOW - SECOND)).SerializeToString())
     wait_until(lambda: here.intake._room._handed_to_us)
-    at_the_door.set()
+    go_on.set()
 
     wait_until(lambda: total(here.sink, HERE) == 7.0)  # though `there` has not answered for its part of "ours"
     assert "ours" not in dict(here.answers)
@@ -281,7 +308,7 @@ def test_a_process_that_greets_and_never_answers_is_given_up(tmp_path: Path, mon
         starting.join()
 
         assert here.ask(report(5.0, HERE, THERE)).status is Status.BROKEN
-        assert not here.sink.chunks
+        assert not here.sink.values("load")
         connection.close()
     assert here.intake.close(10.0)
 
@@ -302,7 +329,7 @@ def test_a_process_that_dies_with_a_part_is_told(tmp_path: Path) -> None:
 
         wait_until(lambda: here.answers)
         assert here.answers[0][1].status is Status.BROKEN
-        assert not here.sink.chunks
+        assert not here.sink.values("load")
     assert here.intake.close(10.0)
 
 

@@ -10,11 +10,11 @@ wait: a group of four requests costs almost as much as one of sixteen.
 Where several processes receive, each cumulative stream is kept by one of them (`decode.homes`):
 
     decode ──► what others keep ──► peers ──► all of them have it safe ──► relay, L1 with the rest ──► answer
-                                     └ one has not: the rest is taken back, the sender comes again
+                                     └ one has not: cumulative points alone, the sender comes again
 
 Invariants
-1. Nothing of a request is counted here before the other processes have their parts, so a request that one of them
-   refuses was taken by none but them, and what they took they know by its time when it comes again.
+1. Nothing of a request is counted here before the other processes have answered for their parts. If one refuses, what
+   is counted of it, there and here, is known by its time when it comes again.
 2. What was handed to us is never handed on, has room of its own, and is never decoded together with what came to us:
    that may wait for other processes, so no process waits for another that waits for it.
 3. The intake's thread waits for no process: a group that does is set aside, and goes on when the last has answered.
@@ -23,7 +23,7 @@ Invariants
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -259,28 +259,27 @@ class Intake:
             self._peers.submit(home, group.kind, parts, points[home], partial(self._room.heard, group))
 
     def _go_on(self, group: UnderWay) -> None:
-        """Take the rest of a group of which others have their parts, or take it back if one of them has not."""
+        """Take the rest of a group of which others have answered for their parts.
+
+        If one of them has not taken its part, nothing of the requests concerned is taken that would add up again when
+        they come again. Cumulative points do not, and are: others may have asked for the same ones meanwhile, handed
+        over by a process that the sender has turned to, and were told that we know them.
+        """
         self._aside -= group.size
         if group.decoded is None:
             return
-        refusal = group.refusal
+        refusal, refused = group.refusal, group.divided.intersection(group.good)
         if refusal is None:
             self._hand_over(group)
         else:
-            group.decoded.undo()
-            divided = group.divided
-            concerned = [place for place in group.good if place in divided]
-            self._answer([(group.requests[place], refusal) for place in concerned])
-            self._room.settled()
-            # The others share no more with them than the moment at which they came.
-            alone = [place for place in group.good if place not in divided]
-            if alone:
-                self._take([group.requests[place] for place in alone], [group.bodies[place] for place in alone])
+            self._answer([(group.requests[place], refusal) for place in sorted(refused)])
+            self._hand_over(group, refused)
 
-    def _hand_over(self, group: UnderWay) -> None:
-        """Hand what we keep of a group to the relay and to L1."""
+    def _hand_over(self, group: UnderWay, refused: Collection[int] = ()) -> None:
+        """Hand what we keep of a group to the relay and to L1; who was refused is answered, and comes again."""
         assert group.decoded is not None
-        kind, requests, decoded, good = group.kind, group.requests, group.decoded, group.good
+        kind, requests, decoded = group.kind, group.requests, group.decoded
+        good = [place for place in group.good if place not in refused]
 
         def finish(answers: list[tuple[Request, Answer]], error: BaseException | None) -> None:
             if error is not None:
@@ -290,6 +289,8 @@ class Intake:
 
         ticket = Ticket([(requests[place], group.answer(place)) for place in good], finish)
         try:
+            if refused:
+                decoded = self._decoder.without(refused, decoded)
             raw = [decoded.raw[place] for place in good if requests[place].is_ours]
             is_taken = self._is_taken(kind, decoded, raw, ticket)
             instead = Answer(Status.BUSY, "no room at the moment: send it again")

@@ -2,10 +2,11 @@
 
 import json
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.compute as pc
 
 from penstock.clock import Clock
@@ -43,6 +44,7 @@ class Decoded:
     account: Account
     raw: list[bytes]  # the bodies as protobuf, for the relay
     undos: list[Callable[[], None]]
+    rows: list[Rows]  # what the chunks are made of
 
     def undo(self) -> None:
         """Forget that it was ever here: the same bodies give the same chunks again."""
@@ -123,7 +125,16 @@ class Decoder:
             self._read_otlp(found, group, points, distributions)
         pieces = [joined(some) for some in (points, distributions) if some]
         chunks = [chunk for rows in pieces for chunk in chunks_of(rows, self._table)]
-        return Decoded(chunks, group.account, bodies, group.undos)
+        return Decoded(chunks, group.account, bodies, group.undos, pieces)
+
+    def without(self, requests: Collection[int], decoded: Decoded) -> Decoded:
+        """What may be counted though those requests come again: of them only what is known by its time then."""
+        pieces = []
+        for rows in decoded.rows:
+            is_kept = self._table.is_cumulative[rows.streams] | ~np.isin(rows.requests, list(requests))
+            pieces.append(rows.take(is_kept))
+        chunks = [chunk for rows in pieces for chunk in chunks_of(rows, self._table)]
+        return replace(decoded, chunks=chunks, rows=pieces)
 
     def _read_otlp(
         self, by_layout: list[tuple[int, Found]], group: Group, points: list[Rows], distributions: list[Rows]
