@@ -58,7 +58,8 @@ class Peer:
         deadline = self._clock.monotonic() + PATIENCE
         waiting = _Waiting(list(parts), heard, size, points, deadline)
         with self._lock:
-            writer, is_full = self._writer, self._held + size > self._max_held
+            # A part that is larger than all that may wait goes alone: it would be refused for ever.
+            writer, is_full = self._writer, self._held > 0 and self._held + size > self._max_held
             if writer is not None and not is_full:
                 self._number += 1
                 number = self._number

@@ -51,6 +51,8 @@ def message(number: int, kind: Format, bodies: Sequence[bytes]) -> list[bytes]:
 async def read_message(reader: asyncio.StreamReader) -> tuple[int, Format, list[bytes]]:
     """Number, format and bodies of the next one; ValueError, IndexError or struct.error if it is none."""
     number, kind, count = _MESSAGE.unpack(await reader.readexactly(_MESSAGE.size))
+    if 4 * count > _LARGEST:
+        raise ValueError(f"a message of {count} bodies")
     lengths = struct.unpack(f"<{count}I", await reader.readexactly(4 * count))
     if sum(lengths) > _LARGEST:
         raise ValueError(f"a message of {sum(lengths)} bytes")

@@ -58,7 +58,9 @@ class WaitingRoom:
         """Let in requests of one origin, all or none; False if too much is held already, or if it is closed."""
         is_ours, size = requests[0].is_ours, sum(len(request.body) for request in requests)
         with self._lock:
-            if (self.is_closed if is_ours else self._is_ending) or self._held[is_ours] + size > self._max_held:
+            # What others hand over is decompressed, and may be larger than all that may wait: then it comes alone.
+            is_full = self._held[is_ours] + size > self._max_held and (is_ours or self._held[is_ours] > 0)
+            if is_full or (self.is_closed if is_ours else self._is_ending):
                 return False
             self._held[is_ours] += size
             self._unanswered[is_ours] += len(requests)
