@@ -281,6 +281,34 @@ def test_coroutines_hear_that_the_disk_refuses(call: int, error: type[Exception]
 
 
 @pytest.mark.parametrize("durability", list(Durability))
+def test_what_coroutines_push_comes_out_in_the_order_of_their_calls(durability: Durability, tmp_path: Path) -> None:
+    with FastQueue(tmp_path, FastQueueConfig(durability=durability)) as queue:
+
+        async def main() -> list[int]:
+            return await asyncio.gather(*(queue.push_async(b"%d" % i) for i in range(500)))
+
+        assert run(main()) == list(range(500))
+        assert drain(queue) == [b"%d" % i for i in range(500)]
+
+
+def test_a_full_disk_lets_the_loop_go_on() -> None:
+    files = FakeFiles()
+    config = FastQueueConfig(durability=Durability.DISK, full_behavior=FullBehavior.BLOCK, meta_sync_interval=3600)
+    with FastQueue("q", config, files=files) as queue:
+
+        async def main() -> None:
+            files.fail(0, until=10**9)
+            pushing = asyncio.create_task(queue.push_async(b"patient", timeout=60))
+            await turns_until(lambda: queue._gate.waiting == 1)
+            files.heal()
+            queue._keep()
+            await pushing
+
+        run(main())
+        assert drain(queue) == [b"patient"]
+
+
+@pytest.mark.parametrize("durability", list(Durability))
 def test_a_full_queue_lets_the_loop_go_on(durability: Durability) -> None:
     config = FastQueueConfig(durability=durability, max_size=1, full_behavior=FullBehavior.BLOCK)
     with FastQueue("q", config, files=FakeFiles()) as queue:

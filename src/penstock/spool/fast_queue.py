@@ -158,22 +158,22 @@ class FastQueue(LeaseSide):
         return range(first, first + len(batch))
 
     async def push_async(self, block: bytes, *, timeout: float | None = None) -> int:  # noqa: ASYNC109 - as `push`
-        """`push` for a coroutine: the event loop goes on while the block waits for room or for the disk.
+        """`push` for a coroutine: the event loop goes on while the block waits for room or for the disk to sync.
 
-        At FSYNC all that a loop pushes meanwhile shares one sync and one thread; at MEMORY there is nothing to wait
-        for, mostly; else it is `push` in a thread. Whoever is cancelled cannot know whether the block was taken.
+        At FSYNC all that a loop pushes meanwhile shares one sync and one thread; at MEMORY and DISK it is done at once.
+        What has to wait for room, or for the memory layer to be spilled, waits in a thread, and those that come next
+        may overtake it. Whoever is cancelled cannot know whether the block was taken.
         """
         block = as_block(block)
         length = len(block)
         with self._lock:
             has_room = self._gate.has_room(1, length, length)
-            in_memory = (
-                self._in_memory
-                and len(self._backlog.memory) < self._inmemory_blocks
-                and self._fits_memory_locked(length)
-            )
             if has_room and self._syncs:
                 sequence, staged, gathering = self._keeper.stage((block,), length, self._time())
+            elif has_room:
+                sequence = self._push_at_once_locked(block, length)
+                if sequence >= 0:
+                    return sequence
         if has_room and self._syncs:
             try:
                 await self._keeper.wait_for_async(gathering)
@@ -181,9 +181,22 @@ class FastQueue(LeaseSide):
                 self._gate.not_synced(error, staged, 1)
             if staged.error is None:
                 return sequence
-        elif has_room and in_memory:
-            return self.push(block, timeout=timeout)
         return await asyncio.to_thread(self.push, block, timeout=timeout)
+
+    def _push_at_once_locked(self, block: bytes, length: int) -> int:
+        """Take a block for which there is room into memory or the page cache; -1 if there is more to do than that."""
+        backlog = self._backlog
+        if self._in_memory:
+            if len(backlog.memory) >= self._inmemory_blocks or not self._fits_memory_locked(length):
+                return -1
+            sequence = backlog.keep((block,), self._time())
+        else:
+            try:
+                sequence = backlog.write_one(block, self._time())
+            except OSError:
+                return -1  # once more, and then as the policy says
+        self._written_locked(1)
+        return sequence
 
     def _push_synced(self, batch: Sequence[bytes], length: int, largest: int, timeout: float | None) -> int:
         """Take the blocks in with those of all who come before the next sync, and wait for it; the first sequence."""
