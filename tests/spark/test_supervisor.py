@@ -1,5 +1,6 @@
 """The job in the long run: started again when it fails, stopped between batches, days made anew."""
 
+import logging
 import shutil
 import threading
 from datetime import UTC, date, datetime
@@ -169,8 +170,9 @@ def test_what_no_restart_can_mend_ends_the_job_with_a_reason(spark: SparkSession
 
 
 def test_a_stop_lets_the_batch_that_runs_finish_and_the_next_run_goes_on(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
     for _ in range(3):
         edge.seal(points=50)
@@ -190,6 +192,8 @@ def test_a_stop_lets_the_batch_that_runs_finish_and_the_next_run_goes_on(
     go_on.set()
     running.join(60)
     assert not running.is_alive()
+    assert "Segments wait for the next start: they are not in the tables yet. segments=2" in caplog.messages
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
     # Every table got the whole batch, and no table a second one.
     rows = [tables.describe(name).files for name in ("minute", "hour", "day", "top_n")]

@@ -57,6 +57,11 @@ class JobConfig:
         return {name: str(value) for name, value in named.items() if value is not None}
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not that a batch was sent back at the gate, which py4j would report as an error, with a traceback."""
+    return record.exc_info is None or _INTERRUPTED not in str(record.exc_info[1])
+
+
 class Gate:
     """Lets batches through until it is closed; the next one then waits at it, and the query can be stopped there.
 
@@ -92,6 +97,7 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
     its own commit. If the checkpoint was deleted, the query goes on from what the tables hold. TableConflict if the
     checkpoint is that of other segments, SegmentVanished if a table misses what no segment has any more.
     """
+    logging.getLogger("py4j.clientserver").addFilter(_is_news)
     config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = SegmentFolder(config.segments)
     checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or Gate()
