@@ -2,6 +2,9 @@
 
 import http.client
 import json
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -318,3 +321,16 @@ def test_messages_of_rabbitmq_are_counted_exactly_whichever_process_consumes_the
     assert left == 0
     assert totals(tmp_path, "orders") == {program.name: 20.0 for program in programs}
     assert totals(tmp_path, "reports") == {program.name: 20.0 for program in programs}
+
+
+def test_a_port_that_somebody_shares_is_not_shared_with_them(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "penstock", "run", "--data-dir", str(tmp_path), "--processes", "2"]
+        command += ["--admin-enabled", "false", "--spark-enabled", "false", "--receivers-http-port", port]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert ran.returncode == 1
+        assert f"receivers.http cannot listen on 127.0.0.1:{port}: Address already in use" in ran.stderr

@@ -134,6 +134,8 @@ class Service:
         for name in ("http", "grpc"):
             one = getattr(receivers, name)
             if one.enabled:
+                if one.port:
+                    _check_free(f"receivers.{name}", one.host, one.port)
                 port = one.port or self._hold_a_port(one.host)
                 changed[name] = replace(one, port=port, reuse_port=True)
         self.config = replace(self.config, receivers=replace(receivers, **changed))
@@ -258,6 +260,20 @@ def _reloaded(loaded: Loaded[ServiceConfig], fresh: Loaded[ServiceConfig]) -> Lo
     """With what a reload takes over."""
     taken = replace(loaded.config, logging=fresh.config.logging, definitions=fresh.config.definitions)
     return replace(loaded, config=taken)
+
+
+def _check_free(key: str, host: str, port: int) -> None:
+    """PenstockError if somebody listens there: our processes share the port, and would share it with a stranger."""
+    try:
+        where = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = where[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are over do not count
+            probe.bind(address)
+    except OSError as error:
+        raise PenstockError(
+            f"{key} cannot listen on {host}:{port}: {error.strerror or error}; choose another port"
+        ) from error
 
 
 def _asked(child: Child, what: str, **more: Any) -> Any:
