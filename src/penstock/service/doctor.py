@@ -52,8 +52,15 @@ def examine(folder: Path | None = None) -> list[Finding]:
 def require_extra(extra: str, *modules: str) -> None:
     """MissingRequirement with the command that installs `extra`, if one of `modules` is not there."""
     for module in modules:
-        if importlib.util.find_spec(module) is None:
+        if not _is_there(module):
             raise MissingRequirement(f"{module} is not installed: pip install 'penstock[{extra}]'")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what it is part of
+        return False
 
 
 def render(findings: list[Finding], *, as_json: bool = False) -> str:

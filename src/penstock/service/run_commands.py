@@ -21,7 +21,7 @@ from penstock.service.config_commands import config_option, load_config
 from penstock.service.exit_codes import LATE
 
 log = logging.getLogger(__name__)
-SAME_SIGNAL = 0.5  # seconds: some tools signal the process and then its group, which is one wish and not two
+SAME_SIGNAL = 0.2  # seconds: some tools signal the process and then its group, which is one wish and not two
 
 
 @click.command(cls=ConfigCommand)
@@ -44,6 +44,9 @@ def run(ctx: click.Context, file: Path | None) -> None:
       penstock run -c penstock.yaml --processes 4 --spark-enabled false
       penstock run --exporter-type otlp_http --exporter-url http://127.0.0.1:4418
     """
+    from penstock.service.doctor import require_extra
+
+    require_extra("receive", "aiohttp", "grpc", "numpy", "opentelemetry.proto", "pyarrow")
     loaded = load_config(ctx, file)
     sys.exit(_run(ctx, file, loaded))
 
