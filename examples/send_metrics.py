@@ -6,8 +6,11 @@ OTEL_EXPORTER_OTLP_ENDPOINT says where to; without it, http://localhost:4318.
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
-provider = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())])
+# The SDK's own buckets are for milliseconds (0, 5, 10, …): all of these seconds would lie in one. These fit anything.
+exponential = View(instrument_name="order.duration", aggregation=ExponentialBucketHistogramAggregation())
+provider = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], views=[exponential])
 meter = provider.get_meter("shop")
 orders = meter.create_counter("orders")
 duration = meter.create_histogram("order.duration", unit="s")
