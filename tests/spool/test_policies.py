@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -232,3 +233,9 @@ def test_drop_oldest_never_loops_whatever_the_counts_say(tmp_path: Path) -> None
         queue._backlog.bytes = 10**9
         queue.push(b"taken in all the same")
         assert drain(queue) == [b"taken in all the same"]
+
+
+def test_the_document_names_every_setting() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "durability.md").read_text()
+    settings = text.partition("## Settings")[2].partition("\n## ")[0]
+    assert [field.name for field in fields(FastQueueConfig) if f"`{field.name}`" not in settings] == []

@@ -29,7 +29,8 @@ def share_out(config: ServiceConfig) -> None:
     if not own:  # those that ended in good order go on all the same
         same = [snapshot for snapshot in known if snapshot.part[1] == config.processes]
         own = {Path(beside(base, snapshot.part[0])): snapshot for snapshot in same}
-    log.info("Cumulative streams of an earlier run are shared out. files=%d processes=%d", len(known), len(own))
+    if known:
+        log.info("Cumulative streams of an earlier run are shared out. files=%d processes=%d", len(known), len(own))
     for path, snapshot in own.items():
         write(path, snapshot)
 
