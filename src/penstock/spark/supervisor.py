@@ -95,7 +95,7 @@ class Supervisor:
                     self._stopping.wait(pause * random.uniform(0.5, 1.0))
         finally:
             self._spark.streams.removeListener(listener)
-            if waiting := len(self._folder.after(self._gate.reached)):
+            if self._has_run and (waiting := len(self._folder.after(self._gate.reached))):
                 log.info("Segments wait for the next start: they are not in the tables yet. segments=%d", waiting)
 
     def _run_once(self) -> None:
