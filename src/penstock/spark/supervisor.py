@@ -5,6 +5,7 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pyspark.errors import StreamingQueryException
@@ -95,7 +96,11 @@ class Supervisor:
                     self._stopping.wait(pause * random.uniform(0.5, 1.0))
         finally:
             self._spark.streams.removeListener(listener)
-            if self._has_run and (waiting := len(self._folder.after(self._gate.reached))):
+            self._say_what_waits()
+
+    def _say_what_waits(self) -> None:
+        with suppress(OSError):  # a folder that is not there is somebody else's complaint
+            if waiting := len(self._folder.after(self._gate.reached)):
                 log.info("Segments wait for the next start: they are not in the tables yet. segments=%d", waiting)
 
     def _run_once(self) -> None:
