@@ -68,6 +68,8 @@ def summary(console: Console, outcome: demo.Outcome) -> None:
     console.print(f"[bold]{_label(SICK)}: mean duration by hour, ms[/bold] (the peak is a bad deployment)")
     console.print(Text.from_ansi(_plot(outcome, min(console.width, 100))))
     console.print(_account(outcome))
+    if not outcome.problems:
+        console.print(_next_steps(outcome), soft_wrap=True)
 
 
 def _tables(outcome: demo.Outcome) -> Table:
@@ -147,7 +149,7 @@ def _account(outcome: demo.Outcome) -> Panel:
     generated = sum(outcome.generated.values())
     if outcome.problems:
         return Panel("\n".join(outcome.problems), title="NOT every point is accounted for", border_style="red")
-    here, command = escape(str(outcome.folder)), os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "penstock"
+    here = escape(str(outcome.folder))
     lines = [
         f"[bold]{generated:,} points generated = {generated:,} points in each table[/bold]",
         f"(minute, hour and day), merged to {outcome.partials:,} rows at the edge",
@@ -160,12 +162,19 @@ def _account(outcome: demo.Outcome) -> Panel:
         f"segments     {here}/segments",
         f"queue        {here}/queue",
         f"Spark's log  {here}/spark.log",
-        "",
-        "[bold]Try next[/bold]",
-        f"  {command} demo --points 5000000",
-        f"  {command} queue inspect {here}/queue",
-        f"  {command} query {DURATION} --tables {here}/tables --by service --since 2d --plot",
-        f"  {command} spark tables --tables {here}/tables",
-        f"  {command} doctor",
     ]
     return Panel("\n".join(lines), title="Every point is accounted for", border_style="green", expand=False)
+
+
+def _next_steps(outcome: demo.Outcome) -> Text:
+    """Without a frame and unbroken, so that they can be copied from a narrow terminal."""
+    here, command = outcome.folder, os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "penstock"
+    commands = [
+        "demo --points 5000000",
+        f"queue inspect {here}/queue",
+        f"query {DURATION} --tables {here}/tables --by service --since 2d --plot",
+        f"spark tables --tables {here}/tables",
+        "doctor",
+    ]
+    text = Text("Try next\n", "bold", no_wrap=True, overflow="ignore")
+    return text.append("\n".join(f"  {command} {rest}" for rest in commands), "not bold")
