@@ -70,6 +70,29 @@ def test_data_wakes_the_thread_itself_and_its_pace_starts_over() -> None:
     assert set(handler.consumed_on) == {"penstock-test-0"}
 
 
+def test_who_comes_back_from_the_rounds_goes_on_from_their_last_call() -> None:
+    with open_queue(**PAIR) as queue:
+        handler = Named()
+        queue.add_handler(A, handler)
+        handler.wait_for_calls("penstock-idle", 10)
+        task = queue._tasks[0]
+        joined = task.pace.called
+        with task.turn:
+            task.leave_rounds()
+
+            assert joined < task.pace.called <= rounds.IDLE_ROUNDS.began
+            assert task.pace.due == task.pace.called + 0.01
+
+
+def test_pauses_that_no_lock_can_wait_for_are_kept_by_the_rounds() -> None:
+    with open_queue(**{**PAIR, "max_idle": 1e12, "min_idle": 1e12}) as long, open_queue("short", **PAIR) as short:
+        handler = Named()
+        long.add_handler(A, Named())
+        wait_until(lambda: long._tasks[0].on_rounds)
+        short.add_handler(A, handler)
+        handler.wait_for_calls("penstock-idle", 10)
+
+
 def test_a_queue_with_one_thread_makes_all_its_calls_on_it() -> None:
     """So a handler may keep what belongs to a thread, like a connection to SQLite."""
     with open_queue(max_idle=0.01) as queue:

@@ -260,20 +260,23 @@ class DrainTask:
 
     def idle(self, now: float, *, absent_only: bool = False) -> None:
         """Call `on_idle` of the handlers; while some get data, only of those that got none since the last time."""
+        self._make_idle_calls(absent_only)
+        self.quick_passes = self.quick_passes + 1 if self._clock.monotonic() - now < SLOW_CALLS else 0
+        self.pace.was_called(now)
+
+    def _make_idle_calls(self, absent_only: bool) -> None:
         self.idling = calls = self.idle_calls
-        functions, lanes = calls
         try:
-            for on_idle in functions if not absent_only else _of_absent(functions, lanes):
+            for on_idle in calls[0] if not absent_only else _of_absent(calls):
                 if self.idle_calls is not calls:
                     break  # handlers or owners have changed: the rest has its turn the next time
                 try:
                     on_idle()
                 except BaseException:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
+                    functions, lanes = calls
                     _log_idle_failure(self._queue_name, lanes[functions.index(on_idle)].registration)
         finally:
             self.idling = None
-        self.quick_passes = self.quick_passes + 1 if self._clock.monotonic() - now < SLOW_CALLS else 0
-        self.pace.was_called(now)
 
     def until_idle(self) -> float:
         """Seconds until the handlers are to be called."""
@@ -281,27 +284,39 @@ class DrainTask:
 
     def until_own_idle(self) -> float:
         """Seconds until we call them ourselves, also if it was left to the rounds: somebody may hang there."""
-        return self.until_idle() + (PATIENCE * self.longest_pause if self.on_rounds else 0.0)
+        if not self.on_rounds:
+            return self.until_idle()
+        return max(self.pace.due, IDLE_ROUNDS.began) + PATIENCE * self.longest_pause - self._clock.monotonic()
 
     def idle_if_due(self) -> None:
         """Call the handlers if it is time."""
         if self.until_own_idle() > 0:
             return
         if self.on_rounds:
-            IDLE_ROUNDS.leave(self)
+            self.leave_rounds()
             self.quick_passes = 0  # so that we do not come back at once
         self.idle(self._clock.monotonic())
 
-    def idle_on_rounds(self) -> None:
-        """Call the handlers for the thread of the task, who sleeps."""
-        if not self.calls_idle:
-            IDLE_ROUNDS.leave(self)
-        elif self.turn.acquire(blocking=False):
+    def leave_rounds(self) -> None:
+        """Leave the calls to the thread of the task again."""
+        IDLE_ROUNDS.leave(self)
+        self.pace.was_called(max(self.pace.called, IDLE_ROUNDS.began))
+
+    def idle_on_rounds(self, now: float) -> float:
+        """Call the handlers for the thread of the task, who sleeps; the time after that."""
+        # The pace is steady and has been quick, so that as long as this is so there is nothing to write down.
+        if self.turn.acquire(False):
             try:
                 if self.on_rounds:
-                    self.idle(self._clock.monotonic())
+                    self._make_idle_calls(False)
+                    started, now = now, self._clock.monotonic()
+                    if now - started >= SLOW_CALLS:
+                        self.quick_passes = 0
+                        self.leave_rounds()
+                        self.nudge()
             finally:
                 self.turn.release()
+        return now
 
     def see_to_idle_calls(self) -> float | None:
         """Seconds until they are due if we make them, or None if there are none: how long to wait for data."""
@@ -351,9 +366,9 @@ def call_on_idle(registration: Registration, queue_name: str) -> None:
         _log_idle_failure(queue_name, registration)
 
 
-def _of_absent(functions: Sequence[Callable[[], object]], lanes: Sequence[Lane]) -> Iterator[Callable[[], object]]:
+def _of_absent(calls: IdleCalls) -> Iterator[Callable[[], object]]:
     """Those whose lanes got no data since the last time we looked."""
-    for function, lane in zip(functions, lanes):
+    for function, lane in zip(*calls):
         was_absent, lane.idle_mark = lane.idle_mark == lane.taken and not lane.items, lane.taken
         if was_absent:
             yield function

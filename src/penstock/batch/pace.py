@@ -7,12 +7,12 @@ class IdlePace:
     While data keeps coming, those who get none of it are called every `longest` seconds.
     """
 
-    __slots__ = ("_called", "_delay", "_shortest", "due", "longest")
+    __slots__ = ("_delay", "_shortest", "called", "due", "longest")
 
     def __init__(self, shortest: float, longest: float, now: float) -> None:
         self.longest = longest
         self._shortest = shortest
-        self._called = now
+        self.called = now
         self._delay = shortest
         self.due = now + shortest
 
@@ -23,7 +23,7 @@ class IdlePace:
 
     def is_late(self, now: float) -> bool:
         """Whether data has kept us from calling for too long."""
-        return now >= self._called + self.longest
+        return now >= self.called + self.longest
 
     def is_steady(self) -> bool:
         """Whether the pause has grown to `longest` and stays there until data comes."""
@@ -31,6 +31,6 @@ class IdlePace:
 
     def was_called(self, now: float) -> None:
         """Wait longer the next time."""
-        self._called = now
+        self.called = now
         self._delay = min(self._delay * 2, self.longest)
         self.due = now + self._delay

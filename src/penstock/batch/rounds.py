@@ -15,6 +15,7 @@ from penstock.batch.crew import DrainThread
 if TYPE_CHECKING:
     from penstock.batch.drain import DrainTask
 
+LONGEST = 86_400.0  # seconds between two looks: any number that a lock can wait for
 LINGER = 1.0  # seconds that the thread waits for a task before it ends
 EARLY = 0.25  # of a task's pause: who is due so soon is called with the others, and from then on together with them
 
@@ -28,11 +29,12 @@ class IdleRounds:
     def __init__(self) -> None:
         self._alarm = threading.Lock()
         self._alarm.acquire()
-        # _lock guards everything below, and `on_rounds` of the tasks.
+        # _lock guards everything below, and `on_rounds` of the tasks, but that the thread reads and says when it looks.
         self._lock = threading.Lock()
         self._tasks: tuple[DrainTask, ...] = ()
         self._thread: DrainThread | None = None
         self._looks_at = 0.0
+        self.began = 0.0  # when the last round was; who sleeps sees by it that the rounds hang
 
     def join(self, task: "DrainTask") -> None:
         """Call the handlers of `task` from now on."""
@@ -70,30 +72,30 @@ class IdleRounds:
     def _run(self) -> None:
         # The thread mostly finds its caches cold, so what counts here is how much code and data it touches.
         thread = cast(DrainThread, threading.current_thread())
-        while self._wait():
-            now = time.monotonic()
-            for task in self._tasks:
+        while True:
+            tasks = self._tasks
+            self.began = now = time.monotonic()
+            soonest = now + (LONGEST if tasks else LINGER)
+            for task in tasks:
                 if task.next_round <= now + EARLY * task.longest_pause:
                     task.next_round = now + task.longest_pause
                     thread.crew = task.crew  # what its handlers produce into its own queue must not wait for us
-                    task.idle_on_rounds()
-                    if task.quick_passes == 0:
-                        self.leave(task)
-                        task.nudge()
-                        now = time.monotonic()
+                    now = task.idle_on_rounds(now)
+                if task.next_round < soonest:
+                    soonest = task.next_round
+            # First written, then looked: of who joins meanwhile either we see the task, or it sees when we look.
+            self._looks_at = soonest
+            if self._tasks is tasks:
+                self._alarm.acquire(True, max(0.0, soonest - now))
+                if not tasks and self._ends():
+                    return
 
-    def _wait(self) -> bool:
-        """Until the next task is due; False if there is none, and none has come."""
+    def _ends(self) -> bool:
+        """Whether no task has come, so that the next one needs another thread."""
         with self._lock:
-            tasks, now = self._tasks, time.monotonic()
-            self._looks_at = min([task.next_round for task in tasks]) if tasks else now + LINGER
-        self._alarm.acquire(timeout=min(max(0.0, self._looks_at - now), threading.TIMEOUT_MAX))
-        if not tasks:
-            with self._lock:
-                if not self._tasks:
-                    self._thread = None
-                    return False
-        return True
+            if not self._tasks:
+                self._thread = None
+            return self._thread is None
 
 
 IDLE_ROUNDS = IdleRounds()

@@ -8,7 +8,6 @@ from penstock.batch.crew import DrainThread
 from penstock.batch.drain import DrainTask
 from penstock.batch.partition import Partition
 from penstock.batch.policies import ThreadPolicy
-from penstock.batch.rounds import IDLE_ROUNDS
 from penstock.clock import Clock
 
 
@@ -55,7 +54,7 @@ class OwnTask(DrainTask):
                     self.idle_if_due()
             else:
                 if self.on_rounds:
-                    IDLE_ROUNDS.leave(self)
+                    self.leave_rounds()
                 if partition is not None:
                     with self.turn:
                         self.cycle(partition)
@@ -84,7 +83,7 @@ class SharedTask(DrainTask):
             if not self.turn.acquire(blocking=False):
                 return  # who has the turn looks at `ready` once more after giving it back
             if self.on_rounds:
-                IDLE_ROUNDS.leave(self)
+                self.leave_rounds()
             try:
                 partition = self.ready.get_nowait()
                 if partition is not None:
@@ -104,13 +103,15 @@ class SharedTask(DrainTask):
             self.turn.release()
         self._run_ready()
 
-    def idle_on_rounds(self) -> None:
-        super().idle_on_rounds()
-        try:
-            partition = self.ready.get_nowait()  # left to us by a thread that found that we have the turn
-        except Empty:
-            return
-        self._scheduler.inbox().put(partition)
+    def idle_on_rounds(self, now: float) -> float:
+        now = super().idle_on_rounds(now)
+        if not self.ready.empty():
+            try:
+                partition = self.ready.get_nowait()  # left to us by a thread that found that we have the turn
+            except Empty:
+                return now
+            self._scheduler.inbox().put(partition)
+        return now
 
 
 class SharedScheduler:
