@@ -130,6 +130,11 @@ class Admission:
             raise BlockTooLarge(f"an item of {max(sizes)} bytes never fits into buffer_bytes={limit}")
         return sizes
 
+    def refuse_all(self, items: Sequence[Any]) -> None:
+        """Count items that nobody tried to put in, since one before them was turned away."""
+        for item in items:
+            self._refuse(self._layout.lane_for(item), 1)
+
     def _refuse(self, lane: Lane, count: int) -> None:
         if lane.partition.refuse(lane, count):
             log.warning(

@@ -111,8 +111,9 @@ class Producing:
             except (KeyError, IndexError):
                 if self._produce_routed(item, deadline.left()):
                     accepted += 1
-                elif deadline.patience != 0:
-                    break  # time is up, or the queue has closed
+                elif deadline.patience != 0:  # time is up, or the queue has closed
+                    admission.refuse_all(batch[accepted + 1 :])
+                    break
             except BaseException:
                 admission.interrupted = True
                 raise

@@ -183,12 +183,14 @@ class BatchQueue(Producing):
     ) -> int:
         """`produce_many` for a coroutine."""
         deadline = self._admission.deadline(self._admission.patience(timeout))
-        accepted = 0
-        for lane, run in groupby(listed(items), self._layout.lane_for):
+        accepted, tried, everything = 0, 0, listed(items)
+        for lane, run in groupby(everything, self._layout.lane_for):
             batch = list(run)
             granted = await self._admission.admit_async(lane, batch, deadline.left())
             accepted += granted
+            tried += len(batch)
             if granted < len(batch) and deadline.patience != 0:
+                self._admission.refuse_all(everything[tried:])
                 break
         return accepted
 
