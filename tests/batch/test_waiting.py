@@ -1,11 +1,12 @@
 """Those who wait for room: woken one after the other, whoever gives up or is interrupted meanwhile."""
 
+import asyncio
 import threading
 
 import pytest
 
 from penstock.batch import waiting
-from penstock.batch.waiting import ThreadWaiter, WakeLine
+from penstock.batch.waiting import AsyncWaiter, ThreadWaiter, WakeLine
 from penstock.testing import wait_until
 from tests.batch.support import A, Recorder, join_all, open_queue, run_threads
 
@@ -126,3 +127,28 @@ def test_all_who_wait_are_woken_by_one_drain_and_by_closing() -> None:
         release.set()
 
     assert answers == [True] * 12 + [False] * 12
+
+
+def test_a_coroutine_that_nobody_woke_sees_for_itself_that_it_has_got_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LINK", 0.001)
+    monkeypatch.setattr(AsyncWaiter, "wake", lambda waiter: None)  # as if its thread had been interrupted just before
+    release = threading.Event()
+    handler = Recorder(release)
+
+    async def produce() -> list[bool]:
+        waits = [asyncio.create_task(queue.produce_async(A(0, number))) for number in range(2, 5)]
+        await asyncio.sleep(0)
+        assert len(queue._layout.partitions[0]._waiters) == 3
+        release.set()
+        return await asyncio.gather(*waits)
+
+    with open_queue(buffer_size=1) as queue:
+        queue.add_handler(A, handler)
+        queue.produce(A(0, 0))
+        assert handler.entered.wait(10)
+        queue.produce(A(0, 1))
+        answers = asyncio.run(produce())
+        queue.close()
+
+    assert answers == [True, True, True]
+    assert [item.number for item in handler.items] == [0, 1, 2, 3, 4]

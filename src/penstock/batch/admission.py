@@ -111,10 +111,7 @@ class Admission:
             if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
                 rouse(partition.asleep)
                 self._hint_at_idle_threads()
-                async with asyncio.timeout(patience):
-                    await waiter.future
-        except TimeoutError:
-            pass
+                await waiter.wait(patience)
         finally:
             granted = partition.withdraw(waiter)
             rouse(partition.asleep)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.batch.partition import Lane
 
 
-LINK = 1.0  # seconds after which a thread that was to be woken by another looks for itself
+LINK = 1.0  # seconds after which who was to be woken by another looks for itself
 
 
 class Waiter:
@@ -128,6 +128,15 @@ class AsyncWaiter(Waiter):
             self._loop.call_soon_threadsafe(self._resolve)
         except RuntimeError:
             pass  # the loop has closed: nobody is left to be woken
+
+    async def wait(self, timeout: float | None) -> None:  # noqa: ASYNC109 - as for threads
+        """Until woken, or for `timeout` seconds."""
+        left = math.inf if timeout is None else timeout
+        while left > 0:
+            woken, _ = await asyncio.wait((self.future,), timeout=min(left, LINK))
+            if woken or self.granted == len(self.items):
+                return  # in the latter case whoever was to wake us was itself interrupted
+            left -= LINK
 
     def _resolve(self) -> None:
         if not self.future.done():  # the coroutine may have been cancelled meanwhile
