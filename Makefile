@@ -9,7 +9,7 @@ PYTEST  = $(BIN)/python -m pytest -n 2 --dist loadgroup
 COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
 .PHONY: help setup demo test test-fast lint types contract doctor lock clean
-.PHONY: compiled peers bench-batch bench-spool bench-amqp bench-export bench-ingest bench-spark soak-batch soak-spool soak-amqp soak-export bench-l1 soak-l1 soak-spark
+.PHONY: wheel peers bench-batch bench-spool bench-amqp bench-export bench-ingest bench-spark soak-batch soak-spool soak-amqp soak-export bench-l1 soak-l1 soak-spark
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -41,8 +41,8 @@ peers: .venv/.peers
 	@$(INSTALL) --require-hashes -r requirements/bench.txt
 	@touch $@
 
-compiled: setup  ## A wheel in dist/ whose batch queue is compiled where it is hot (needs a C compiler)
-	@HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m hatchling build -t wheel
+wheel: setup  ## A wheel in dist/; where there is a C compiler, the batch queue is compiled where it is hot
+	@$(BIN)/python -m hatchling build -t wheel
 
 bench-batch: setup  ## The batch queue against SimpleQueue and queue.Queue, in ratios
 	@$(BIN)/python -m bench.batch_queue

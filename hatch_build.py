@@ -1,8 +1,9 @@
-"""Compiles the batch queue's hot path with mypyc, for wheels that ask for it; wheels are pure Python otherwise.
+"""Compiles the batch queue's hot path with mypyc where the machine can; the wheel is pure Python otherwise.
 
-    HATCH_BUILD_HOOKS_ENABLE=1 pip install .
+    pip install .
+    HATCH_BUILD_NO_HOOKS=true pip install .        # pure Python in any case
 
-It needs a C compiler and Python's headers. What is compiled is a copy, so nothing is left among the sources.
+It takes a C compiler and Python's headers. What is compiled is a copy, so nothing is left among the sources.
 """
 
 import shutil
@@ -21,18 +22,21 @@ class CompiledProducing(BuildHookInterface[Any]):
     """Puts the compiled module into the wheel, beside its source."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-build-"))
         if version == "editable":
             return  # what runs is the source
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-build-"))
         shutil.copytree(Path(self.root, "src"), self._folder, dirs_exist_ok=True)
         # Of other modules the compiler needs to know nothing: all that it is to know is in this one.
         options = ("--config-file=", "--follow-imports=skip", "--ignore-missing-imports")
-        subprocess.run([sys.executable, "-m", "mypyc", *options, MODULE], cwd=self._folder, check=True)
+        command = [sys.executable, "-m", "mypyc", *options, MODULE]
+        done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True)
+        if done.returncode != 0:
+            self.app.display_warning(f"{(done.stdout + done.stderr).strip()}\nNot compiled: the wheel is pure Python.")
+            return
         for built in (self._folder / MODULE).parent.glob("*.so"):
             build_data["force_include"][str(built)] = str(built.relative_to(self._folder))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if version != "editable":
-            shutil.rmtree(self._folder)
+        shutil.rmtree(self._folder)

@@ -35,6 +35,8 @@ from bench.batch_rigs import (
 )
 from penstock.batch.producing import COMPILED
 
+PURE = "pure Python"
+
 # These know nothing of the package.
 STANDARD: dict[str, Callable[[float], Rate]] = {
     "queue.Queue, one thread": lambda seconds: one_thread(queue.Queue(2_000), seconds),
@@ -129,13 +131,13 @@ class Build:
 
 @contextmanager
 def builds() -> Iterator[list[Build]]:
-    """The package as it is, and compiled, where there is a compiler."""
+    """The package as a wheel has it where there is a compiler, and as it is anywhere else."""
     with ExitStack() as stack:
-        found = [stack.enter_context(Build("interpreted", ROOT / "src"))]
+        found = [stack.enter_context(Build(PURE, ROOT / "src"))]
         reason = why_not_compiled()
         if reason is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            found.append(stack.enter_context(Build("compiled", unpacked(build_wheel(folder, compiled=True)))))
+            found.insert(0, stack.enter_context(Build("compiled", unpacked(build_wheel(folder, compiled=True)))))
         else:
             print(f"No compiled build: {reason}.")
         yield found
@@ -143,7 +145,7 @@ def builds() -> Iterator[list[Build]]:
 
 def serve() -> None:
     build = sys.argv[1]
-    assert ("compiled" if COMPILED else "interpreted") == build, "another build of the package came first on the path"
+    assert ("compiled" if COMPILED else PURE) == build, "another build of the package came first on the path"
     for line in sys.stdin:
         arm, seconds = json.loads(line)
         if arm == "anatomy":

@@ -1,10 +1,10 @@
 """The batch queue against `queue.SimpleQueue` and `queue.Queue`, all in one run, so that ratios can be trusted.
 
 S is the rate of `SimpleQueue.put` and `get` in one thread, measured just before and just after whatever is divided by
-it. The package is measured as it is and compiled, each in a process of its own that lasts for the whole run. Arms are
-interleaved; every figure and every ratio is the median of its rounds, and every run checks that what was accepted was
-consumed. Rates are given by the wall clock and, since the machine may be busy with other things, by the CPU time of
-this process.
+it. The package is measured compiled, as wheels are where there is a C compiler, and as pure Python, as they are
+anywhere else, each in a process of its own that lasts for the whole run. Arms are interleaved; every figure and every
+ratio is the median of its rounds, and every run checks that what was accepted was consumed. Rates are given by the
+wall clock and, since the machine may be busy with other things, by the CPU time of this process.
 
     python -m bench.batch_queue [--rounds 4] [--seconds 1.0] [--only latency]
 """
@@ -14,7 +14,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator
 
-from bench.batch_arms import OURS, STANDARD, builds
+from bench.batch_arms import OURS, PURE, STANDARD, builds
 from bench.batch_rigs import Counting, Flushing, Rate, bare_idle_cpu, idle_cpu, latencies, sleeping
 from penstock import DrainBalancer
 
@@ -42,7 +42,7 @@ def throughput(rounds: int, seconds: float) -> None:
                 for build in measured:
                     rates.setdefault((arm, build.name), []).append(build.rate(arm, seconds))
             for arm in STANDARD:
-                rates.setdefault((arm, "interpreted"), []).append(measured[0].rate(arm, seconds))
+                rates.setdefault((arm, ""), []).append(measured[0].rate(arm, seconds))
     yardstick = statistics.median(beside.wall for values in rates.values() for _, beside in values)
     row("S", f"{yardstick / 1e6:.2f} M/s", "1.00 S")
     wall: dict[tuple[str, str], float] = {}
@@ -53,12 +53,12 @@ def throughput(rounds: int, seconds: float) -> None:
         target = TARGETS.get(arm)
         reached = () if target is None else (ratio >= target, by_cpu >= target)
         wanted = "–" if target is None else f"≥ {target} S"
-        name = f"{arm}, compiled" if build_name == "compiled" else arm
+        name = f"{arm}, {build_name}" if build_name else arm
         measure = f"{wall[arm, build_name] / 1e6:.2f} M/s"
         row(name, measure, f"{ratio:.2f} S (CPU {by_cpu:.2f})", wanted, *reached)
-    rival = max(wall[arm, "interpreted"] for arm in STANDARD)
-    against = wall["16p/4t single", "interpreted"] / rival
-    row("16p/4t single against the better queue.Queue", "", f"{against:.1f} ×", "≥ 5 ×", against >= 5)
+    rival = max(wall[arm, ""] for arm in STANDARD)
+    against = wall["16p/4t single", PURE] / rival
+    row("16p/4t single, pure Python, against the better queue.Queue", "", f"{against:.1f} ×", "≥ 5 ×", against >= 5)
 
 
 def balancing(rounds: int, seconds: float) -> None:

@@ -24,8 +24,8 @@ def why_not_compiled() -> str | None:
 
 
 def build_wheel(folder: Path, *, compiled: bool) -> Path:
-    """The wheel, in `folder`; RuntimeError with the builder's last words if that fails."""
-    environment = {**os.environ, "HATCH_BUILD_HOOKS_ENABLE": "true" if compiled else "false"}
+    """The wheel, in `folder`, compiled where that can be; RuntimeError with the builder's last words if it fails."""
+    environment = os.environ if compiled else {**os.environ, "HATCH_BUILD_NO_HOOKS": "true"}
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode != 0:

@@ -22,8 +22,16 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-def test_a_wheel_is_pure_python_unless_it_is_asked_to_be_compiled(tmp_path: Path) -> None:
+def test_a_wheel_is_pure_python_where_it_is_asked_to_be(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path, compiled=False)
+
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not list(unpacked(wheel).rglob("*.so"))
+
+
+def test_a_wheel_is_pure_python_where_nothing_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
+    wheel = build_wheel(tmp_path, compiled=True)
 
     assert wheel.name.endswith("-py3-none-any.whl")
     assert not list(unpacked(wheel).rglob("*.so"))
@@ -35,7 +43,9 @@ def test_the_compiled_queue_passes_the_tests_of_the_interpreted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MYPYC_OPT_LEVEL", "0")  # the C compiler is quicker by two seconds, and the C is the same
-    package = unpacked(build_wheel(tmp_path, compiled=True))
+    wheel = build_wheel(tmp_path, compiled=True)
+    package = unpacked(wheel)
+    assert not wheel.name.endswith("-none-any.whl")
     chosen = [f"tests/batch/{name}" for name in (*CORE, *STRESSED)]
 
     done = subprocess.run(
