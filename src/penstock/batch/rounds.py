@@ -50,11 +50,11 @@ class IdleRounds:
     def _has_thread_locked(self) -> bool:
         if self._thread is None:
             thread = DrainThread("penstock-idle", self._run, None)
+            self._looks_at = 0.0
             try:
                 thread.start()
             except RuntimeError:
                 return False  # no more threads, or the interpreter is ending: the task goes on by itself
-            self._looks_at = 0.0
             self._thread = thread
         return True
 
