@@ -1,5 +1,6 @@
 """A folder of segments as a log: what a batch takes, what is missing, what is damaged, what may go. No JVM."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,25 @@ def test_a_damaged_segment_is_set_aside_and_still_counts(folder: SegmentFolder, 
     assert (folder.folder / QUARANTINE / path.name).exists()
     assert [segment.name for segment in folder.between({}, ALL)] == everything
     assert counted(folder.read(Piece(everything))) == 6  # the same when the batch runs again
+
+
+def test_an_error_of_the_system_that_one_task_sees_sets_nothing_aside(
+    folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the other task has counted stays counted, and this one reads it when it runs again."""
+    one, other = (Piece(names(folder), number, 2) for number in range(2))
+    whole = counted(folder.read(other))
+
+    def failing(path: Path) -> pa.Table:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.spark.segments.read_encoded", failing)
+        with pytest.raises(OSError, match="Too many open files"):
+            list(folder.read(one))
+
+    assert folder.quarantined() == []
+    assert whole + counted(folder.read(one)) == 8
 
 
 def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentFolder) -> None:

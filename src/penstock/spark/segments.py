@@ -197,6 +197,8 @@ class SegmentFolder:
                 return None
             raise SegmentVanished(f"{path} is gone: put it back, or restore it from a copy") from None
         except (ValueError, OSError) as error:  # pyarrow's own errors are of these kinds
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the system's: says nothing about the segment, and another task may have read it
             aside = self.folder / QUARANTINE
             aside.mkdir(exist_ok=True, mode=0o700)
             try:
