@@ -63,7 +63,7 @@ class UnmergedReader(SegmentReader):
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Piece)
         for name in partition.names:
-            yield from partition.of(read_encoded(self._folder.folder / name)).cast(PARTIALS).to_batches()
+            yield from read_encoded(self._folder.folder / name, partition.share).cast(PARTIALS).to_batches()
 
 
 def timed(arms: dict[str, Callable[[], Any]], rounds: int, rows: int) -> None:

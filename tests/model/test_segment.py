@@ -15,12 +15,12 @@ from penstock.model.segment import (
     decode,
     decode_encoded,
     encode,
+    outline_of,
     parse_name,
     read,
     rows_in,
     seal,
     sealed,
-    span_of,
 )
 
 PARTS = of_points([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])])
@@ -40,7 +40,7 @@ def test_a_sealed_segment_reads_back_as_it_was(tmp_path: Path) -> None:
 def test_a_segment_says_where_most_of_its_rows_are_without_its_outliers(tmp_path: Path) -> None:
     minutes = [0, *range(100, 5_100), 1_000_000]
     partials = of_points([chunk_type("cpu").of(["a"] * 5_002, [60_000_000 * n for n in minutes], [1.0] * 5_002)])
-    first, last = span_of(seal(tmp_path, Segment("edge", 0, 1), partials)) or (0, 0)
+    first, last = outline_of(seal(tmp_path, Segment("edge", 0, 1), partials)).span or (0, 0)
 
     assert 100 < first / 60_000_000 < 1_000
     assert 4_200 < last / 60_000_000 < 5_100
@@ -51,8 +51,8 @@ def test_a_segment_without_rows_or_of_an_older_writer_does_not_say_where_they_ar
     with pa.ipc.new_file(older, ENCODED.with_metadata({b"penstock.rows": b"0"})):
         pass
 
-    assert span_of(seal(tmp_path, Segment("edge", 0, 1), PARTIALS.empty_table())) is None
-    assert span_of(older) is None
+    assert outline_of(seal(tmp_path, Segment("edge", 0, 1), PARTIALS.empty_table())).span is None
+    assert outline_of(older).span is None
 
 
 def test_segments_are_listed_in_the_order_of_their_sequences_and_nothing_else_is(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.model import sharing
 from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
 from penstock.model.finals import nearest_rank, rank_name
 from penstock.model.function import AVG, RANKS, Function
@@ -33,13 +35,20 @@ class Edge:
     """Seals random points into segments and remembers every point."""
 
     def __init__(
-        self, folder: Path, seed: int = 3, functions: tuple[Function, ...] = (AVG,), minutes: int = 3000
+        self,
+        folder: Path,
+        seed: int = 3,
+        functions: tuple[Function, ...] = (AVG,),
+        minutes: int = 3000,
+        *,
+        keeps_shares: bool = False,
     ) -> None:
         self.folder = folder
         self.folder.mkdir()
         self.rng = random.Random(seed)
         self.functions = functions
         self.minutes = minutes  # that points are of
+        self._least = 1 if keeps_shares else 1 << 32  # rows and entities of a segment that keeps shares apart
         self.new_queue()
         self.points: list[Row] = []
 
@@ -67,7 +76,8 @@ class Edge:
         self._next[writer] += 5
         segment = Segment(writer, self._covered[folder, writer], self._next[writer] - 1)  # as the exporter names them
         self._covered[folder, writer] = self._next[writer]
-        return seal(folder, segment, merged(pa.concat_tables(tables)), (f"{self._queue}-{writer}", first))
+        with patch.multiple(sharing, _MANY_ROWS=self._least, _MANY_ENTITIES=self._least):
+            return seal(folder, segment, merged(pa.concat_tables(tables)), (f"{self._queue}-{writer}", first))
 
     def groups(self, level: Level) -> dict[Key, list[tuple[int, float]]]:
         """All points, by series and bucket."""

@@ -46,8 +46,10 @@ class Life:
     """What happens to a job, step by step."""
 
     def __init__(self, folder: Path, tables: Tables, seed: int) -> None:
-        # Of days, or of so few minutes that tasks take shares of the series in place of stretches of time.
-        self.edge = Edge(folder / "segments", seed, FUNCTIONS, minutes=3000 if seed % 2 else 3)
+        # Of days, or of so few minutes that tasks take shares of the series in place of stretches of time; which some
+        # segments keep apart.
+        minutes = 3000 if seed % 2 else 3
+        self.edge = Edge(folder / "segments", seed, FUNCTIONS, minutes, keeps_shares=seed % 4 == 0)
         self.tables = tables
         self._copies = folder / "copies"
         self._engine = Engine(folder / "segments", tables)

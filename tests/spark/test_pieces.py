@@ -1,29 +1,26 @@
 """What each task reads: together all of it, and no row twice."""
 
 from collections import Counter
-from typing import Any
 
-import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model.partial import PARTIALS, encoded, of_points
-from penstock.model.point import chunk_type
-from penstock.model.segment import Segment, Span
+from penstock.model.segment import Outline, Segment
+from penstock.model.share import BY_ENTITY, BY_SERIES
 from penstock.spark.pieces import MOST_SHARES, Piece, pieces
 
 MINUTE = 60_000_000
 
 
-def batch(number: int, minutes: float, writer: str = "edge") -> dict[Segment, Span | None]:
+def batch(number: int, minutes: float, writer: str = "edge", *, in_shares: bool = False) -> dict[Segment, Outline]:
     """So many segments, one after another in time, over these minutes in all."""
     each = minutes * MINUTE / max(number, 1)
-    return {Segment(writer, n, n): (int(n * each) // MINUTE * MINUTE, int((n + 1) * each)) for n in range(number)}
+    spans = [(int(n * each) // MINUTE * MINUTE, int((n + 1) * each)) for n in range(number)]
+    return {Segment(writer, n, n): Outline(span, in_shares) for n, span in enumerate(spans)}
 
 
 def shape(found: list[Piece]) -> list[tuple[int, int, int]]:
-    return [(len(piece.names), piece.share, piece.shares) for piece in found]
+    return [(len(piece.names), piece.share.number, piece.share.among) for piece in found]
 
 
 def test_a_batch_of_many_minutes_is_cut_into_stretches() -> None:
@@ -46,7 +43,7 @@ def test_many_tasks_take_shares_of_stretches() -> None:
 
 
 def test_a_segment_that_does_not_say_where_its_rows_are_makes_stretches() -> None:
-    assert shape(pieces(batch(8, 0.9) | {Segment("old", 0, 0): None}, 2)) == [(4, 0, 1), (5, 0, 1)]
+    assert shape(pieces(batch(8, 0.9) | {Segment("old", 0, 0): Outline()}, 2)) == [(4, 0, 1), (5, 0, 1)]
 
 
 def test_a_single_segment_is_read_by_one_task() -> None:
@@ -56,28 +53,16 @@ def test_a_single_segment_is_read_by_one_task() -> None:
 @given(st.integers(0, 30), st.integers(1, 30), st.floats(0.1, 200))
 def test_every_share_of_every_segment_is_in_one_piece(number: int, tasks: int, minutes: float) -> None:
     found = pieces(batch(number, minutes), tasks)
-    parts = Counter((name, piece.share) for piece in found for name in piece.names)
+    parts = Counter((name, piece.share.number) for piece in found for name in piece.names)
 
     assert len(found) <= tasks
     assert set(parts.values()) <= {1}
-    assert len({piece.shares for piece in found}) <= 1
-    assert len(parts) == number * (found[0].shares if found else 1)
+    assert len({(piece.share.among, piece.share.by) for piece in found}) <= 1
+    assert len(parts) == number * (found[0].share.among if found else 1)
 
 
-def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
-    return sorted(zip(*(table[name].to_pylist() for name in ("metric", "entity", "bucket"))))
+def test_shares_go_by_entity_where_most_segments_keep_such_shares_apart() -> None:
+    apart, mixed = batch(4, 0.9, "a", in_shares=True), batch(3, 0.9, "b")
 
-
-@pytest.mark.parametrize("shares", [2, 3, 4])
-def test_shares_are_all_rows_and_a_series_is_in_one_of_them_whatever_its_code_is(shares: int) -> None:
-    names = [f'{{"host":"h{n}"}}' for n in range(200)]
-    chunks = [chunk_type(metric).of(names, [0] * 200, [1.0] * 200) for metric in ("cpu", "rps")]
-    forth = encoded(pa.concat_tables([of_points([chunk]) for chunk in chunks]))
-    back = encoded(forth.cast(PARTIALS).take(list(reversed(range(400)))))  # other codes for the same texts
-    table = pa.concat_tables([forth, back])
-    found = [Piece([], share, shares).of(table) for share in range(shares)]
-
-    assert sorted(row for piece in found for row in rows_of(piece)) == rows_of(table)
-    owners = Counter(row for piece in found for row in set(rows_of(piece)))
-    assert set(owners.values()) == {1}
-    assert all(piece.num_rows > 800 / shares * 0.7 for piece in found)
+    assert {piece.share.by for piece in pieces(apart | mixed, 2)} == {BY_ENTITY}
+    assert {piece.share.by for piece in pieces(mixed | batch(2, 0.9, "a", in_shares=True), 2)} == {BY_SERIES}

@@ -16,6 +16,7 @@ from penstock.model.packed import PACKED, packed
 from penstock.model.partial import PARTIALS, of_points
 from penstock.model.point import chunk_type
 from penstock.model.segment import QUARANTINE, Segment, seal, sealed
+from penstock.model.share import Share
 from penstock.spark.pieces import Piece
 from penstock.spark.segments import SegmentFolder
 from penstock.spark.source import SegmentSource
@@ -147,10 +148,10 @@ def test_an_error_of_the_system_that_one_task_sees_sets_nothing_aside(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the other task has counted stays counted, and this one reads it when it runs again."""
-    one, other = (Piece(names(folder), number, 2) for number in range(2))
+    one, other = (Piece(names(folder), Share(number, 2)) for number in range(2))
     whole = counted(folder.read(other))
 
-    def failing(path: Path) -> pa.Table:
+    def failing(path: Path, share: Share) -> pa.Table:
         raise OSError(errno.EMFILE, "Too many open files", str(path))
 
     with monkeypatch.context() as patched:

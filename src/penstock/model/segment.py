@@ -4,11 +4,13 @@
 
 An Arrow IPC file of one or more batches in the schema `penstock.model.partial.PARTIALS`, lz4-compressed, its texts
 dictionary-encoded (a group-by over codes is three times as fast). Its metadata says how many rows it has, from when to
-when most of them are, and which queue they came from. A segment is written beside under a name that starts with a dot,
-synced, then given its name: whoever lists the folder sees it whole or not at all, and it never changes. The segments of
-one writer follow on each other without overlap and without a gap: sequences that were dropped on the way belong to the
-segment that comes after. So the last is an offset, and a segment that is missing leaves a hole. What cannot be read is
-moved to `quarantine/` in the same folder.
+when most of them are, and which queue they came from. Where many rows of many entities lie within a few minutes, its
+batches are shares of the series (`penstock.model.sharing`), and its metadata says where their texts end.
+
+A segment is written beside under a name that starts with a dot, synced, then given its name: whoever lists the folder
+sees it whole or not at all, and it never changes. The segments of one writer follow on each other without overlap and
+without a gap: sequences that were dropped on the way belong to the segment that comes after. So the last is an offset,
+and a segment that is missing leaves a hole. What cannot be read is moved to `quarantine/` in the same folder.
 """
 
 import os
@@ -20,19 +22,32 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.model.partial import ENCODED, PARTIALS, encoded
+from penstock.model.share import ALL, Share
+from penstock.model.sharing import in_shares, of_share
 
 FORMAT = b"1"
 QUARANTINE = "quarantine"
 _NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.]*)-([0-9a-f]{16})-([0-9a-f]{16})\.arrow")
 _WRITER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True)
+_ON_ONE_CORE = pa.ipc.IpcReadOptions(use_threads=False)  # Spark has a task for each; and threads take longer in all
 _ROWS = b"penstock.rows"
 _SPAN = b"penstock.span"
 _ORIGIN = b"penstock.origin"
+_SHARES = b"penstock.shares"
+_FEW_MINUTES = 4 * 60_000_000  # batches of longer segments are cut by time, not into shares
 _SAMPLE = 1000  # rows whose buckets say where most of them are
 
 Origin = tuple[str, int]  # the id of the queue that the blocks came from, and the sequence of the first of them
 Span = tuple[int, int]  # microseconds since the epoch: the buckets of the first and the last row, but for outliers
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a segment says of its rows: when most of them are, if it does, and whether it keeps shares apart."""
+
+    span: Span | None = None
+    in_shares: bool = False
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -92,11 +107,16 @@ def seal(folder: Path, segment: Segment, partials: pa.Table, origin: Origin | No
     path, scratch = folder / segment.name, folder / f".{segment.name}"
     partials = encoded(partials.combine_chunks())
     metadata = {b"penstock.segment": FORMAT, _ROWS: str(partials.num_rows).encode(), _SPAN: _span_of(partials)}
+    batches = [partials]
+    if shared := _shared(partials, metadata[_SPAN]):
+        batches, ends = shared
+        metadata[_SHARES] = " ".join(map(str, ends)).encode()
     if origin:
         metadata[_ORIGIN] = f"{origin[1]} {origin[0]}".encode()
     with open(scratch, "wb") as file:
         with pa.ipc.new_file(file, partials.schema.with_metadata(metadata), options=_OPTIONS) as writer:
-            writer.write_table(partials)
+            for batch in batches:
+                writer.write(batch)
         file.flush()
         os.fsync(file.fileno())
     try:
@@ -105,6 +125,12 @@ def seal(folder: Path, segment: Segment, partials: pa.Table, origin: Origin | No
         scratch.unlink()
     sync_folder(folder)
     return path
+
+
+def _shared(partials: pa.Table, span: bytes) -> tuple[list[pa.RecordBatch], list[int]] | None:
+    """Its shares, if tasks are likely to want them and it pays."""
+    first, last = map(int, span.split() or (0, _FEW_MINUTES))
+    return in_shares(partials) if last - first < _FEW_MINUTES else None
 
 
 def _span_of(partials: pa.Table) -> bytes:
@@ -130,13 +156,19 @@ def read(path: Path) -> pa.Table:
     return read_encoded(path).cast(PARTIALS)
 
 
-def read_encoded(path: Path) -> pa.Table:
-    """The partials of a segment with their texts still encoded, for whoever merges them next; ValueError if damaged."""
+def read_encoded(path: Path, share: Share = ALL) -> pa.Table:
+    """The partials of a segment with their texts still encoded, for whoever merges them next; ValueError if damaged.
+
+    All of it is read, whatever the share is: damage is then seen by everyone who reads it, or by nobody.
+    """
     with pa.memory_map(str(path)) as file:
-        partials = pa.ipc.open_file(file).read_all()
-    if partials.schema.names != PARTIALS.names:
-        raise ValueError(f"{path.name} is no segment of this format: columns {partials.schema.names}")
-    return partials
+        reader = pa.ipc.open_file(file, options=_ON_ONE_CORE)
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        schema = reader.schema
+    if schema.names != PARTIALS.names:
+        raise ValueError(f"{path.name} is no segment of this format: columns {schema.names}")
+    ends = [int(end) for end in (schema.metadata or {}).get(_SHARES, b"").split()]
+    return of_share(batches, ends, share) if ends else share.of(pa.Table.from_batches(batches, schema))
 
 
 def rows_in(path: Path) -> int:
@@ -144,10 +176,11 @@ def rows_in(path: Path) -> int:
     return int(_metadata(path).get(_ROWS, b"0"))
 
 
-def span_of(path: Path) -> Span | None:
-    """From when to when most of its rows are, from its header alone; None if it does not say."""
-    found = _metadata(path).get(_SPAN, b"").split()
-    return (int(found[0]), int(found[1])) if found else None
+def outline_of(path: Path) -> Outline:
+    """What is known of its rows from its header alone."""
+    metadata = _metadata(path)
+    found = metadata.get(_SPAN, b"").split()
+    return Outline((int(found[0]), int(found[1])) if found else None, _SHARES in metadata)
 
 
 def origin_of(path: Path) -> Origin | None:

@@ -18,7 +18,18 @@ import pyarrow as pa
 
 from penstock.errors import SegmentVanished, TableConflict
 from penstock.model.partial import PARTIALS, merged, merged_encoded
-from penstock.model.segment import QUARANTINE, Origin, Segment, Span, origin_of, read_encoded, rows_in, sealed, span_of
+from penstock.model.segment import (
+    QUARANTINE,
+    Origin,
+    Outline,
+    Segment,
+    origin_of,
+    outline_of,
+    read_encoded,
+    rows_in,
+    sealed,
+)
+from penstock.model.share import Share
 from penstock.spark.pieces import Piece
 
 log = logging.getLogger(__name__)
@@ -149,9 +160,9 @@ class SegmentFolder:
         """How many rows the segments of a batch have, before anything is merged."""
         return sum(map(self._rows, self.between(start, end)))
 
-    def spans(self, segments: list[Segment]) -> dict[Segment, Span | None]:
-        """From when to when most rows of each are; None of one that does not say or is damaged."""
-        return {segment: self._span(segment) for segment in segments}
+    def outlines(self, segments: list[Segment]) -> dict[Segment, Outline]:
+        """What each of them says of its rows; one that is damaged says nothing."""
+        return {segment: self._outline(segment) for segment in segments}
 
     def origins(self, segments: list[Segment]) -> dict[str, Origin]:
         """Of each writer the origin of the first of these segments, where it says so."""
@@ -167,16 +178,16 @@ class SegmentFolder:
         held: list[pa.Table] = []  # merged once
         step = STEP_ROWS if merge is merged else MERGE_ROWS
         for name in piece.names:
-            table = self._read(name)
+            table = self._read(name, piece.share)
             if table is not None:
                 fresh.append(table)
-            if _rows(fresh) < min(step * piece.shares, MERGE_ROWS):
+            if _rows(fresh) < min(step, MERGE_ROWS // piece.share.among):  # all that it has read, texts too, is held
                 continue
             if merge is not merged:  # what comes out of it cannot go in again
-                yield from _batches(merge(piece.of(pa.concat_tables(fresh))))
+                yield from _batches(merge(pa.concat_tables(fresh)))
                 fresh = []
                 continue
-            held.append(merged_encoded(piece.of(pa.concat_tables(fresh))))
+            held.append(merged_encoded(pa.concat_tables(fresh)))
             fresh = []
             if held[-1].num_rows > step // 2:
                 step = MERGE_ROWS  # hardly anything merges in so few rows
@@ -185,13 +196,12 @@ class SegmentFolder:
             if _rows(held) > MERGE_ROWS // 2:  # nor in many: pass it on rather than hold it
                 yield from _batches(held.pop().cast(PARTIALS))
         if fresh or held:
-            rest = [piece.of(pa.concat_tables(fresh))] if fresh else []
-            yield from _batches(merge(pa.concat_tables([*held, *rest])))
+            yield from _batches(merge(pa.concat_tables([*held, *fresh])))
 
-    def _read(self, name: str) -> pa.Table | None:
+    def _read(self, name: str, share: Share) -> pa.Table | None:
         path = self.folder / name
         try:
-            return read_encoded(path)
+            return read_encoded(path, share)
         except FileNotFoundError:
             if (self.folder / QUARANTINE / name).exists():
                 return None
@@ -250,11 +260,11 @@ class SegmentFolder:
         except (ValueError, OSError):
             return 0  # damaged: whoever reads it sets it aside
 
-    def _span(self, segment: Segment) -> Span | None:
+    def _outline(self, segment: Segment) -> Outline:
         try:
-            return span_of(self._where(segment))
+            return outline_of(self._where(segment))
         except (ValueError, OSError):
-            return None
+            return Outline()
 
     def _origin(self, segment: Segment) -> Origin | None:
         try:

@@ -127,7 +127,7 @@ class SegmentReader(DataSourceReader):
         found = self._folder.after({})
         if self._up_to is not None:
             found = [s for s in found if s.last <= self._up_to.get(s.writer, {}).get("last", -1)]
-        return pieces(self._folder.spans(found), self._tasks) or [Piece([])]
+        return pieces(self._folder.outlines(found), self._tasks) or [Piece([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Piece)
@@ -181,7 +181,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         batch = self._folder.between(checked_offset(start), checked_offset(end))
-        return pieces(self._folder.spans(batch), self._tasks)
+        return pieces(self._folder.outlines(batch), self._tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Piece)

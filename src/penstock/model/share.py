@@ -1,0 +1,51 @@
+"""Shares of the series: which of them a row belongs to is said by the bytes of its texts alone, in every process.
+
+    number = sum of the bytes of its texts, modulo 256          share = number modulo how many shares there are
+
+The texts are those of the metric and the entity, or where there are many entities that of the entity alone. Segments
+are written by it, so it never changes. What is in one of 4 shares is in one of 2 as well.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+BY_SERIES = ("metric", "entity")
+BY_ENTITY = ("entity",)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One of `among` shares of the series; all of them, where there is but one."""
+
+    number: int = 0
+    among: int = 1
+    by: tuple[str, ...] = BY_SERIES
+
+    def of(self, partials: pa.Table) -> pa.Table:
+        """Those of these rows, their texts encoded, that belong to it."""
+        if self.among == 1 or not partials.num_rows:
+            return partials
+        numbers = [_numbers(partials[text]) for text in self.by]
+        return partials.filter(pa.array(np.add.reduce(numbers, dtype=np.uint8) % self.among == self.number))
+
+
+ALL = Share()
+
+
+def _numbers(column: Any) -> NDArray[np.uint8]:
+    return np.concatenate([numbers_of(part.dictionary)[part.indices.to_numpy()] for part in column.chunks])
+
+
+def numbers_of(texts: pa.StringArray) -> NDArray[np.uint8]:
+    """The number of each text. They are many where series are, and one by one took as long as reading them."""
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    found = np.zeros(len(texts), np.uint8)
+    held = np.flatnonzero(ends[1:] > ends[:-1])
+    if len(held):
+        found[held] = np.add.reduceat(np.frombuffer(data, np.uint8)[: ends[-1]], ends[held], dtype=np.uint8)
+    return found
