@@ -1,15 +1,46 @@
 """What this process and all that it has started have used: Java, Spark's Python workers."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
+class _Used(NamedTuple):
+    parent: str
+    ticks: int
+    of_children: int  # that it has waited for
+
+
+_last: dict[str, _Used] = {}
+_lost = Counter[str]()  # what processes had used that ended, by their parent that had not waited for them
+
+
 def cpu_seconds() -> float:
-    """Of all cores, so it says more than wall time does while others use the machine."""
-    return sum(sum(map(int, stat[11:15])) for _, stat in _family()) / _TICKS
+    """Of all cores, so it says more than wall time does while others use the machine.
+
+    Spark's Python processes end without anybody waiting for them, so what they had used when last seen is remembered.
+    """
+    now = {process.name: _used(stat) for process, stat in _family()}
+    ended = Counter[str]()
+    for name, used in _last.items():
+        if name not in now:
+            ended[used.parent] += used.ticks
+    for parent, ticks in ended.items():
+        before, after = _last.get(parent), now.get(parent)
+        waited = after.of_children - before.of_children if before and after else 0
+        _lost[parent] += max(0, ticks - waited)
+    _last.clear()
+    _last.update(now)
+    return (sum(used.ticks for used in now.values()) + _lost.total()) / _TICKS
+
+
+def _used(stat: list[str]) -> _Used:
+    own, of_children = sum(map(int, stat[11:13])), sum(map(int, stat[13:15]))
+    return _Used(stat[1], own + of_children, of_children)
 
 
 def peak_memory() -> str:
