@@ -10,6 +10,8 @@ import sys
 
 import plotext
 import pyarrow.compute as pc
+from rich.console import Console
+from rich.text import Text
 
 from penstock.model.level import Level
 from penstock.spark import read_table
@@ -71,7 +73,7 @@ one = mine.filter(pc.equal(mine["entity"], entity)).to_pylist()
 figure = plotext.figure
 figure.clear()
 figure.plot_size(100, 14)
-figure.theme("clear")
+figure.theme("colorless")
 figure.draw(figure.bar([f"{row['bucket']:%H}" for row in one], [row["avg"] for row in one]))
 print(f"{METRIC} of {entity}, mean by hour")
-print(figure.build())
+Console().print(Text.from_ansi(str(figure.build())))  # colours and their codes only where a terminal shows them

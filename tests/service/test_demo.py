@@ -1,5 +1,7 @@
 """`penstock demo`: every generated point is accounted for, or the exit code says so."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from penstock.service import demo, demo_screen
 from penstock.service.demo import claimed
 from penstock.service.generator import Day, generate
 from penstock.spark.delta import DeltaTables
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "read_tables.py"
 
 
 @pytest.mark.spark
@@ -32,6 +36,14 @@ def test_the_demo_accounts_for_every_point_and_finds_the_one_that_is_missing(tmp
         f"{level} table: {metric} has {counts[metric]} points, generated {counts[metric] + 1}"
         for level in ("minute", "hour", "day")
     ]
+
+    # The example reads them, and a pipe gets a chart without escape codes.
+    command = [sys.executable, str(EXAMPLE), str(folder / "tables")]
+    read = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr
+    assert "mean by hour\n" in read.stdout
+    assert "█" in read.stdout
+    assert "\x1b" not in read.stdout
 
 
 @pytest.mark.parametrize(("problems", "code"), [([], 0), (["minute table: cpu has 1 points, generated 2"], 1)])

@@ -35,6 +35,19 @@ def test_a_terminal_gets_lines_for_people() -> None:
     assert stream.getvalue().endswith("INFO    Queue started dropping. queue=relay reason=oldest\n")
 
 
+def test_a_terminal_shows_colours_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    coloured, plain = Terminal(), Terminal()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    set_up_logs(logging.INFO, "auto", coloured)
+    log.warning("Queue started dropping.")
+    monkeypatch.setenv("NO_COLOR", "1")
+    set_up_logs(logging.INFO, "auto", plain)
+    log.warning("Queue started dropping.")
+
+    assert coloured.getvalue().startswith("\x1b[33m")
+    assert "\x1b" not in plain.getvalue()
+
+
 def test_anything_else_gets_one_object_a_line_with_the_fields_by_name() -> None:
     stream = io.StringIO()
     set_up_logs(logging.INFO, "auto", stream)

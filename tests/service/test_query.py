@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -220,3 +221,24 @@ def test_a_plot_draws_each_function_of_a_metric_for_itself() -> None:
     assert "north (avg)" in drawn
     assert "north (sum)" in drawn
     assert "750" in drawn
+
+
+def test_a_plot_paints_no_background_and_tells_lines_apart_with_and_without_colour() -> None:
+    rows = [
+        Row(NOW + timedelta(minutes=minute), {"shop": shop}, "avg", 1, value, value, value)
+        for shop, value in (("north", 1.0), ("south", 2.0))
+        for minute in range(5)
+    ]
+    coloured, plain = plot(rows, "orders", 80, has_colour=True), plot(rows, "orders", 80)
+
+    assert "\x1b[48;" not in coloured
+    assert len(set(re.findall(r"\x1b\[38;5;\d+m", coloured))) == 2
+    assert "\x1b[38;" not in plain
+    assert "o south" in plain
+    assert "+ north" in plain
+
+
+@pytest.mark.parametrize("arguments", [[], ["--by", "host"], ["--by", "host", "--plot"]])
+def test_a_pipe_gets_no_escape_codes(tables: Tables, arguments: list[str]) -> None:
+    ran = CliRunner().invoke(main, ["query", "cpu", "--since", "9000d", "--tables", tables.location, *arguments])
+    assert "\x1b" not in ran.output

@@ -140,7 +140,7 @@ def _plot(outcome: demo.Outcome, width: int) -> str:
     figure = plotext.figure
     figure.clear()
     figure.plot_size(width, 12)
-    figure.theme("clear")
+    figure.theme("colorless")
     figure.draw(figure.bar([f"{row['bucket']:%H}" for row in hours], [row["avg"] for row in hours]))
     return str(figure.build())
 

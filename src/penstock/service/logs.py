@@ -5,6 +5,7 @@ Our messages are `What happened. key=%s key=%s`: the JSON has the event and its 
 
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -72,7 +73,8 @@ def set_up_logs(level: int, style: Literal["auto", "human", "json"], stream: IO[
     stream = stream or sys.stderr
     is_human = style == "human" or (style == "auto" and stream.isatty())
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(HumanFormatter(has_colour=stream.isatty()) if is_human else JsonFormatter())
+    has_colour = stream.isatty() and not os.environ.get("NO_COLOR")  # as https://no-color.org says
+    handler.setFormatter(HumanFormatter(has_colour=has_colour) if is_human else JsonFormatter())
     root = logging.getLogger()
     for old in list(root.handlers):
         if getattr(old, "is_penstock", False):

@@ -155,7 +155,8 @@ def _show(rows: list[Any], title: str, *, as_plot: bool, is_top: bool) -> None:
 
     console = Console()
     if as_plot:
-        console.print(Text.from_ansi(plot(rows, title, min(console.width, 120))))
+        has_colour = console.color_system is not None and not console.no_color
+        console.print(Text.from_ansi(plot(rows, title, min(console.width, 120), has_colour=has_colour)))
         return
     newest = sorted(rows, key=lambda row: row.time)[-SHOWN:] if not is_top else rows
     console.print(rows_table(newest, title, is_top=is_top))

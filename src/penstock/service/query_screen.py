@@ -10,6 +10,7 @@ from penstock.service.printable import printable
 from penstock.service.query import MetricSummary, Row
 
 MOST_LINES = 6  # of a plot: more cannot be told apart
+_MARKS = "o+x*#@"  # what lines are drawn with where colours do not tell them apart
 _HEIGHT = 16
 
 
@@ -59,7 +60,7 @@ def _text(text: str) -> Text:
     return Text(printable(text))
 
 
-def plot(rows: Sequence[Row], title: str, width: int) -> str:
+def plot(rows: Sequence[Row], title: str, width: int, *, has_colour: bool = False) -> str:
     """The value (or the first percentile) over time, a line for each group; bars where there is one bucket only."""
     import plotext
 
@@ -71,16 +72,17 @@ def plot(rows: Sequence[Row], title: str, width: int) -> str:
     figure: Any = plotext.figure
     figure.clear()
     figure.plot_size(width, _HEIGHT)
-    figure.theme("default" if len(shown) > 1 else "clear")  # one line needs no colour to be told apart
+    figure.theme("simple" if len(shown) > 1 and has_colour else "colorless")  # one line needs none to be told apart
     figure.title(printable(title))
     times = sorted({row.time for row in rows})
     if len(times) == 1:
         figure.draw(figure.bar([name for name, _ in shown], [_height(members[0]) for _, members in shown]))
         return str(figure.build())
     place = {time: number for number, time in enumerate(times)}
-    for name, members in shown:
+    for mark, (name, members) in zip(_MARKS, shown):
         spots = [place[row.time] for row in members]
-        line = figure.signal(spots, [_height(row) for row in members]).lines()
+        heights = [_height(row) for row in members]
+        line = figure.signal(spots, heights, marker="hd" if has_colour or len(shown) == 1 else mark).lines()
         figure.draw(line.label(name) if len(shown) > 1 else line)
     step = max(1, len(times) // 6)
     ticks = list(range(0, len(times), step))
