@@ -58,12 +58,29 @@ def test_inspect_and_check_work_while_the_queue_is_in_use(run: Run, folder: Path
         assert len(drain(queue)) == 10
 
 
-def test_a_folder_without_a_queue_is_said_to_be_none(run: Run, tmp_path: Path) -> None:
-    for command in ("inspect", "check"):
-        result = run(command, tmp_path)
-        assert result.exit_code == 1
-        assert "there is no queue in" in result.output
-    assert run("inspect", tmp_path / "nowhere").exit_code == 2
+COMMANDS = [["inspect"], ["check"], ["check", "--repair"], ["replay", "--dead-letters"], ["drain", "--to", "out"]]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_folder_without_a_queue_is_refused_and_left_as_it_is(
+    run: Run, tmp_path: Path, words: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "notes.txt").touch()
+    result = run(words[0], tmp_path, *words[1:])
+
+    assert result.exit_code == 2
+    assert f"there is no queue in {tmp_path}" in result.output
+    assert "fastqueue.meta" in result.output
+    assert "notes.txt" in result.output
+    assert not caplog.records  # not a word about files of a queue that is none
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+    assert run(words[0], tmp_path / "nowhere", *words[1:]).exit_code == 2
+
+
+def test_a_folder_of_queues_names_them(run: Run, folder: Path) -> None:
+    result = run("check", folder.parent)
+    assert result.exit_code == 2
+    assert f"did you mean {folder}?" in result.output
 
 
 def test_check_of_a_whole_queue(run: Run, folder: Path) -> None:

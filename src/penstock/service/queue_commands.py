@@ -13,6 +13,7 @@ from typing import IO
 import click
 
 from penstock.errors import PenstockError
+from penstock.service.queue_folder import QueueFolder
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, dead_letters, examine
 from penstock.units import format_bytes
 
@@ -25,7 +26,7 @@ UNLIMITED = FastQueueConfig(
     full_behavior=FullBehavior.DROP_NEWEST,
 )
 BATCH = 256
-FOLDER = click.Path(exists=True, file_okay=False)
+QUEUE = QueueFolder()
 JSON = click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 
 
@@ -43,7 +44,7 @@ def queue() -> None:
 
 
 @queue.command()
-@click.argument("path", type=FOLDER)
+@click.argument("path", type=QUEUE)
 @JSON
 def inspect(path: str, as_json: bool) -> None:
     """Show what the queue in PATH holds. Nothing changes, and the queue may be in use.
@@ -81,7 +82,7 @@ def _state(found: examine.Overview) -> str:
 
 
 @queue.command()
-@click.argument("path", type=FOLDER)
+@click.argument("path", type=QUEUE)
 @click.option("--repair", is_flag=True, help="Cut the torn tail, set damaged bytes aside. The queue must be closed.")
 @JSON
 def check(path: str, repair: bool, as_json: bool) -> None:
@@ -114,10 +115,10 @@ def check(path: str, repair: bool, as_json: bool) -> None:
 
 
 @queue.command()
-@click.argument("path", type=FOLDER)
+@click.argument("path", type=QUEUE)
 @click.option("--dead-letters", "from_dead_letters", is_flag=True, help="Bring the dead letters back into the queue.")
 @click.option("--reason", default="", help="Only letters whose reason contains this text.")
-@click.option("--from", "letters_path", type=FOLDER, help="Where `dead_letter` put them, if not in PATH/dead-letters.")
+@click.option("--from", "letters_path", type=QUEUE, help="Where `dead_letter` put them, if not in PATH/dead-letters.")
 @JSON
 def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | None, as_json: bool) -> None:
     """Put dead letters back into the queue in PATH, with no attempts counted. The queue must be closed.
@@ -145,7 +146,7 @@ def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | 
 
 
 @queue.command()
-@click.argument("path", type=FOLDER)
+@click.argument("path", type=QUEUE)
 @click.option("--to", "target", required=True, type=click.Path(dir_okay=False), help="The file to write.")
 @click.option(
     "--format",

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import signal
 import sys
 import threading
@@ -18,13 +17,13 @@ from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import Exporter
 from penstock.export.flags import FLAGS, merged
 from penstock.export.send_queue import SendQueue
+from penstock.service.queue_folder import is_queue
 
 if TYPE_CHECKING:
     from penstock.export.exporters.otlp_http import Signal
     from penstock.service.config.destinations import ExporterType
 
 DESTINATIONS = ("otlp-http", "remote-write", "amqp", "console")
-_OF_A_QUEUE = re.compile(r"fastqueue\.meta|[0-9a-f]{16}")  # its state, or a chunk that lost it
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -59,10 +58,10 @@ def _section(file: Path) -> Mapping[str, Any]:
     return found or {}
 
 
-def _is_queue(folder: Path) -> bool:
-    """Whether a queue lies there: else one would be made, and found to be empty."""
+def _require_queue(folder: Path) -> None:
     try:
-        return folder.is_dir() and any(_OF_A_QUEUE.fullmatch(entry.name) for entry in folder.iterdir())
+        if not is_queue(folder):
+            raise ConfigError(f"there is no queue in {folder}: name its folder with --queue-path")
     except OSError as error:
         raise ConfigError(f"--queue-path {folder}: {error.strerror}") from error
 
@@ -126,8 +125,7 @@ def relay(
     settings = queue_config(config, given, durability="disk")
     if settings.type != "disk" or not settings.enabled:
         raise ConfigError("relay empties a folder: type must be disk and enabled must be true")
-    if not _is_queue(Path(settings.path)):
-        raise ConfigError(f"there is no queue in {settings.path}: name its folder with --queue-path")
+    _require_queue(Path(settings.path))
     if url is None and to != "console":
         raise ConfigError(f"--url must say where {to} sends to")
     given_too = {"timeout": send_timeout, "compression": compression}

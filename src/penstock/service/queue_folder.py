@@ -1,0 +1,48 @@
+"""Where a durable queue lies: known by its files, so that a command refuses a folder that was named by mistake."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.errors import ConfigError
+
+_OF_A_QUEUE = re.compile(r"fastqueue\.meta|[0-9a-f]{16}")  # its state, or a chunk that lost it
+_MOST_NAMED = 3
+
+
+def is_queue(folder: Path) -> bool:
+    """Whether a queue lies there: else one would be made, and found to be empty. OSError if that cannot be seen."""
+    return folder.is_dir() and any(_OF_A_QUEUE.fullmatch(entry.name) for entry in folder.iterdir())
+
+
+def why_none(folder: Path) -> str:
+    """What was looked for in a folder that holds no queue, what there is, and which folders below it do hold one."""
+    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    there = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "")
+    below = sorted(str(meta.parent) for meta in folder.glob("*/fastqueue.meta"))
+    meant = f"did you mean {' or '.join(below[:_MOST_NAMED])}?" if below else "name the folder that `queue.path` says"
+    return (
+        f"there is no queue in {folder}: neither a fastqueue.meta nor a chunk (16 hex digits) lies there, "
+        f"but {there or 'nothing'}; {meant}"
+    )
+
+
+class QueueFolder(click.Path):
+    """An argument that names a queue's folder; anything else is refused before it is touched."""
+
+    name = "queue"
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        folder = Path(os.fsdecode(super().convert(value, param, ctx)))
+        try:
+            if not is_queue(folder):
+                raise ConfigError(why_none(folder))
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
+        return str(folder)
