@@ -304,9 +304,22 @@ def test_check_exits_with_2_and_says_which_line(tmp_path: Path) -> None:
 
 def test_check_names_the_file_that_it_found_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "no file: fine, 0 keys are set" in CliRunner().invoke(main, ["config", "check"]).output
+    assert "no file: fine, every key has its default" in CliRunner().invoke(main, ["config", "check"]).output
     (tmp_path / "penstock.yaml").write_text("processes: 1\n")
-    assert "penstock.yaml: fine, 1 key is set" in CliRunner().invoke(main, ["config", "check"]).output
+    assert "penstock.yaml: fine, keys set: 1 in the file;" in CliRunner().invoke(main, ["config", "check"]).output
+
+
+def test_check_tells_keys_of_the_file_from_those_of_the_environment_and_of_flags(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("processes: 1\nexporters: {backup: {type: console}}\nadmin: {listen: 127.0.0.1:0}\n")
+    ran = CliRunner(env={"PENSTOCK_PROCESSES": "2", "PENSTOCK_SPARK_ENABLED": "false"}).invoke(
+        main, ["config", "check", "-c", str(file), "--shutdown-timeout", "5s"]
+    )
+
+    assert ran.stdout == (
+        f"{file}: fine, keys set: 2 in the file, 2 by the environment (PENSTOCK_PROCESSES, PENSTOCK_SPARK_ENABLED), "
+        "1 by flags (--shutdown-timeout); the others have their defaults\n"
+    )
 
 
 def test_a_variable_that_is_like_none_of_ours_is_not_taken_for_one() -> None:

@@ -10,6 +10,7 @@ import click
 
 from penstock.errors import ConfigError
 from penstock.service.config.options import ConfigCommand, given_flags, short_flags
+from penstock.service.config.schema import PREFIX
 
 FILE = "penstock.yaml"
 
@@ -70,11 +71,24 @@ def check(ctx: click.Context, file: Path | None) -> None:
     loaded = load_config(ctx, file)
     for note in (*loaded.warnings, *loaded.config.notes(), *_definitions(loaded.config)):
         click.echo(f"note: {note}", err=True)
-    click.echo(f"{file or default_file() or 'no file'}: fine, {_counted(len(loaded.given))}")
+    click.echo(f"{file or default_file() or 'no file'}: fine, {_counted(loaded)}")
 
 
-def _counted(keys: int) -> str:
-    return f"{keys} {'key is' if keys == 1 else 'keys are'} set, the others have their defaults"
+def _counted(loaded: Any) -> str:
+    """How many keys the file sets; what else sets some, by name: it may have been forgotten."""
+    origins = [one.origin for path, one in loaded.given.items() if not _is_heading(path, loaded.given)]
+    variables = [origin for origin in origins if origin.startswith(f"{PREFIX}_")]
+    flags = [origin for origin in origins if origin.startswith("--")]
+    in_file = len(origins) - len(variables) - len(flags)
+    parts = [f"{in_file} in the file"] if in_file else []
+    parts += [f"{len(variables)} by the environment ({', '.join(variables)})"] if variables else []
+    parts += [f"{len(flags)} by flags ({', '.join(flags)})"] if flags else []
+    return f"keys set: {', '.join(parts)}; the others have their defaults" if parts else "every key has its default"
+
+
+def _is_heading(path: Any, given: Any) -> bool:
+    """Whether it is only the name of something that other keys set, as `exporters.backup`."""
+    return any(other[: len(path)] == path and other != path for other in given)
 
 
 def _definitions(configured: Any) -> list[str]:
