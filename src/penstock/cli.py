@@ -5,6 +5,7 @@ Exit codes:
   1  it ran and something is wrong: a point or a requirement is missing, a queue is damaged, a port is taken
   2  the call or the configuration is wrong: nothing was done
   4  `run`: ended, but not everything was drained in time; it stays in the durable queues
+  130  Ctrl-C, where a command does not end in good order by itself
 """
 
 import sys
@@ -17,6 +18,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.service.bench_commands import bench
 from penstock.service.completion_commands import completion
 from penstock.service.config_commands import config
+from penstock.service.exit_codes import INTERRUPTED
 from penstock.service.query_commands import query
 from penstock.service.queue_commands import queue
 from penstock.service.relay import relay
@@ -34,6 +36,10 @@ class _Group(click.Group):
             raise click.UsageError(str(error)) from error
         except PenstockError as error:
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            if sys.stderr.isatty():
+                click.echo(err=True)  # the prompt goes below the ^C
+            ctx.exit(INTERRUPTED)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -54,6 +60,7 @@ def main() -> None:
       1  it ran and something is wrong: a point missing, a queue damaged, a port taken
       2  the call or the configuration is wrong
       4  run: not everything was drained in time; it stays in the durable queues
+      130  interrupted with Ctrl-C
     """
 
 

@@ -75,9 +75,22 @@ def test_the_examples_name_only_options_that_there_are(path: tuple[str, ...]) ->
 
 def test_the_exit_codes_are_explained_where_people_look() -> None:
     text = CliRunner().invoke(main, ["--help"]).output
-    for code in ("0", "1", "2", "4"):
+    for code in ("0", "1", "2", "4", "130"):
         assert f"\n    {code}  " in text
         assert f"\n  {code}  " in (cli.__doc__ or "")
+
+
+def test_an_interrupt_ends_a_command_without_a_word_and_with_the_shells_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.service.doctor.examine", interrupted)
+    ran = CliRunner().invoke(main, ["doctor"])
+
+    assert ran.exit_code == 130
+    assert ran.output == ""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

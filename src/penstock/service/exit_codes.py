@@ -2,3 +2,4 @@
 
 FINAL = 3  # of a process: it would only fail again, somebody has to do something first
 LATE = 4  # not everything was done in time; what is durable stays
+INTERRUPTED = 130  # as shells say of SIGINT
