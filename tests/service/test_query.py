@@ -172,6 +172,15 @@ def test_json_and_csv_say_the_same(tables: Tables) -> None:
     assert as_json[0].keys() == {"host", "time", "function", "count", "value", "min", "max"}
 
 
+def test_the_help_names_every_column_of_csv_in_its_place(tables: Tables) -> None:
+    words = ["query", "latency", "--percentile", "95", "--since", "9000d", "--csv", "--tables", tables.location]
+    header = CliRunner().invoke(main, words).stdout.splitlines()[0]
+    explained = CliRunner().invoke(main, ["query", "--help"]).stdout.partition("Columns of --csv")[2]
+    named = explained.partition("Examples:")[0]
+
+    assert re.findall(r"(?m)^    ([a-z]\w*)  ", named) == header.split(",")
+
+
 @pytest.mark.parametrize("arguments", [[], ["--by", "host"], ["--by", "host", "--plot"], ["--plot"], ["--top", "3"]])
 def test_a_terminal_is_shown_a_table_or_a_plot(tables: Tables, arguments: list[str]) -> None:
     ran = CliRunner().invoke(main, ["query", "cpu", "--since", "9000d", "--tables", tables.location, *arguments])

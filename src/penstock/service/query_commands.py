@@ -58,6 +58,16 @@ def query(
     percentiles are those of all points together.
 
     \b
+    Columns of --csv and --json, the same for every metric:
+      LABEL…     of --by, one column each (label_LABEL if it is called like one of the others)
+      time       when the bucket begins, UTC; with --top: where the time that was asked for begins
+      function   how the metric is kept: avg, sum, percentile(6), …
+      count      points
+      value      what the function gives; of a percentile the mean
+      min        the least of the points
+      max        the greatest of them
+      p95        of --percentile 95, and so on
+    \b
     Examples:
       penstock query --tables penstock-demo/tables
       penstock query http.server.request.duration --by service --since 6h
