@@ -208,8 +208,20 @@ def test_a_metric_that_days_do_without_is_listed_too(tmp_path: Path) -> None:
 def test_the_tables_are_those_of_the_configuration_unless_named(tables: Tables, tmp_path: Path) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text(f"tables: {{location: {tables.location}}}")
-    ran = CliRunner().invoke(main, ["query", "--json", "-c", str(file)])
-    assert ran.exit_code == 0, ran.output
+    for command in (["query"], ["spark", "tables"]):
+        ran = CliRunner().invoke(main, [*command, "--json", "-c", str(file)])
+        assert ran.exit_code == 0, ran.output
+
+
+def test_a_command_that_changes_tables_wants_to_be_told_which(
+    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "penstock.yaml").write_text(f"tables: {{location: {tables.location}}}")
+    for command in ("compact", "expire"):
+        ran = CliRunner().invoke(main, ["spark", command])
+        assert ran.exit_code == 2
+        assert "Missing option '--tables'" in ran.output
 
 
 def test_no_java_is_started_and_pyspark_is_not_even_imported(tables: Tables) -> None:

@@ -40,6 +40,14 @@ def default_file() -> Path | None:
     return Path(FILE) if Path(FILE).exists() else None
 
 
+def configured_tables(file: Path | None) -> str:
+    """Where the configuration says that the tables are. It is read only where it can matter: it takes its time."""
+    if file is None and not Path(FILE).exists() and "PENSTOCK_TABLES_LOCATION" not in os.environ:
+        return "./tables"
+    location: str = load_config(click.get_current_context(), file).config.tables_location
+    return location
+
+
 @click.group()
 def config() -> None:
     """The configuration: one file, and every key also a flag and an environment variable.

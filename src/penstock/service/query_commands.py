@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 
 import click
 
-from penstock.service.config_commands import FILE, config_option
+from penstock.service.config_commands import config_option, configured_tables
 from penstock.units import parse_duration
 
 _EVER = 1e10  # seconds: centuries
@@ -91,7 +90,7 @@ def query(
     from penstock.service.query import Question, answer, has_tables, metrics_of, nothing_yet
     from penstock.spark.tables import open_tables
 
-    place = location or _configured(file)
+    place = location or configured_tables(file)
     with _readable(place):
         tables = open_tables(place)
         if metric is None and not has_tables(tables):
@@ -131,16 +130,6 @@ def _readable(location: str) -> Iterator[None]:
         yield
     except (DeltaError, ArrowException, OSError) as error:
         raise PenstockError(f"the tables at {location} cannot be read: {error}") from error
-
-
-def _configured(file: Path | None) -> str:
-    """Where the configuration says that the tables are. It is read only where it can matter: it takes its time."""
-    if file is None and not Path(FILE).exists() and "PENSTOCK_TABLES_LOCATION" not in os.environ:
-        return "./tables"
-    from penstock.service.config_commands import load_config
-
-    location: str = load_config(click.get_current_context(), file).config.tables_location
-    return location
 
 
 def _list(found: list[Any], *, as_json: bool, as_csv: bool) -> None:

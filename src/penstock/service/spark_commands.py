@@ -9,10 +9,13 @@ from typing import Any
 import click
 
 from penstock.errors import ConfigError
+from penstock.service.config_commands import config_option, configured_tables
 from penstock.units import format_bytes, parse_bytes, parse_duration
 
 # How long a table keeps its buckets if neither a definition nor the command says so. Records are the largest.
 KEEP = {"minute": "7d", "hour": "30d", "day": "365d", "top_n": "3d"}
+
+TABLES = "Where the tables are: a folder (Delta), parquet:FOLDER or postgresql://…"
 
 
 class _Duration(click.ParamType[float]):
@@ -42,8 +45,8 @@ class _Size(click.ParamType[int]):
 
 
 def _tables_option(command: Any) -> Any:
-    text = "Where the tables are: a folder (Delta), parquet:FOLDER or postgresql://…"
-    return click.option("--tables", "location", required=True, envvar="PENSTOCK_TABLES", help=text)(command)
+    """Said each time: a command that changes tables must not find some by itself."""
+    return click.option("--tables", "location", required=True, envvar="PENSTOCK_TABLES", help=TABLES)(command)
 
 
 def _segments_option(command: Any) -> Any:
@@ -272,20 +275,22 @@ def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: 
 
 
 @spark.command("tables")
-@_tables_option
+@click.option("--tables", "location", envvar="PENSTOCK_TABLES", help=f"{TABLES} [default: as the configuration says].")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
-def show_tables(location: str, as_json: bool) -> None:
+@config_option
+def show_tables(location: str | None, as_json: bool, file: Path | None) -> None:
     """Show what there is: rows, files, sizes and the time that they cover.
 
     \b
     Examples:
+      penstock spark tables
       penstock spark tables --tables penstock-demo/tables
     """
     import json
 
     from penstock.spark.tables import SCHEMAS
 
-    tables = _existing(location)
+    tables = _existing(location or configured_tables(file))
     found = {name: tables.describe(name) for name in SCHEMAS}
     if as_json:
         rows = {
