@@ -253,7 +253,11 @@ def test_foreign_files_are_left_alone_and_said_once(tmp_path: Path, caplog: pyte
     assert "notes.txt" in said[0].getMessage()
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", bytes(5000), os.urandom(3000), b"PSF1" * 400])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"garbage", bytes(5000), os.urandom(3000), b"PSF1" * 400],
+    ids=["empty", "garbage", "zeros", "random", "marks"],
+)
 def test_a_foreign_file_with_a_chunks_name_is_quarantined(tmp_path: Path, content: bytes) -> None:
     blocks = filled(tmp_path)
     (tmp_path / "00000000000fffff").write_bytes(content)
