@@ -1,5 +1,8 @@
-"""The README's examples run, its links lead somewhere, and its commands exist."""
+"""The examples of README and docs run or can be read by themselves, links lead somewhere, and commands exist."""
 
+import ast
+import builtins
+import importlib
 import re
 import subprocess
 import sys
@@ -20,6 +23,52 @@ def test_the_library_example_runs_and_finds_every_order(tmp_path: Path) -> None:
 
     assert ran.returncode == 0, ran.stderr
     assert sum(int(line.split()[0]) for line in ran.stdout.splitlines()) == 1000
+
+
+@pytest.mark.parametrize(
+    ("document", "printed"),
+    [("batch-queue.md", "1\n"), ("durability.md", "b'a block'\n")],
+    ids=["batch-queue", "durability"],
+)
+def test_the_first_example_of_a_library_runs(document: str, printed: str, tmp_path: Path) -> None:
+    example = snippets(ROOT / "docs" / document)[0][1]
+    ran = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (ran.returncode, ran.stdout) == (0, printed), ran.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_an_example_names_nothing_that_was_not_introduced(document: Path) -> None:
+    """By the example itself, or in `code` of the section's text before it; what it imports from us is there."""
+    for before, example in snippets(document):
+        tree = ast.parse(example)
+        section = before.rpartition("\n## ")[2]
+        unknown = {name for name in names_used(tree) if f"`{name}`" not in section}
+        assert not unknown, f"{document.name}: {sorted(unknown)} in\n{example}"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
+                module = importlib.import_module(node.module or "")
+                assert all(hasattr(module, one.name) for one in node.names), ast.unparse(node)
+
+
+def snippets(document: Path) -> list[tuple[str, str]]:
+    """Each Python example with all that stands before it."""
+    text = document.read_text()
+    return [(text[: found.start()], found[1]) for found in re.finditer(r"```python\n(.*?)```", text, re.DOTALL)]
+
+
+def names_used(tree: ast.AST) -> set[str]:
+    """Names that are read, and neither made in here nor built in."""
+    made, read = set(dir(builtins)), set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                read.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                made.add(name)
+            case ast.alias(name=name, asname=other):
+                made.add((other or name).partition(".")[0])
+    return read - made
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
