@@ -11,8 +11,9 @@ from penstock.errors import MissingRequirement
 from tests.servers import PostgreSQL, Prometheus, RabbitMQ
 
 settings.register_profile("shared machine", deadline=None)  # a slow example there is no slow code
+settings.register_profile("quick", deadline=None, max_examples=20)  # of `make test-fast`
 settings.load_profile("shared machine")
-SERVERS = {"shared_rabbitmq", "rabbitmq", "postgres", "prometheus"}  # fixtures
+SERVERS = {"shared_rabbitmq", "rabbitmq", "postgres", "shared_postgres", "prometheus"}  # fixtures
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers

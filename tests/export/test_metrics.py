@@ -47,6 +47,7 @@ SEED_METRICS = [
     "queue_backoff_seconds",
     "export_data_loss_total",
 ]
+pytestmark = pytest.mark.xdist_group("export metrics")  # what is seen takes two seconds: once, in one process
 CONFIGURED = {"penstock_queue_max_size", "penstock_queue_max_bytes", "penstock_queue_disk_available_bytes"}
 
 

@@ -1,7 +1,7 @@
 """Requests that are valid, and made to keep us busy or to fill our memory."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -44,32 +44,28 @@ def names(count: int) -> Iterator[bytes]:
     return (b"%06x" % number for number in range(count))
 
 
-ENDLESS = {
-    "points": (Format.OTLP, otlp(metric(b"m", b"\x0a\x00" * (SIZE // 2)))),
-    "points of many metrics": (Format.OTLP, otlp(*(metric(name, b"\x0a\x00" * 20_000) for name in names(60)))),
-    "fields": (Format.OTLP, otlp(metric(b"m", field(0x0A, b"\x78\x00" * (SIZE // 2) + POINT)))),
-    "attributes": (Format.OTLP, otlp(metric(b"m", field(0x0A, b"\x3a\x00" * (SIZE // 2) + POINT)))),
-    "metrics": (Format.OTLP, otlp(*(metric(name, b"") for name in names(250_000)))),
-    "quantiles": (
-        Format.OTLP,
-        otlp(
-            field(
-                0x12,
-                field(0x0A, b"m")
-                + field(0x5A, field(0x0A, field(0x3A, bytes(600_000)) + b"\x32\x00" * 1000 + POINT[:9])),
-            )
-        ),
-    ),
-    "series": (Format.REMOTE_WRITE, b"\x0a\x00" * (SIZE // 2)),
-    "samples": (Format.REMOTE_WRITE, series(b"\x12\x00" * (SIZE // 2))),
-    "metadata": (Format.REMOTE_WRITE, b"\x1a\x00" * (SIZE // 2)),
+def quantiles() -> bytes:
+    point = field(0x3A, bytes(600_000)) + b"\x32\x00" * 1000 + POINT[:9]
+    return otlp(field(0x12, field(0x0A, b"m") + field(0x5A, field(0x0A, point))))
+
+
+ENDLESS: dict[str, tuple[Format, Callable[[], bytes]]] = {  # made where they are sent: all of them are 20 MiB
+    "points": (Format.OTLP, lambda: otlp(metric(b"m", b"\x0a\x00" * (SIZE // 2)))),
+    "points of many metrics": (Format.OTLP, lambda: otlp(*(metric(name, b"\x0a\x00" * 20_000) for name in names(60)))),
+    "fields": (Format.OTLP, lambda: otlp(metric(b"m", field(0x0A, b"\x78\x00" * (SIZE // 2) + POINT)))),
+    "attributes": (Format.OTLP, lambda: otlp(metric(b"m", field(0x0A, b"\x3a\x00" * (SIZE // 2) + POINT)))),
+    "metrics": (Format.OTLP, lambda: otlp(*(metric(name, b"") for name in names(250_000)))),
+    "quantiles": (Format.OTLP, quantiles),
+    "series": (Format.REMOTE_WRITE, lambda: b"\x0a\x00" * (SIZE // 2)),
+    "samples": (Format.REMOTE_WRITE, lambda: series(b"\x12\x00" * (SIZE // 2))),
+    "metadata": (Format.REMOTE_WRITE, lambda: b"\x1a\x00" * (SIZE // 2)),
 }
 
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_request_without_end_is_given_up_in_seconds(name: str) -> None:
-    kind, body = ENDLESS[name]
-    using = decoder()
+    kind, make = ENDLESS[name]
+    body, using = make(), decoder()
     before = time.thread_time()
     with pytest.raises(TooMany, match="more"):
         using.decode(kind, [body])
@@ -84,7 +80,7 @@ def test_a_request_without_end_is_too_large_and_its_neighbours_are_taken_once() 
         request(counter("c", (NOW + place * SECOND, 10.0 * place), start=NOW + 1)).SerializeToString()
         for place in (1, 2)
     ]
-    for place, body in enumerate((good[0], ENDLESS["quantiles"][1], good[1])):
+    for place, body in enumerate((good[0], quantiles(), good[1])):
         sender.send(place, body)
     intake.start()
     assert intake.close(30.0)

@@ -49,7 +49,7 @@ class Frame:
         return self._rows
 
 
-@pytest.fixture(params=["delta", "parquet", "postgres"])
+@pytest.fixture(params=["delta", "parquet", pytest.param("postgres", marks=pytest.mark.server)])
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
     if request.param == "postgres":
         server: PostgreSQL = request.getfixturevalue("postgres_server")
