@@ -306,6 +306,24 @@ def test_damaged_journal_records_bring_their_blocks_again_and_no_others(tmp_path
         assert queue.stats().damaged_regions == 1
 
 
+@pytest.mark.parametrize("at", [0, 2, 4, 8, 16, 28])
+def test_a_damaged_record_of_an_exchange_brings_its_block_again_and_no_other(tmp_path: Path, at: int) -> None:
+    queue = FastQueue(tmp_path / "q", DISK)
+    queue.push_many([b"%d" % i for i in range(10)])
+    [lease] = queue.lease()
+    for _ in range(4):
+        following = queue.exchange(lease)
+        assert following is not None
+        lease = following
+    shutil.copytree(tmp_path / "q", tmp_path / "copy")  # as a kill would leave it
+    queue.close()
+    journal = next(path for path in (tmp_path / "copy").iterdir() if path.name.startswith("acks-"))
+    flip(journal, 32 * 2 + at)  # the lease of the first, then an exchange each
+    with FastQueue(tmp_path / "copy", DISK) as queue:
+        assert [lease.data for lease in queue.lease(10)] == [b"1", b"4", b"5", b"6", b"7", b"8", b"9"]
+        assert queue.stats().damaged_regions == 1
+
+
 def test_attempts_of_acked_blocks_are_forgotten_at_the_next_open(tmp_path: Path) -> None:
     folder = _killed_after_acks(tmp_path / "q", 6)
     with FastQueue(folder, DISK) as queue:

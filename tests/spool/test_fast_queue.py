@@ -103,6 +103,21 @@ def test_a_kill_after_an_exchange_forgets_neither_the_ack_nor_the_lease(durabili
         ]
 
 
+def test_a_kill_after_exchanges_out_of_order_forgets_none_of_them() -> None:
+    files = FakeFiles()
+    config = FastQueueConfig(durability=Durability.DISK, meta_sync_interval=3600)
+    queue = FastQueue("q", config, files=files)
+    queue.push_many([b"x" * length for length in (1, 20, 300, 4000, 50_000)])
+    _, second = queue.lease(2)
+    third = queue.exchange(second)
+    assert third is not None
+    assert queue.exchange(third) is not None
+    files.kill()
+    with FastQueue("q", config, files=files) as queue:
+        assert (len(queue), queue.size_bytes) == (3, 1 + 4000 + 50_000)
+        assert [(len(lease.data), lease.attempts) for lease in queue.lease(9)] == [(1, 2), (4000, 2), (50_000, 1)]
+
+
 def test_acks_may_come_in_any_order(open_queue: Open) -> None:
     queue = open_queue()
     queue.push_many(numbered(20))

@@ -59,6 +59,13 @@ class Acked:
         self._ends[left:right] = [end]
         return new
 
+    def add_one(self, sequence: int) -> None:
+        """Put one sequence into the set."""
+        if sequence == self.low and not self._starts:
+            self.low = sequence + 1
+        else:
+            self.add(sequence, sequence + 1)
+
     def overlap(self, first: int, end: int) -> int:
         """How many of [first, end) are in the set."""
         total = max(0, min(end, self.low) - first)

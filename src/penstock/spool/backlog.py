@@ -41,21 +41,37 @@ class Backlog(Intake):
     def take(self, most: int, now: float, max_bytes: int | None = None) -> list[Lease]:
         """Lease up to `most` blocks, oldest first; the first, and of the others what `max_bytes` allows."""
         if most == 1 and not self.returned:
-            if self._ahead:
+            lease = self.take_next()
+            return [] if lease is None else [lease]
+        return self._take(most, now, max_bytes)
+
+    def take_next(self) -> Lease | None:
+        """Lease the next block, where none has come back; None if there is none."""
+        if self._ahead:
+            lease, ref = self._ahead.popleft()
+            self.leased[lease.sequence] = ref
+            return lease
+        if not self._log_has_more and not self._ready:
+            if not self.memory:
+                return None
+            lease = self.memory.popleft()
+            self.leased[lease.sequence] = lease
+            return lease
+        if not self._ready:
+            if (upcoming := self.store.read_upcoming()) is not None:
+                ref, leases = upcoming
+                self.leased[ref.first] = ref
+                return leases[0]
+            if found := self.store.read_ahead():
+                self._ahead.extend(found)
                 lease, ref = self._ahead.popleft()
                 self.leased[lease.sequence] = ref
-                return [lease]
-            if not self._log_has_more and not self._ready:
-                if not self.memory:
-                    return []
-                lease = self.memory.popleft()
-                self.leased[lease.sequence] = lease
-                return [lease]
-            if not self._ready and (upcoming := self.store.read_upcoming()) is not None:
-                ref, taken = upcoming
-                self.leased[ref.first] = ref
-                return taken
-        taken = []
+                return lease
+        taken = self._take(1, 0.0, None)
+        return taken[0] if taken else None
+
+    def _take(self, most: int, now: float, max_bytes: int | None) -> list[Lease]:
+        taken: list[Lease] = []
         try:
             if max_bytes is None:
                 self._take_into(taken, most, now)
@@ -138,24 +154,24 @@ class Backlog(Intake):
         return len(leases)
 
     def _finish_one(self, lease: Lease) -> int:
-        record = self.settle(lease)
-        if record:
-            self.store.note(record)
-        return record is not None
+        is_out = self.settle(lease)
+        if is_out and self.store.journals:
+            self.store.note(journal.acked(lease.sequence, 1, len(lease.data)))
+        return is_out
 
-    def settle(self, lease: Lease) -> bytes | None:
-        """Take one lease as done; the record of it that the journal is to have, if any. None if it was not out."""
-        sequence = lease.sequence
+    def settle(self, lease: Lease) -> bool:
+        """Take one lease as done; False if it was not out. The journal is yet to be told."""
+        sequence, _, data, _ = lease
         if self.leased.pop(sequence, None) is None:
-            return None
-        store, length = self.store, len(lease.data)
+            return False
+        store = self.store
         if store.attempts:
             store.attempts.pop(sequence, None)
-        store.acked.add(sequence, sequence + 1)
+        store.acked.add_one(sequence)
         store.changed = True
         self.count -= 1
-        self.bytes -= length
-        return journal.acked(sequence, 1, length) if store.journals else b""
+        self.bytes -= len(data)
+        return True
 
     def give_back(self, lease: Lease, due_at: float | None) -> bool:
         """Let the block go out again, at once or at `due_at`; False if it was not out any more."""

@@ -2,11 +2,11 @@
 
 A file `acks-<generation, 8 hex digits>` of 1 MiB, reserved at once, with 32-byte records, little-endian; zeros follow:
 
-     0  u8   kind: 1 acked, 2 leased
+     0  u8   kind: 1 acked, 2 leased, 3 one block acked and another leased
      2  u16  leased: how often, this time included (65535 stands for more)
-     4  u32  how many blocks
-     8  u64  sequence of the first
-    16  u64  acked: their bytes
+     4  u32  how many blocks; of kind 3: bytes of the one that is acked
+     8  u64  sequence of the first; of kind 3: of the one that is acked
+    16  u64  acked: their bytes; of kind 3: sequence of the one that is leased
     28  u32  CRC32C of the 28 bytes before
 
 The meta names the generation and the offset from which its reader has to replay. A meta that finds the journal
@@ -22,7 +22,7 @@ import google_crc32c
 
 from penstock.spool.files import Files
 
-ACKED, LEASED = 1, 2
+ACKED, LEASED, EXCHANGED = 1, 2, 3
 RECORD = struct.Struct("<BxHIQQ4x")
 CRC = struct.Struct("<I")
 RECORD_SIZE = RECORD.size + CRC.size
@@ -34,7 +34,7 @@ _pack, _pack_crc, _crc_of = RECORD.pack, CRC.pack, google_crc32c.value
 
 
 class Record(NamedTuple):
-    """One line of the journal."""
+    """What the journal says of some blocks: ACKED or LEASED."""
 
     kind: int
     attempts: int
@@ -52,6 +52,15 @@ def acked(first: int, count: int, size: int) -> bytes:
 def leased(first: int, count: int, attempts: int) -> bytes:
     """The record of blocks that were handed out, all for the same time."""
     body = _pack(LEASED, attempts if attempts < _MOST_ATTEMPTS else _MOST_ATTEMPTS, count, first, 0)
+    return body + _pack_crc(_crc_of(body))
+
+
+def exchanged(first: int, size: int, following: int) -> bytes:
+    """The record of one block that is done, `size` bytes, and of another that was handed out for the first time.
+
+    One instead of two: where blocks are worked through one by one, packing records is what the journal costs.
+    """
+    body = _pack(EXCHANGED, 1, size, first, following)
     return body + _pack_crc(_crc_of(body))
 
 
@@ -113,6 +122,11 @@ def replay(files: Files, folder: str, generation: int, offset: int) -> Iterator[
     for at in range(offset, len(data), RECORD_SIZE):
         record = data[at : at + RECORD_SIZE].ljust(RECORD_SIZE, b"\0")
         if CRC.unpack_from(record, RECORD.size)[0] == google_crc32c.value(record[: RECORD.size]):
-            yield Record(*RECORD.unpack(record[: RECORD.size]))
+            kind, attempts, count, first, size = RECORD.unpack(record[: RECORD.size])
+            if kind == EXCHANGED:
+                yield Record(ACKED, 0, 1, first, count)
+                yield Record(LEASED, attempts, 1, size, 0)
+            else:
+                yield Record(kind, attempts, count, first, size)
         elif at + RECORD_SIZE < len(data):
             yield None

@@ -124,20 +124,19 @@ class LeaseSide:
         with self._lock:
             if gate.is_closed:
                 gate.check_open()
-            records = backlog.settle(lease)
-            if records is None:
+            if not backlog.settle(lease):
                 return None
             self._acked += 1
             if gate.waiting:
                 gate.not_full.notify_all()
-            taken: list[Lease] = []
+            following = None
             try:
                 if not backlog.returned and not store.attempts:
-                    taken = backlog.take(1, 0.0)
+                    following = backlog.take_next()
             finally:
                 if store.journals:
-                    store.note(records + journal.leased(taken[0].sequence, 1, 1) if taken else records)
-        return taken[0] if taken else None
+                    store.note(_record(lease, following))
+        return following
 
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
         """Deliver the block again, in its order, `delay` seconds from now; after `max_attempts` it is a dead letter.
@@ -194,3 +193,11 @@ class LeaseSide:
             self._gate.check_open()
             lease = self._backlog.peek(self._monotonic())
             return None if lease is None else lease.data
+
+
+def _record(lease: Lease, following: Lease | None) -> bytes:
+    """What the journal is to have of an exchange."""
+    sequence, _, data, _ = lease
+    if following is None:
+        return journal.acked(sequence, 1, len(data))
+    return journal.exchanged(sequence, len(data), following.sequence)
