@@ -8,7 +8,7 @@ import google_crc32c
 from penstock.spool import frames
 from penstock.spool.chunks import Chunk, ChunkLog
 from penstock.spool.files import Files, write_all
-from penstock.spool.frames import DamagedFrame, Frame, FrameHeader
+from penstock.spool.frames import HEADER_SIZE, LENGTH_MASK, MAGIC, DamagedFrame, Frame, FrameHeader
 from penstock.spool.lease import Lease
 from penstock.spool.upcoming import FrameRef
 
@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 _WINDOW = 64 * 1024  # many small frames come with one read
 _SMALL_FRAME = 16 * 1024  # behind a larger one, reading ahead would only copy bytes twice
 _SEARCH = 1 << 20
+_SEED_HEADER_SIZE, _CHECKED_SIZE = frames.SEED_HEADER.size, frames.HEADER.size
+_unpack, _crc_of = frames.CHECKED_HEADER.unpack_from, google_crc32c.value
+_new = tuple.__new__  # of a named tuple, without the call of its own that it makes
 
 
 class Quarantine:
@@ -154,34 +157,38 @@ class FrameReader:
         chunk = self._current()
         if chunk is None or not chunk.checked:
             return found
-        read, unpack, crc_of = self._chunks.read, frames.CHECKED_HEADER.unpack_from, google_crc32c.value
-        offset, log_end = self.offset, chunk.end
+        offset, start, log_end, ahead = self.offset, chunk.start, chunk.end, self._ahead
         window, window_at = (self._window, self._window_at) if self._window_of is chunk else (b"", offset)
-        with suppress(DamagedFrame, OSError):
+        try:
+            handle, pread = self._chunks.handle_of(chunk), self._chunks.pread
             while offset < log_end and len(found) < most:
                 at = offset - window_at
-                if at < 0 or at + frames.HEADER_SIZE > len(window):
-                    window, window_at, at = read(chunk, offset, self._ahead), offset, 0
-                    if len(window) < frames.HEADER_SIZE:
+                if at < 0 or at + HEADER_SIZE > len(window):
+                    window, window_at, at = pread(handle, min(ahead, log_end - offset), offset - start), offset, 0
+                    if len(window) < HEADER_SIZE:
                         break
-                prefix, magic, codec, flags, _, sequence, _, pushed, count, length, crc, header_crc = unpack(window, at)
-                size = frames.SEED_HEADER.size + (prefix & frames.LENGTH_MASK)
+                prefix, magic, codec, flags, _, sequence, _, pushed, count, length, crc, check = _unpack(window, at)
+                size = _SEED_HEADER_SIZE + (prefix & LENGTH_MASK)
                 most_bytes -= length
-                if magic != frames.MAGIC or header_crc != crc_of(window[at : at + frames.HEADER.size]):
+                if magic != MAGIC or check != _crc_of(window[at : at + _CHECKED_SIZE]):
                     break
                 if sequence != first or count != 1 or flags or offset + size > log_end or most_bytes < 0:
                     break
                 if at + size <= len(window):
-                    body = window[at + frames.HEADER_SIZE : at + size]
+                    body = window[at + HEADER_SIZE : at + size]
                 else:
-                    body = read(chunk, offset + frames.HEADER_SIZE, size - frames.HEADER_SIZE)
-                if crc != crc_of(body) or frames.HEADER_SIZE + len(body) != size:
+                    body = pread(handle, size - HEADER_SIZE, offset - start + HEADER_SIZE)
+                if crc != _crc_of(body) or HEADER_SIZE + len(body) != size:
                     break
                 block = frames.decompress(body, codec, length) if codec else body
-                found.append((Lease(first, 1, block, pushed), FrameRef(offset, first, first + 1)))
-                self._ahead = _WINDOW if size < _SMALL_FRAME else frames.HEADER_SIZE
+                following = first + 1
+                found.append((_new(Lease, (first, 1, block, pushed)), _new(FrameRef, (offset, first, following))))
+                ahead = _WINDOW if size < _SMALL_FRAME else HEADER_SIZE
                 offset += size
-                first += 1
+                first = following
+        except (DamagedFrame, OSError):
+            pass  # the next call or `read` meets it again
+        self._ahead = ahead
         self._window, self._window_at, self._window_of = window, window_at, chunk
         if found:
             self.offset, self._skipped = offset, None
@@ -224,7 +231,7 @@ class FrameReader:
     def _frame(self, chunk: Chunk, offset: int, header: FrameHeader) -> Frame:
         at = offset + header.header_size
         length = header.size - header.header_size
-        self._ahead = _WINDOW if header.size < _SMALL_FRAME else frames.HEADER_SIZE
+        self._ahead = _WINDOW if header.size < _SMALL_FRAME else HEADER_SIZE
         inside = at - self._window_at if self._window_of is chunk else -1
         if inside >= 0 and inside + length <= len(self._window):
             body = self._window[inside : inside + length]
@@ -234,7 +241,7 @@ class FrameReader:
 
     def _header(self, chunk: Chunk, offset: int) -> FrameHeader:
         inside = offset - self._window_at if self._window_of is chunk else -1
-        if inside < 0 or inside + frames.HEADER_SIZE > len(self._window):
+        if inside < 0 or inside + HEADER_SIZE > len(self._window):
             self._window = self._chunks.read(chunk, offset, self._ahead)
             self._window_at, self._window_of = offset, chunk
             inside = 0
@@ -247,11 +254,11 @@ class FrameReader:
         """The offset of the next whole header behind `start`, or the end of the chunk."""
         while chunk.checked and start < chunk.end:
             data = self._chunks.read(chunk, start, _SEARCH)
-            found = data.find(frames.MAGIC, frames.MAGIC_AT)
+            found = data.find(MAGIC, frames.MAGIC_AT)
             while found >= 0:
                 offset = start + found - frames.MAGIC_AT
                 if self._good_header(chunk, offset) is not None:
                     return offset
-                found = data.find(frames.MAGIC, found + 1)
-            start += max(1, len(data) - frames.HEADER_SIZE)
+                found = data.find(MAGIC, found + 1)
+            start += max(1, len(data) - HEADER_SIZE)
         return chunk.end

@@ -194,10 +194,9 @@ class Store:
             self._looks_ahead = False
             return found
         self._expected = first + len(found)
-        for lease, ref in found:
-            self._refs.append(ref)
-            self.unread_bytes -= len(lease.data)
+        self._refs.extend([ref for _, ref in found])
         self.unread_count -= len(found)
+        self.unread_bytes -= sum([len(lease.data) for lease, _ in found])
         return found
 
     def is_done_or_held(self, sequence: int) -> bool:
