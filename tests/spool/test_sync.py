@@ -77,3 +77,40 @@ def test_control_c_between_the_writes_of_a_batch_leaves_none_of_it(monkeypatch: 
     queue.push(b"after")
     assert drain(queue) == [b"before", b"after"]
     queue.close()
+
+
+class WatchedFiles(FakeFiles):
+    """Knows of every handle that was closed whether the queue's lock was held meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: FastQueue | None = None
+        self.opened: dict[int, str] = {}
+        self.closed: list[tuple[str, bool]] = []
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        handle = super().open(path, create=create)
+        self.opened[handle] = path
+        return handle
+
+    def close(self, handle: int) -> None:
+        if self.queue is not None:
+            self.closed.append((self.opened.pop(handle), self.queue._lock.locked()))
+        super().close(handle)
+
+
+@pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
+def test_nobody_waits_while_a_deleted_chunk_is_closed(durability: Durability) -> None:
+    files = WatchedFiles()
+    config = FastQueueConfig(durability=durability, chunk_size=100, compression="none", meta_sync_interval=3600)
+    queue = FastQueue("q", config, files=files)
+    for i in range(4):
+        queue.push(b"%d" % i * 60)
+    files.queue = queue
+    queue.ack(queue.lease(3))
+    queue.flush()
+    chunks = [(path, was_locked) for path, was_locked in files.closed if len(path) == len("q/") + 16]
+    assert [was_locked for _, was_locked in chunks] == [False] * 3
+    assert queue.stats().chunks == 1
+    files.queue = None
+    queue.close()

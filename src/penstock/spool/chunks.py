@@ -54,6 +54,7 @@ class ChunkLog:
         self._writer: Chunk | None = None
         self._dirty: list[Chunk] = []
         self._opened: list[Chunk] = []
+        self._gone: list[int] = []  # handles of deleted chunks
         self._names_changed = False
         self.rotations = 0
         for chunk in self.chunks:
@@ -157,6 +158,21 @@ class ChunkLog:
             chunk.handle = -1
             self._opened.remove(chunk)
 
+    def _let_go(self, chunk: Chunk) -> None:
+        """Leave the handle of a deleted chunk to whoever asks for `take_gone`."""
+        if chunk.handle >= 0:
+            self._gone.append(chunk.handle)
+            chunk.handle = -1
+            self._opened.remove(chunk)
+
+    def take_gone(self) -> list[int]:
+        """The handles of chunks deleted since the last time, to be closed without the queue's lock.
+
+        The last handle of a deleted file is what keeps its bytes: to close it takes 0.1 s for 512 MiB.
+        """
+        gone, self._gone = self._gone, []
+        return gone
+
     def at(self, offset: int) -> Chunk | None:
         """The chunk in which a reader at `offset` goes on, None at the end of the log."""
         index = bisect_right(self._starts, offset) - 1
@@ -220,7 +236,7 @@ class ChunkLog:
         for chunk in chunks:
             chunk.syncing -= 1
             if chunk.deleted and not chunk.syncing:
-                self._close(chunk)
+                self._let_go(chunk)
 
     def not_synced(self, chunks: list[Chunk]) -> None:
         """The sync was interrupted, not refused: those chunks and the names are as dirty as before."""
@@ -237,13 +253,15 @@ class ChunkLog:
         if chunk in self._dirty:
             self._dirty.remove(chunk)
         if not chunk.syncing:
-            self._close(chunk)
+            self._let_go(chunk)
 
     def close(self) -> None:
         for chunk in self.chunks:
             chunk.deleted = True  # one that is being synced is closed when that is over
             if not chunk.syncing:
                 self._close(chunk)
+        for handle in self.take_gone():
+            self._files.close(handle)
 
     def _first_sequence(self, chunk: Chunk) -> int | None:
         data = self.read(chunk, chunk.start, frames.HEADER_SIZE)

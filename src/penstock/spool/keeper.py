@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from penstock.spool.backlog import Backlog
 from penstock.spool.commit import GroupCommit, Round, Staged
@@ -141,6 +141,8 @@ class Keeper:
             with self._lock:
                 backlog.sequence_limit = snapshot.next_sequence
                 store.reclaim()
+                gone = store.chunks.take_gone()
+            self._close(gone)
             if self._failing:
                 self._failing = False
                 log.warning("Queue syncs again. queue=%s", store.folder)
@@ -155,6 +157,13 @@ class Keeper:
             store.changed = True
             if error.errno in DISK_FULL:
                 store.reclaim()  # without the meta that says so: the room for that meta has to come from somewhere
+            gone = store.chunks.take_gone()
+        self._close(gone)
+
+    def _close(self, handles: list[int]) -> None:
+        for handle in handles:
+            with suppress(OSError):
+                self._files.close(handle)
 
     def _sync_round(self, current: Round) -> None:
         """Close the gathering round, write what is staged, and sync all that was written until then."""
@@ -181,6 +190,8 @@ class Keeper:
                 if failures:
                     # The kernel has given up on those pages; another sync of this file would claim success.
                     chunks.begin_chunk()
+                gone = chunks.take_gone()
+            self._close(gone)
         if failures:
             raise failures[0]
 
