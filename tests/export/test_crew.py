@@ -84,6 +84,16 @@ def test_a_single_slow_window_is_taken_for_chance() -> None:
     assert not shift.crew.is_alone
 
 
+def test_one_that_was_compared_with_a_lucky_window_is_compared_again_at_once() -> None:
+    shift = Shift()
+    shift.try_alone(together=6700, alone=6700)
+    was_alone = []
+    for rate, windows in ((6200, 2), (4000, 1), (6200, 10)):
+        shift.send(rate, windows)
+        was_alone.append(shift.crew.is_alone)
+    assert was_alone == [False, True, True]
+
+
 def test_an_empty_queue_is_no_reason_to_try_later() -> None:
     shift = Shift()
     shift.try_alone(together=5600, alone=6000)

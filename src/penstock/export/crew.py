@@ -91,8 +91,11 @@ class Crew:
             self._was_slow = True  # once is chance nearly as often as not: docs/export.md has how often
             self._begin_locked(now)
         else:
+            # One that had been as fast may have been compared with a lucky window: compare again at once. Only a try
+            # that fails is a reason to wait.
+            failed = self._is_try and counts  # else there was nothing left to be slow with
             self._all_locked(now)
-            if counts:  # else there was nothing left to be slow with
+            if failed:
                 self._next_try = now + self._patience
                 self._patience = min(2 * self._patience, _LONGEST)
 
