@@ -40,7 +40,7 @@ from penstock.telemetry import Sample
 log = logging.getLogger(__name__)
 
 _LAST_WORDS = 0.5  # seconds of the deadline kept for sends that were cut off to say so
-_LOOK_AGAIN = 0.005  # seconds between two looks whether everything is settled, where little is left
+_LOOK_AGAIN = 0.001  # seconds between two looks whether everything is settled, where little is left
 _LONGEST_LOOK = 0.1
 _FASTEST = 50e-6  # seconds: no batch takes less, and each look takes the interpreter from a worker
 
