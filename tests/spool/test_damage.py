@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -26,9 +27,10 @@ FRESHEST = FastQueueConfig(durability=Durability.DISK, compression="snappy", chu
 def filled(folder: Path, config: FastQueueConfig = DISK) -> list[bytes]:
     """A folder with ten frames of one to four blocks in several chunks; all blocks, in order."""
     blocks: list[bytes] = []
+    rng = random.Random(1)  # the same each time, so that files have the lengths that they had before
     with FastQueue(folder, config) as queue:
         for i in range(10):
-            batch = [b"%d/%d " % (i, j) + os.urandom(120 if i < 9 else 20) for j in range(1 + i % 4)]
+            batch = [b"%d/%d " % (i, j) + rng.randbytes(120 if i < 9 else 20) for j in range(1 + i % 4)]
             queue.push_many(batch)
             blocks += batch
     return blocks
@@ -115,7 +117,10 @@ def vandalise(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> 
     blocks = filled(folder)
     whole = [path.read_bytes()[start:end] for path, start, end in frame_ranges(folder)]
     for _ in range(data.draw(st.integers(1, 4))):
-        path = data.draw(st.sampled_from([p for p in sorted(folder.iterdir()) if p.is_file() and p.stat().st_size]))
+        paths = [p for p in sorted(folder.iterdir()) if p.is_file() and p.stat().st_size]
+        if not paths:
+            break
+        path = data.draw(st.sampled_from(paths))
         content = bytearray(path.read_bytes())
         at = data.draw(st.integers(0, 1 << 20)) % len(content)  # the checksum in the meta has nine digits or ten
         match data.draw(st.sampled_from(["flip", "zeros", "cut", "garbage", "insert", "remove"])):
