@@ -10,7 +10,8 @@ import pytest
 from penstock import BatchQueue, BatchQueueConfig, BatchQueueManager, HandlerConsumer, PartitionPolicy, ThreadPolicy
 from penstock.batch import drain, rounds
 from penstock.batch.crew import DrainThread
-from penstock.testing import wait_until
+from penstock.batch.scheduler import SharedScheduler, SharedTask
+from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, item_types, open_queue
 
 PAIR: dict[str, Any] = {"threads": ThreadPolicy.fixed(2), "partitions": PartitionPolicy.fixed(2), "max_idle": 0.01}
@@ -70,7 +71,7 @@ def test_data_wakes_the_thread_itself_and_its_pace_starts_over() -> None:
     assert set(handler.consumed_on) == {"penstock-test-0"}
 
 
-def test_who_comes_back_from_the_rounds_goes_on_from_their_last_call() -> None:
+def test_who_comes_back_from_the_rounds_goes_on_from_its_last_call_there() -> None:
     with open_queue(**PAIR) as queue:
         handler = Named()
         queue.add_handler(A, handler)
@@ -80,8 +81,56 @@ def test_who_comes_back_from_the_rounds_goes_on_from_their_last_call() -> None:
         with task.turn:
             task.leave_rounds()
 
-            assert joined < task.pace.called <= rounds.IDLE_ROUNDS.began
-            assert task.pace.due == task.pace.called + 0.01
+            assert joined < task.pace.called
+            assert task.pace.due == task.next_round == pytest.approx(task.pace.called + 0.01)
+
+
+def test_who_was_not_called_on_the_rounds_of_others_is_due_as_before() -> None:
+    with open_queue(**{**PAIR, "max_idle": 1e3, "min_idle": 1e3}) as rare, open_queue("often", **PAIR) as often:
+        handler = Named()
+        rare.add_handler(A, Named())
+        task = rare._tasks[0]
+        wait_until(lambda: task.on_rounds)
+        called, due = task.pace.called, task.pace.due
+        often.add_handler(A, handler)
+        handler.wait_for_calls("penstock-idle", 10)
+        with task.turn:
+            task.leave_rounds()
+
+            assert task.pace.called == pytest.approx(called, abs=1e-3)
+            assert task.pace.due == pytest.approx(due, abs=1e-3)
+
+
+def test_who_comes_after_a_long_time_without_handlers_does_not_take_it_that_the_rounds_hang() -> None:
+    with open_queue(**PAIR) as queue:
+        handler = Named()
+        task = queue._tasks[0]
+        queue.add_handler(A, handler)
+        handler.wait_for_calls("penstock-idle")
+        queue.remove_handler(A)
+        wait_until(lambda: not task.on_rounds)
+        task.pace.was_called(time.monotonic() - 1000)
+        seen = len(handler.idle_on)
+        queue.add_handler(A, handler)
+        wait_until(lambda: len(handler.idle_on) >= seen + 3)
+
+        assert set(handler.idle_on[seen:]) == {"penstock-idle"}
+
+
+def test_a_queue_with_a_clock_of_its_own_stays_away_from_the_rounds_which_keep_the_machines_time() -> None:
+    clock = FakeClock()
+    with (
+        BatchQueue("fake", BatchQueueConfig(**PAIR, min_idle=0.01), clock=clock) as queue,
+        open_queue("other", **PAIR) as other,
+    ):
+        still, going = Named(), Named()
+        queue.add_handler(A, still)
+        other.add_handler(A, going)
+        going.wait_for_calls("penstock-idle", 20)
+        assert still.idle_on == []
+
+        clock.advance(0.01)
+        still.wait_for_calls("penstock-fake-0", 1)
 
 
 def test_pauses_that_no_lock_can_wait_for_are_kept_by_the_rounds() -> None:
@@ -272,6 +321,111 @@ def test_an_item_that_a_scheduler_thread_left_to_the_rounds_is_drained() -> None
     assert handler.items == []
     release.set()
     wait_until(lambda: len(handler.items) == 1)
+    assert manager.shutdown_all()
+
+
+class Looks:
+    """Counts how often the threads of shared schedulers look whose idle calls are due."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        look = SharedScheduler._until_idle_is_due
+
+        def counted(scheduler: SharedScheduler) -> float | None:
+            pause = look(scheduler)
+            self.count += 1
+            return pause
+
+        monkeypatch.setattr(SharedScheduler, "_until_idle_is_due", counted)
+
+    def wait_for_another(self) -> None:
+        seen = self.count
+        wait_until(lambda: self.count > seen)
+
+
+def test_handlers_of_a_shared_scheduler_that_take_long_are_called_by_its_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drain, "PATIENCE", 10_000)
+    looks, nudge = Looks(monkeypatch), SharedTask.nudge
+
+    def nudge_slowly(task: SharedTask) -> None:
+        seen = looks.count
+        nudge(task)
+        wait_until(lambda: looks.count > seen)  # whoever was woken is quicker than we are
+
+    class SlowOnRounds(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            if threading.current_thread().name == "penstock-idle":
+                time.sleep(0.006)
+
+    manager, handler = BatchQueueManager(), SlowOnRounds()
+    manager.create(
+        "one", BatchQueueConfig(shared_scheduler=("pool", ThreadPolicy.fixed(2)), consumer=handler, max_idle=0.01)
+    )
+    monkeypatch.setattr(SharedTask, "nudge", nudge_slowly)
+    wait_until(lambda: "penstock-idle" in handler.idle_on)
+    seen = len(handler.idle_on)
+    wait_until(lambda: len(handler.idle_on) >= seen + 5, timeout=10)
+    monkeypatch.undo()
+    assert manager.shutdown_all()
+
+
+def test_a_thread_that_looks_while_the_rounds_have_the_turn_of_a_task_that_has_left_looks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drain, "PATIENCE", 10_000)
+    looks, passed_by = Looks(monkeypatch), threading.Event()
+    manager, handler = BatchQueueManager(), Named()
+    queue = manager.create(
+        "one", BatchQueueConfig(shared_scheduler=("pool", ThreadPolicy.fixed(2)), consumer=handler, max_idle=0.01)
+    )
+    task = queue._tasks[0]
+    lock = task.turn
+
+    class Turn:
+        """Somebody drains and looks when the next call is due just before and just after the rounds have the turn."""
+
+        def acquire(self, blocking: bool = True) -> bool:
+            acquired = lock.acquire(blocking)
+            if acquired and threading.current_thread().name == "penstock-idle" and not passed_by.is_set():
+                rounds.IDLE_ROUNDS.leave(task)
+                for _ in range(2):
+                    task.nudge()
+                    looks.wait_for_another()
+                passed_by.set()
+            return acquired
+
+        release, locked = staticmethod(lock.release), staticmethod(lock.locked)
+
+    monkeypatch.setattr(task, "turn", Turn())
+    assert passed_by.wait(10)
+    seen = len(handler.idle_on)
+    wait_until(lambda: len(handler.idle_on) >= seen + 5, timeout=10)
+    monkeypatch.undo()
+    assert manager.shutdown_all()
+
+
+def test_a_task_that_joins_while_its_queue_closes_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    join, closed = rounds.IdleRounds.join, threading.Event()
+    manager = BatchQueueManager()
+
+    def join_late(idle_rounds: rounds.IdleRounds, task: drain.DrainTask) -> None:
+        if queue is not None and task is queue._tasks[0]:
+            assert closed.wait(10)
+        join(idle_rounds, task)
+
+    queue: BatchQueue | None = None
+    monkeypatch.setattr(rounds.IdleRounds, "join", join_late)
+    shared = ("pool", ThreadPolicy.fixed(2))
+    queue = manager.create("one", BatchQueueConfig(shared_scheduler=shared, consumer=Named(), max_idle=0.01))
+    task = queue._tasks[0]
+    wait_until(lambda: task.pace.is_steady())
+    assert queue.close()
+    closed.set()
+    wait_until(lambda: task.on_rounds)
+    wait_until(lambda: not task.on_rounds and task not in rounds.IDLE_ROUNDS._tasks, timeout=10)
     assert manager.shutdown_all()
 
 

@@ -67,7 +67,7 @@ class DrainTask:
         self.may_join = False  # the rounds: where there are several threads
         self.on_rounds = False
         self.quick_passes = TRUSTED
-        self.next_round = 0.0  # belongs to the rounds
+        self.next_round = 0.0  # belongs to the rounds, who call then; a pause earlier is when they last did
         self.longest_pause = config.max_idle
         self.turn = threading.Lock()  # who has it runs the task
         self.drained = 0
@@ -286,7 +286,7 @@ class DrainTask:
         """Seconds until we call them ourselves, also if it was left to the rounds: somebody may hang there."""
         if not self.on_rounds:
             return self.until_idle()
-        return max(self.pace.due, IDLE_ROUNDS.began) + PATIENCE * self.longest_pause - self._clock.monotonic()
+        return self.next_round + PATIENCE * self.longest_pause - self._clock.monotonic()
 
     def idle_if_due(self) -> None:
         """Call the handlers if it is time."""
@@ -300,7 +300,7 @@ class DrainTask:
     def leave_rounds(self) -> None:
         """Leave the calls to the thread of the task again."""
         IDLE_ROUNDS.leave(self)
-        self.pace.was_called(max(self.pace.called, IDLE_ROUNDS.began))
+        self.pace.was_called(max(self.pace.called, self.next_round - self.longest_pause))
 
     def idle_on_rounds(self, now: float) -> float:
         """Call the handlers for the thread of the task, who sleeps; the time after that."""
@@ -313,9 +313,13 @@ class DrainTask:
                     if now - started >= SLOW_CALLS:
                         self.quick_passes = 0
                         self.leave_rounds()
-                        self.nudge()
+                    elif self.idle_calls is NO_CALLS:
+                        IDLE_ROUNDS.leave(self)  # its handlers are gone, or its queue had closed when it joined
             finally:
                 self.turn.release()
+            # Only now: a thread that shares the task passes it by as long as somebody has the turn.
+            if not self.on_rounds:
+                self.nudge()
         return now
 
     def see_to_idle_calls(self) -> float | None:

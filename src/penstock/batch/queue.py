@@ -123,8 +123,9 @@ class BatchQueue(Producing):
             else:
                 tasks.append(SharedTask(*arguments, scheduler=self._scheduler, **named))
         drainers = threads if self._scheduler is None else self._scheduler.policy.resolve()
+        keeps_time = isinstance(self._clock, SystemClock)  # as the rounds do
         for task in tasks:
-            task.may_join = drainers > 1 and config.max_idle >= SHORTEST_ON_ROUNDS
+            task.may_join = drainers > 1 and config.max_idle >= SHORTEST_ON_ROUNDS and keeps_time
         return tuple(tasks), partitions
 
     # Handlers

@@ -34,15 +34,15 @@ class IdleRounds:
         self._tasks: tuple[DrainTask, ...] = ()
         self._thread: DrainThread | None = None
         self._looks_at = 0.0
-        self.began = 0.0  # when the last round was; who sleeps sees by it that the rounds hang
 
     def join(self, task: "DrainTask") -> None:
         """Call the handlers of `task` from now on."""
         with self._lock:
             if task.on_rounds or not task.takes_part or not self._has_thread_locked():
                 return
+            # In this order: who sees a task on the rounds tells by `next_round` whether they hang.
+            task.next_round = max(task.pace.due, time.monotonic())
             task.on_rounds = True
-            task.next_round = time.monotonic() + task.until_idle()
             self._tasks = (*self._tasks, task)
             if task.next_round < self._looks_at and self._alarm.locked():
                 self._alarm.release()
@@ -74,7 +74,7 @@ class IdleRounds:
         thread = cast(DrainThread, threading.current_thread())
         while True:
             tasks = self._tasks
-            self.began = now = time.monotonic()
+            now = time.monotonic()
             soonest = now + (LONGEST if tasks else LINGER)
             for task in tasks:
                 if task.next_round <= now + EARLY * task.longest_pause:
