@@ -23,11 +23,11 @@ def why_not_compiled() -> str | None:
     return f"{', '.join(missing)} not installed" if missing else None
 
 
-def build_wheel(folder: Path, *, compiled: bool) -> Path:
+def build_wheel(folder: Path, *, compiled: bool, root: Path = ROOT) -> Path:
     """The wheel, in `folder`, compiled where that can be; RuntimeError with the builder's last words if it fails."""
     environment = os.environ if compiled else {**os.environ, "HATCH_BUILD_NO_HOOKS": "true"}
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"no wheel was built:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     (wheel,) = folder.glob("*.whl")

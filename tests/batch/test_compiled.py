@@ -1,6 +1,7 @@
 """The queue keeps its promises, too, when the one module that can be compiled is."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,25 @@ def test_a_wheel_is_pure_python_where_nothing_can_be_compiled(tmp_path: Path, mo
 
     assert wheel.name.endswith("-py3-none-any.whl")
     assert not list(unpacked(wheel).rglob("*.so"))
+
+
+def test_what_lies_compiled_among_the_sources_gets_into_no_wheel_and_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, scratch = tmp_path / "root", tmp_path / "scratch"
+    scratch.mkdir()
+    shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("hatch_build.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, root)
+    (root / "src/penstock/batch/producing.cpython-39-x86_64-linux-gnu.so").write_bytes(b"of some other Python")
+    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
+    monkeypatch.setenv("TMPDIR", str(scratch))
+
+    assert not list(unpacked(build_wheel(tmp_path, compiled=True, root=root)).rglob("*.so"))
+    (root / "src/penstock/gone.py").symlink_to("nowhere")
+    with pytest.raises(RuntimeError, match=r"gone\.py"):
+        build_wheel(tmp_path / "none", compiled=True, root=root)
+    assert not list(scratch.iterdir())
 
 
 @pytest.mark.skipif(COMPILED, reason="these tests are run by the one below")
