@@ -24,6 +24,13 @@ def commits(folder: Path) -> int:
     return len(list((folder / "tables").glob("*/_delta_log/*.json")))
 
 
+def name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""  # it has ended since we listed it
+
+
 def kill(victims: list[psutil.Process]) -> int:
     killed = 0
     for victim in victims:
@@ -52,9 +59,9 @@ def test_a_job_that_is_killed_at_any_moment_leaves_the_tables_exact(spark: Spark
         wait_until(lambda wanted=wanted: reached(wanted), timeout=300)  # type: ignore[misc]
         everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         if number % 3 == 1:
-            kills += kill([one for one in everyone if one.name() == "java"])
+            kills += kill([one for one in everyone if name_of(one) == "java"])
         elif number % 3 == 2:  # Spark or our supervisor begins anew, in the same process
-            kills += kill([one for one in everyone[1:] if one.name().startswith("python")])
+            kills += kill([one for one in everyone[1:] if name_of(one).startswith("python")])
             further = commits(tmp_path) + 2
             wait_until(lambda further=further: reached(further), timeout=300)  # type: ignore[misc]
         kills += kill(everyone)
