@@ -15,12 +15,13 @@ finds its handlers. In any interleaving one of them sees the other.
 import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, ErrorHandler
 from penstock.batch.gate import Gate
+from penstock.batch.idle_calls import NO_CALLS, IdleCalls, log_idle_failure, of_absent
 from penstock.batch.pace import IdlePace
 from penstock.batch.partition import Lane, Partition, Registration
 from penstock.batch.rounds import IDLE_ROUNDS
@@ -34,9 +35,6 @@ SHORTEST_ON_ROUNDS = 0.01  # seconds between idle calls that the rounds keep up 
 SLOW_CALLS = 0.005  # seconds: who takes so long makes its idle calls itself, not to hold up the others on the rounds
 TRUSTED = 100  # quick passes in a row after which it may come back: the machine may have been slow, not the handlers
 PATIENCE = 100  # pauses without a call after which a thread makes its calls itself again: the rounds hang
-
-IdleCalls = tuple[tuple[Callable[[], object], ...], tuple[Lane, ...]]  # `on_idle` functions, and the lanes they are of
-NO_CALLS: IdleCalls = ((), ())
 
 
 class DrainTask:
@@ -267,14 +265,14 @@ class DrainTask:
     def _make_idle_calls(self, absent_only: bool) -> None:
         self.idling = calls = self.idle_calls
         try:
-            for on_idle in calls[0] if not absent_only else _of_absent(calls):
+            for on_idle in calls[0] if not absent_only else of_absent(calls):
                 if self.idle_calls is not calls:
                     break  # handlers or owners have changed: the rest has its turn the next time
                 try:
                     on_idle()
                 except BaseException:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
                     functions, lanes = calls
-                    _log_idle_failure(self._queue_name, lanes[functions.index(on_idle)].registration)
+                    log_idle_failure(self._queue_name, lanes[functions.index(on_idle)].registration)
         finally:
             self.idling = None
 
@@ -358,45 +356,6 @@ def _error_of(consume: Callable[[list[Any]], object], batch: list[Any], gate: Ga
         if gate is not None:
             gate.leave()
     return None
-
-
-def call_on_idle(registration: Registration, queue_name: str) -> None:
-    """Once, if nobody consumes; an error is logged."""
-    if registration.on_idle is None:
-        return
-    try:
-        idle_call(registration)()
-    except BaseException:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
-        _log_idle_failure(queue_name, registration)
-
-
-def _of_absent(calls: IdleCalls) -> Iterator[Callable[[], object]]:
-    """Those whose lanes got no data since the last time we looked."""
-    for function, lane in zip(*calls):
-        was_absent, lane.idle_mark = lane.idle_mark == lane.taken and not lane.items, lane.taken
-        if was_absent:
-            yield function
-
-
-def idle_call(registration: Registration) -> Callable[[], object]:
-    """Its `on_idle`; where several threads may consume, one that does nothing while they do."""
-    on_idle, gate = registration.on_idle, registration.gate
-    assert on_idle is not None
-    if gate is None:
-        return on_idle
-
-    def call_alone() -> None:
-        if gate.try_alone():
-            try:
-                on_idle()
-            finally:
-                gate.leave_alone()
-
-    return call_alone
-
-
-def _log_idle_failure(queue_name: str, registration: Registration) -> None:
-    log.exception("on_idle failed. queue=%s type=%s", queue_name, registration.type)
 
 
 def report_batch(handler: ErrorHandler | None, queue_name: str, batch: list[Any], error: BaseException) -> None:

@@ -6,8 +6,9 @@ from functools import partial
 from itertools import count
 
 from penstock.batch.config import BatchQueueConfig, Handler, HandlerConsumer
-from penstock.batch.drain import NO_CALLS, DrainTask, IdleCalls, idle_call, rouse
+from penstock.batch.drain import DrainTask, rouse
 from penstock.batch.gate import Gate
+from penstock.batch.idle_calls import NO_CALLS, IdleCalls, idle_call
 from penstock.batch.partition import Lane, Partition, Registration, Route
 from penstock.batch.selector import stable_hash
 from penstock.errors import QueueClosed
