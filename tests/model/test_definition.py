@@ -158,6 +158,15 @@ def test_the_example_holds_the_well_known_metrics() -> None:
         ),
         ({"metrics": [{"name": "a", "source": "x"}] * 2}, r"metrics\[1\]\.name: 'a' is defined twice"),
         ({"undefined": "maybe"}, "undefined: keep or drop is expected, got 'maybe'"),
+        ({"metrics": [{"name": "a\0b", "source": "x"}]}, r"metrics\[0\]\.name: a metric's name .* got 'a\\x00b'"),
+        ({"metrics": [{"name": "\ud800", "source": "x"}]}, r"metrics\[0\]\.name: half a character"),
+        ({"metrics": [{"name": "n" * 513, "source": "x"}]}, r"metrics\[0\]\.name: .* 1 to 512 characters, got 513"),
+        ({"metrics": [{"name": "a", "source": "\ud800"}]}, r"\(a\)\.source: half a character"),
+        ({"metrics": [{"name": "a", "source": "x", "entity": ["\ud800"]}]}, r"\(a\)\.entity: half a character"),
+        (
+            {"metrics": [{"name": "a", "source": "x", "function": "top_n", "record": ["b", "\ud800"]}]},
+            r"\(a\)\.record: half a character",
+        ),
     ],
 )
 def test_a_definition_that_makes_no_sense_is_refused_by_place(document: Any, complaint: str) -> None:
@@ -171,6 +180,12 @@ def test_a_boolean_in_the_file_is_what_labels_have_in_its_place() -> None:
     ).metrics
     assert definition.filter.accepts({"cached": "true", "hit": "true"})
     assert not definition.filter.accepts({"cached": "true", "hit": "false"})
+
+
+def test_a_file_that_is_no_text_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "metrics.yaml").write_bytes(b"metrics: [{name: \xff, source: x}]")
+    with pytest.raises(ConfigError, match=r"metrics\.yaml: not YAML"):
+        load_definitions(tmp_path / "metrics.yaml")
 
 
 def test_an_error_names_the_file(tmp_path: Path) -> None:

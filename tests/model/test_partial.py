@@ -89,6 +89,9 @@ def test_one_metric_has_one_type() -> None:
     assert chunk_type("cpu") is Cpu
     assert chunk_type("other") is not Cpu
     assert chunk_type("other").metric == "other"
+    for name in ("a\0b", "\ud800"):
+        with pytest.raises(ValueError, match=r"null character|surrogates"):
+            chunk_type(name)
 
 
 def test_labels_in_any_order_are_one_entity() -> None:

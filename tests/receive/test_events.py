@@ -42,8 +42,11 @@ def test_events_are_taken_with_or_without_labels_and_time(http: HttpReceiver, si
         ({"metric": "m", "value": 1, "colour": 1}, "unknown key 'colour'"),
         ({"metric": "m", "value": 10**400}, "value must be a number, got 1000"),
         ({"metric": "m", "value": 1, "time": 10**400}, "RFC 3339, got 1000"),
-        ({"metric": "m", "value": 1, "labels": {"a": "\ud800"}}, "half a character"),
-        ({"metric": "\ud800", "value": 1}, "half a character"),
+        ({"metric": "m", "value": 1, "labels": {"a": "\ud800"}}, "label 'a' has half a character"),
+        ({"metric": "m", "value": 1, "labels": {"\ud800": "a"}}, r"label '\ud800' has half a character"),
+        ({"metric": "\ud800", "value": 1}, "metric has half a character"),
+        ({"metric": "a\0b", "value": 1}, r"a metric's name must be printable, got 'a\x00b'"),
+        ({"metric": "a" * 257, "value": 1}, "a metric's name must have 1 to 256 characters, got 257: 'aaaa"),
         (7, "an object is expected, got int"),
     ],
 )

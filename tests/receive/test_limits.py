@@ -171,6 +171,13 @@ def test_labels_that_are_long_because_of_what_nobody_reads_are_refused() -> None
     assert not using._otlp.namespaces
 
 
+def test_a_metrics_name_fits_into_every_table_however_long_a_labels_may_be() -> None:
+    using = decoder(max_label_name=100_000)
+    decoded = decode(request(gauge("m" * 512, 1.0), gauge("m" * 513, 2.0), resource={}), using=using)
+    assert decoded.account.reasons == {Refusal.LABELS: 1}
+    assert [chunk.metric for chunk in decoded.chunks] == ["m" * 512]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -18,9 +18,11 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.errors import ConfigError, MissingRequirement, TableConflict
-from penstock.model.function import Function
+from penstock.model.function import AVG, Function
 from penstock.model.level import Level
+from penstock.model.name import LONGEST_NAME
 from penstock.model.partial import of_columns
+from penstock.model.point import entity_of
 from penstock.spark import parquet, postgres
 from penstock.spark.delta import DeltaTables
 from penstock.spark.parquet import ParquetTables
@@ -335,6 +337,26 @@ def test_names_of_any_length_and_kind_can_be_kept(tables: Tables) -> None:
     (row,) = read_level(tables, Level.MINUTE).to_pylist()
     assert (row["entity"], row["count"]) == (long, 2)
     assert read_top_n(tables, 2)["record"].to_pylist() == [long[::-1]]
+
+
+def test_odd_names_are_kept_apart_and_exactly(tables: Tables) -> None:
+    """The longest name is of characters of four bytes in no order that could be compressed: PostgreSQL indexes it."""
+    rng = random.Random(7)
+    longest = "".join(chr(0x20000 + rng.randrange(40_000)) for _ in range(LONGEST_NAME))
+    names = ["../a/../b", "\u00e9", "e\u0301", "a'b\"c\\d", "\\N", "%00", "\ufffd", " ", longest]
+    labels = [{"a\0b": "c\0d"}, {"": "\u2028\uffff"}, {"\u00e9": "x"}, {"e\u0301": "x"}, {"../a": "\\N\t\n"}]
+    times = pa.array([DAY] * len(labels), pa.timestamp("us", tz="UTC"))
+    for n in range(2):
+        made = [
+            of_columns(name, AVG, pa.array([entity_of(some) for some in labels]), times, pa.array([1.0] * len(labels)))
+            for name in names
+        ]
+        assert tables.append("minute", Frame(pa.concat_tables(made).select(LEVEL_ROWS.names)), batch(n))
+
+    kept = read_level(tables, Level.MINUTE).to_pylist()
+    found = [(row["metric"], json.loads(row["entity"]), row["count"]) for row in kept]
+    assert len(found) == len(names) * len(labels)
+    assert all((name, some, 2) in found for name in names for some in labels)
 
 
 def test_tables_of_an_earlier_version_go_on(postgres_server: PostgreSQL) -> None:

@@ -31,6 +31,7 @@ from penstock.model.distinct import hll, lg_k_for
 from penstock.model.exponential import scale_for
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
+from penstock.model.name import is_whole, name_fault
 from penstock.units import parse_duration
 
 _KNOWN = {"name", "source", "filter", "entity", "function", "levels", "ttl"}
@@ -52,7 +53,7 @@ def load_definitions(path: Path) -> Definitions:
         document = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
     try:
         return parse_definitions(document)
@@ -85,6 +86,8 @@ def _definition(place: str, entry: Any) -> Definition:
     if not isinstance(entry, dict):
         raise ConfigError(f"{place}: a mapping is expected, got {type(entry).__name__}")
     name = _text(f"{place}.name", entry.get("name"))
+    if fault := name_fault(name):
+        raise ConfigError(f"{place}.name: {fault}")
     place = f"{place} ({name})"
     kind = _text(f"{place}.function", entry.get("function", "avg"))
     if kind not in FUNCTIONS:
@@ -184,7 +187,7 @@ def _as_label(given: Any) -> str:
 def _text(place: str, given: Any) -> str:
     if not isinstance(given, str) or not given:
         raise ConfigError(f"{place}: a text is expected, got {given!r}")
-    return given
+    return _whole(place, given)
 
 
 def _texts(place: str, given: Any) -> tuple[str, ...] | None:
@@ -192,7 +195,13 @@ def _texts(place: str, given: Any) -> tuple[str, ...] | None:
         return None
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
         raise ConfigError(f"{place}: a list of labels is expected, got {given!r}")
-    return tuple(given)
+    return tuple(_whole(place, one) for one in given)
+
+
+def _whole(place: str, text: str) -> str:
+    if not is_whole(text):  # what is made of points would hold it, and no table can
+        raise ConfigError(f"{place}: half a character in {text!r}")
+    return text
 
 
 def _levels(place: str, given: Any) -> tuple[Level, ...]:

@@ -81,7 +81,10 @@ class Chunk:
 
 
 def chunk_type(metric: str, kind: Kind = Kind.GAUGE) -> type[Chunk]:
-    """The chunk class of `metric`: the same for the same name and kind, as long as anybody holds it."""
+    """The chunk class of `metric`: the same for the same name and kind, as long as anybody holds it.
+
+    ValueError if the name has a NUL or half a character; `name.name_fault` says what else none should have.
+    """
     made = {"metric": metric, "kind": kind, "__slots__": ()}
     return _types.setdefault((metric, kind), type(f"Chunk[{metric}]", (Chunk,), made))
 

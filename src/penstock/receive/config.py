@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.model.name import LONGEST_NAME
 from penstock.units import parse_bytes, parse_duration
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -65,7 +66,7 @@ class IntakeConfig:
     max_labels: int = 64
     """Labels of one series, resource attributes that are kept included; a point with more is refused."""
     max_label_name: int = 256
-    """Characters of a label's name."""
+    """Characters of a label's name; of a metric's, too, but for those never more than 512."""
     max_label_value: int = 4096
     """Characters of a label's value."""
     max_metrics: int = 10_000
@@ -76,6 +77,11 @@ class IntakeConfig:
     """Streams in all that are known by their labels; points of further ones are refused until others have expired."""
     max_future: float | str = "1d"
     """How far ahead of our clock a point's time may be: one broken clock must not make tables of the year 2100."""
+
+    @property
+    def longest_name(self) -> int:
+        """Characters of a metric's name."""
+        return min(self.max_label_name, LONGEST_NAME)
 
     @property
     def longest_labels(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import pyarrow as pa
 
+from penstock.model.name import is_whole, name_fault
 from penstock.model.point import Kind, entity_of
 from penstock.receive.decode.group import Group, Rows
 from penstock.receive.decode.labels import text_of
@@ -79,8 +80,10 @@ def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:
     if unknown:
         raise Refused(Refusal.MALFORMED, f"unknown key {_shown(unknown[0])}; there are {', '.join(_KEYS)}")
     metric, value, labels = event.get("metric"), event.get("value"), event.get("labels", {})
-    if not isinstance(metric, str) or not metric or _SEPARATOR in metric:
+    if not isinstance(metric, str) or not metric:
         raise Refused(Refusal.MALFORMED, f"metric must be a text, got {_shown(metric)}")
+    if _SEPARATOR in metric:
+        raise Refused(Refusal.LABELS, name_fault(metric))
     if not _is_number(value):
         raise Refused(Refusal.VALUE, f"value must be a number, got {_shown(value)}")
     if not isinstance(labels, dict) or any(isinstance(label, (dict, list)) for label in labels.values()):
@@ -92,8 +95,15 @@ def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:
     try:
         key = (metric + _SEPARATOR + entity_of(texts)).encode()
     except UnicodeEncodeError:  # JSON can say half a character, "\\ud800"
-        raise Refused(Refusal.LABELS, "a text with half a character") from None
+        raise Refused(Refusal.LABELS, f"{_halved(metric, texts)} has half a character") from None
     return key, time, float(value)
+
+
+def _halved(metric: str, labels: dict[str, str]) -> str:
+    """Which text of an event UTF-8 cannot write."""
+    if not is_whole(metric):
+        return "metric"
+    return f"label {_shown(next(name for name, text in labels.items() if not is_whole(name + text)))}"
 
 
 def _nanoseconds(time: Any) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from penstock.model.name import name_fault
 from penstock.model.point import Chunk, Kind, chunk_type, entity_of
 from penstock.receive.config import IntakeConfig
 from penstock.receive.decode.homes import Homes
@@ -275,10 +276,8 @@ class SeriesTable:
                 Refusal.METRICS,
                 f"more than {self._config.max_metrics} metrics: {described.metric[:100]!r} is not taken",
             )
-        if not described.metric or len(described.metric) > self._config.max_label_name:
-            raise Refused(Refusal.LABELS, f"a metric's name of {len(described.metric)} characters")
-        if not described.metric.isprintable():  # a table's reader would stumble over it
-            raise Refused(Refusal.LABELS, f"a metric's name with control characters: {described.metric!r}")
+        if fault := name_fault(described.metric, self._config.longest_name):
+            raise Refused(Refusal.LABELS, fault)
         chunk = chunk_type(described.metric, described.kind)
         if self._unused:
             number = self._unused.pop().id
