@@ -116,6 +116,17 @@ def test_what_is_not_a_write_is_refused_alone(body: bytes) -> None:
     assert [row[0] for row in rows(decoded)] == ["good", "good"]
 
 
+def test_of_names_that_no_metric_may_have_no_type_is_remembered() -> None:
+    using = decoder()
+    families = [b"x" * 100_000, b"a\0b", b"\xed\xa0\x80", b"", b"fine"]
+    told = [field_bytes(3, field_varint(1, 1) + field_bytes(2, family)) for family in families]
+
+    decoded = decode(using, b"".join(told) + write(({"__name__": "fine"}, [(MILLIS, 1.0)])))
+
+    assert not decoded.account.errors
+    assert using._remote_write.types == {"fine": 1}
+
+
 def test_labels_in_any_order_and_empty_ones_are_one_series() -> None:
     using = decoder()
     decoded = decode(

@@ -80,7 +80,7 @@ class Decoder:
         self._histograms = HistogramDeltas(config.initial_value, since)
         self._exponentials = ExponentialDeltas(config.initial_value, since)
         self._otlp = OtlpReader(config, homes)
-        self._remote_write = RemoteWriteReader(homes)
+        self._remote_write = RemoteWriteReader(config.longest_name, homes)
         self._events = EventReader()
         self._part = (homes.own, homes.count) if homes is not None else (0, 1)
         self._expired = 0

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from penstock.model.name import name_fault
 from penstock.model.point import Kind
 from penstock.receive.decode.group import Group, Rows
 from penstock.receive.decode.homes import SERIES, Homes
@@ -40,7 +41,8 @@ class RemoteWriteReader:
     Threads: one at a time.
     """
 
-    def __init__(self, homes: Homes | None = None) -> None:
+    def __init__(self, longest_name: int, homes: Homes | None = None) -> None:
+        self._longest_name = longest_name
         self._homes = homes
         self.namespaces = {"remote write": Namespace(self._described, homes=homes)}
         self.types: dict[str, int] = {}
@@ -142,8 +144,10 @@ class RemoteWriteReader:
             if tag == _TYPE:
                 kind = start
             elif tag == _FAMILY:
-                family = body[start:stop].decode("utf-8", "replace")
+                family = body[start:stop].decode("utf-8", "surrogateescape")
         if not kind or self.types.get(family) == kind or len(self.types) >= _FAMILIES:
+            return
+        if name_fault(family, self._longest_name):  # no series of it would be taken
             return
         self.types[family] = kind
         if (kind in _COUNTERS) is not family.endswith(_ENDINGS):
