@@ -8,7 +8,7 @@ from typing import Any
 import pika.data
 import pytest
 
-from penstock.amqp import BackoffPolicy, ConsumerRegistry, DeadLetters, Declarations, Message, Retry
+from penstock.amqp import BackoffPolicy, ConsumerRegistry, DeadLetters, Declarations, Message, Reject, Retry
 from penstock.errors import BrokerError
 from penstock.receive.amqp import subscription
 from penstock.receive.amqp.attempts import ATTEMPTS, DELIVERY_COUNT, EXCHANGE, REASON, ROUTING_KEY
@@ -40,6 +40,23 @@ class HalfRetry(Retry):
     """A subclass that forgot its parent."""
 
     def __init__(self) -> None: ...
+
+
+@pytest.mark.parametrize("error", [Reject, ValueError])
+def test_a_reason_with_half_a_character_keeps_no_message_from_the_dead_letters(
+    client: Client, queue: str, consume: Consume, error: type[Exception]
+) -> None:
+    def refuse(message: Message) -> None:
+        raise error(f"no such shop: {message.json()}")
+
+    declarations = with_dead_letters(queue)
+    declarations.consumer(queue=queue, handler=refuse, max_attempts=1)
+    consume(declarations)
+    client.publish(queue, rb'"\ud800"')
+
+    body, headers = dead_letter(client, queue)
+    assert body == rb'"\ud800"'
+    assert headers[REASON].endswith(r"no such shop: \ud800")
 
 
 @pytest.mark.parametrize("error", [Unspeakable, HalfRetry, SystemExit])

@@ -46,6 +46,30 @@ def test_what_is_no_request_is_400_with_a_status_in_json(http: HttpReceiver, bod
     assert json.loads(answered.body)["code"] == 3
 
 
+@pytest.mark.parametrize(
+    "metric",
+    [
+        {"name": "\ud800"},
+        {"gauge": {"dataPoints": [{"asDouble": "\ud800"}]}},
+        {"gauge": {"dataPoints": [{"asDouble": "x" * 100_000}]}},
+        {"gauge": {"dataPoints": [{"timeUnixNano": "x" * 100_000}]}},
+        {"sum": {"aggregationTemporality": "\ud800"}},
+    ],
+    ids=["name", "half a number", "no number", "no time", "no enum"],
+)
+def test_texts_that_cannot_be_read_are_400_with_a_short_reason_and_no_error_of_ours(
+    http: HttpReceiver, caplog: pytest.LogCaptureFixture, metric: object
+) -> None:
+    document = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}
+
+    answered = post(http.port, "/v1/metrics", json.dumps(document).encode(), Content_Type=JSON)
+
+    assert answered.status == 400
+    assert len(answered.body) < 2000
+    assert json.loads(answered.body)["message"].encode()
+    assert not caplog.records
+
+
 def test_the_relay_gets_protobuf_with_the_ids_of_exemplars_intact() -> None:
     relay = KeepingSink()
     intake = Intake(None, relay).start()

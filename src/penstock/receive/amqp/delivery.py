@@ -67,13 +67,18 @@ def judge(error: BaseException) -> Outcome:
     """What a handler's exception means. It is the handler's own, and may fail at whatever it is asked."""
     try:
         if isinstance(error, Retry):
-            return Outcome(Verdict.RETRY, str(error), error.delay, error.counted)
+            return Outcome(Verdict.RETRY, _writable(str(error)), error.delay, error.counted)
         if isinstance(error, Reject):
-            return Outcome(Verdict.REJECT, str(error))
-        reason = f"{type(error).__name__}: {error}"
+            return Outcome(Verdict.REJECT, _writable(str(error)))
+        reason = _writable(f"{type(error).__name__}: {error}")
     except Exception as trouble:  # noqa: BLE001 - a worker that ends here leaves its message in the air
         reason = f"{type(error).__name__}, which cannot be shown: {type(trouble).__name__}"
-    return Outcome(Verdict.RETRY, reason, trace="".join(traceback.format_exception(error)))
+    return Outcome(Verdict.RETRY, reason, trace=_writable("".join(traceback.format_exception(error))))
+
+
+def _writable(text: str) -> str:
+    """The same with half a character spelled out: a dead letter with one could never be published."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def judge_answer(answer: object) -> Outcomes:

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.receive.decode.group import Account
 
 _IDS = ("traceId", "spanId")
+_SIDE = 400  # characters
 
 
 def as_protobuf(bodies: list[bytes], account: Account) -> list[bytes]:
@@ -32,9 +33,17 @@ def _one(body: bytes, request: int, account: Account) -> bytes:
         return bytes(made.SerializeToString())
     except RecursionError:
         account.fail(request, "JSON that is nested too deep")
+    except SystemError:  # protobuf's own mishap with such a text
+        account.fail(request, "not an ExportMetricsServiceRequest in JSON: half a character where an enum belongs")
     except (ValueError, ParseError, TypeError, AttributeError) as error:
-        account.fail(request, f"not an ExportMetricsServiceRequest in JSON: {error}")
+        told = str(error).encode("utf-8", "backslashreplace").decode()  # it may quote what was sent
+        account.fail(request, f"not an ExportMetricsServiceRequest in JSON: {_shortened(told)}")
     return b""
+
+
+def _shortened(told: str) -> str:
+    """Its beginning and its end, which says where: an answer must not be as long as what it answers."""
+    return told if len(told) <= 2 * _SIDE else f"{told[:_SIDE]} … {told[-_SIDE:]}"
 
 
 def _mend_ids(document: Any) -> None:
