@@ -65,6 +65,19 @@ def test_what_can_never_be_read_is_rejected_alone(intake: Intake, sink: KeepingS
     assert sink.values("orders") == [2.0, 2.0]
 
 
+def test_a_message_of_which_no_event_is_taken_is_rejected_with_the_reason(intake: Intake, sink: KeepingSink) -> None:
+    odd, long = {"metric": "a\0b", "value": 1}, {"metric": "a" * 100_000, "value": 1}
+    bodies = [[odd], [odd, long], [long, {"metric": "orders", "value": 3}], []]
+    messages = [Message(json.dumps(events).encode()) for events in bodies]
+
+    answers = batches_into_intake(intake)([*messages, Message(EVENT)])
+
+    assert answers is not None
+    assert [type(answer).__name__ for answer in answers] == ["Reject", "Reject", "NoneType", "NoneType", "NoneType"]
+    assert "a metric's name must be printable" in str(answers[0])
+    assert sink.values("orders") == [3.0, 2.0]
+
+
 def test_no_room_is_not_the_messages_fault(intake: Intake, sink: KeepingSink) -> None:
     sink.refuses = True
 

@@ -1,7 +1,7 @@
 """The RabbitMQ receiver: the consumer pool before the intake, with the life of a receiver.
 
 broker ─► a batch of messages ─► intake ─► answers ─┬─ taken: ack
-                                                    ├─ can never be taken: dead letter, with the reason
+                                                    ├─ nothing of it can be taken: dead letter, with the reason
                                                     └─ no room, closing: again later, for as long as it takes
 """
 

@@ -76,6 +76,7 @@ class Answer:
     message: str = ""
     rejected: int = 0  # points
     reasons: tuple[str, ...] = ()  # of those, the first few
+    is_useless: bool = False  # those are all points that it has; known of events only
 
 
 TAKEN = Answer(Status.TAKEN)

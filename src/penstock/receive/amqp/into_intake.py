@@ -26,7 +26,8 @@ def into_intake(intake: Intake, kind: Format | None = None, *, most: int = MOST)
     """A handler that hands each message over and waits until it is safe.
 
     `kind` is what the bodies are; without it the content type says so: protobuf is OTLP, JSON (or none) is events. What
-    can never be read is dead-lettered, what has no room is tried again for as long as it takes.
+    can never be read, and events of which none can be taken, are dead-lettered; what has no room is tried again for as
+    long as it takes.
     """
     batch = batches_into_intake(intake, kind, most=most)
 
@@ -65,7 +66,9 @@ class _TakenInPart:
         self._said_at = -_SAY_EVERY
 
     def note(self, answers: Sequence[Answer]) -> None:
-        partly = [answer for answer in answers if answer.status is Status.TAKEN and answer.rejected]
+        partly = [
+            answer for answer in answers if answer.status is Status.TAKEN and answer.rejected and not answer.is_useless
+        ]
         if not partly:
             return
         self._messages += len(partly)
@@ -106,9 +109,9 @@ def _deliver(answers: list[tuple[Any, Answer]]) -> None:
 
 def _outcome(answer: Answer) -> Retry | Reject | None:
     match answer.status:
-        case Status.TAKEN:
+        case Status.TAKEN if not answer.is_useless:
             return None
-        case Status.BAD | Status.TOO_LARGE:
+        case Status.TAKEN | Status.BAD | Status.TOO_LARGE:
             return Reject(answer.message)
         case _:
             return Retry(AGAIN, answer.message, counted=False)

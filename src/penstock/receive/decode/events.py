@@ -70,7 +70,11 @@ class EventReader:
         which = np.zeros(len(keys), np.int64)
         raw = pa.array(keys, pa.binary())
         rows.streams = group.streams_of(list(self.namespaces.values()), which, raw, rows.requests)
-        return rows.take(rows.streams >= 0)
+        rows = rows.take(rows.streams >= 0)
+        if group.account.rejected.any():
+            useless = np.setdiff1d(np.flatnonzero(group.account.rejected), rows.requests)
+            group.account.useless.update(useless.tolist())
+        return rows
 
 
 def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:

@@ -23,6 +23,7 @@ class Account:
         self.errors: dict[int, Answer] = {}
         self.rejected = np.zeros(requests, np.int64)
         self.messages: dict[int, list[str]] = {}
+        self.useless: set[int] = set()  # requests of which no point is taken, though they can be read
         self.reasons: Counter[Refusal] = Counter()
         self.points = 0
 
@@ -54,9 +55,8 @@ class Account:
         if request in self.errors:
             return self.errors[request]
         if self.rejected[request]:
-            return Answer(
-                Status.TAKEN, "; ".join(told := self.messages[request]), int(self.rejected[request]), tuple(told)
-            )
+            told, rejected = self.messages[request], int(self.rejected[request])
+            return Answer(Status.TAKEN, "; ".join(told), rejected, tuple(told), request in self.useless)
         return TAKEN
 
 
