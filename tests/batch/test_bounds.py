@@ -152,11 +152,13 @@ def test_produce_many_says_how_many_found_room() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_comes_after_the_first_that_timed_out_is_counted_as_dropped_too(asynchronous: bool) -> None:
-    with open_queue(buffer_size=2) as queue:
+def test_what_comes_after_the_first_that_timed_out_is_counted_as_dropped_too(
+    asynchronous: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_queue(buffer_size=2, partitions=PartitionPolicy.fixed(2)) as queue:
         stuck = Stuck(queue)
         queue.add_handler(B, Recorder())
-        mixed = [A(0, 1), B(0, 0), A(0, 2), B(0, 1), B(0, 2), A(0, 3)]
+        mixed = [A(0, 1), B(0, 0), A(0, 2), A(0, 3), B(0, 1), B(0, 2), A(0, 4)]
         if asynchronous:
             accepted = asyncio.run(queue.produce_many_async(mixed, timeout=0.01))
         else:
@@ -165,9 +167,10 @@ def test_what_comes_after_the_first_that_timed_out_is_counted_as_dropped_too(asy
         queue.close()
 
     counts = queue.stats().types
-    assert accepted == 2
-    assert (counts[A].produced, counts[A].dropped) == (2, 2)
+    assert accepted == 3
+    assert (counts[A].produced, counts[A].dropped) == (3, 2)
     assert (counts[B].produced, counts[B].dropped) == (1, 2)
+    assert caplog.text.count("started dropping") == 1  # B has room, nobody tried it
 
 
 def test_a_timed_produce_many_accepts_the_first_so_many() -> None:

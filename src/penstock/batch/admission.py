@@ -130,7 +130,8 @@ class Admission:
     def refuse_all(self, items: Sequence[Any]) -> None:
         """Count items that nobody tried to put in, since one before them was turned away."""
         for item in items:
-            self._refuse(self._layout.lane_for(item), 1)
+            lane = self._layout.lane_for(item)
+            lane.partition.leave_out(lane)
 
     def _refuse(self, lane: Lane, count: int) -> None:
         if lane.partition.refuse(lane, count):

@@ -148,6 +148,11 @@ class Partition:
             self._dropping = True
         return began
 
+    def leave_out(self, lane: Lane) -> None:
+        """Count an item that was not tried: there may be room for it."""
+        with self._lock:
+            lane.dropped += 1
+
     def _grant_locked(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, start: int) -> int:
         """Append from `items[start:]` what fits; how many that were."""
         count = wanted = len(items) - start
