@@ -3,8 +3,6 @@
 The names carry the numbers of the list of known defects: p1 is a hang at shutdown, p2 a wrong pause, and so on.
 """
 
-import subprocess
-import sys
 import threading
 import time
 from statistics import quantiles
@@ -299,25 +297,9 @@ def test_p11_an_idle_queue_does_nothing() -> None:
     with open_queue(threads=ThreadPolicy.fixed(4), partitions=PartitionPolicy.adaptive()) as queue:
         for type_ in item_types(100):
             queue.add_handler(type_, lambda batch: None)
-        calls = [task.calls_idle for task in queue._tasks]
+        timeouts = [task.see_to_idle_calls() for task in queue._tasks]
 
-    assert calls == [False] * 4
-
-
-def test_p11_an_idle_queue_costs_next_to_nothing() -> None:
-    program = """
-import time
-from penstock import BatchQueue, BatchQueueConfig, PartitionPolicy, ThreadPolicy
-queue = BatchQueue("idle", BatchQueueConfig(threads=ThreadPolicy.fixed(4), partitions=PartitionPolicy.adaptive()))
-for index in range(100):
-    queue.add_handler(type(f"T{index}", (), {}), lambda batch: None)
-before = time.process_time()
-time.sleep(1.0)
-print(time.process_time() - before)
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-
-    assert float(ran.stdout) < 0.005  # of a second; polling took 14 to 20 ms
+    assert timeouts == [None] * 4
 
 
 def test_the_counters_that_were_missing_are_there() -> None:
