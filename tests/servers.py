@@ -23,6 +23,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -64,7 +65,7 @@ def provide(package: str, program: str, *folders: str) -> str:
     return found
 
 
-class Server:
+class Server(ABC):
     """One process (and its children) that a test owns."""
 
     name = "server"
@@ -79,8 +80,9 @@ class Server:
 
     user: str | None = None  # whom to run as, if not as ourselves
 
+    @abstractmethod
     def command(self) -> tuple[list[str], dict[str, str]]:
-        raise NotImplementedError  # each server says how it is started: arguments and environment
+        """How it is started: arguments and environment."""
 
     def ready(self) -> bool:
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 LINK = 1.0  # seconds after which who was to be woken by another looks for itself
 
 
-class Waiter:
+class Waiter(ABC):
     """One `produce` in line for room. Who makes the room appends the item and only then wakes the producer.
 
     So those who wait are served in the order in which they came, and nobody who came later overtakes them.
@@ -29,9 +30,9 @@ class Waiter:
         self.sizes = sizes
         self.granted = 0
 
+    @abstractmethod
     def wake(self) -> None:
         """All is granted, or the queue has closed."""
-        raise NotImplementedError  # a thread and a coroutine are woken in different ways
 
 
 class ThreadWaiter(Waiter):
