@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _SERVICE = "opentelemetry.proto.collector.metrics.v1.MetricsService"
 _START = 10.0  # seconds that binding a port may take
+_FLUSH = 1.0  # seconds for answers to be written
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -82,7 +83,12 @@ class GrpcReceiver:
             asyncio.run_coroutine_threadsafe(self._server.stop(None), self._thread.loop)
 
     def close(self, timeout: float = 30.0) -> None:
-        """Stop accepting, let what is under way be answered for up to `timeout` seconds, then cut it off."""
+        """Stop accepting, let what is under way be answered for up to `timeout` seconds, then cut it off.
+
+        If the intake is closed, everybody was answered but those whose call has not come as a whole.
+        """
+        if self._intake.is_closing:
+            timeout = min(timeout, _FLUSH)
         if self._server is not None and self._thread.is_alive:
             self._thread.run(self._server.stop(timeout), timeout + _START)
         self._thread.close()

@@ -41,6 +41,7 @@ _TAKEN = {
 _JSON = (Format.OTLP_JSON, Format.EVENTS)
 _LINGER = 1.0  # seconds to read on after an early answer, so that the client sees it and not a reset
 _HANDSHAKE = 10.0  # seconds for TLS to begin: such connections are not counted yet
+_CLOSED = "shutting down: send it again"
 _START = 10.0  # seconds that binding a port may take
 
 
@@ -75,6 +76,7 @@ class HttpReceiver:
         self._server: HttpServer | None = None
         self._listener: asyncio.Server | None = None
         self.reading = 0  # bytes of bodies that are not whole yet
+        self._being_read: set[asyncio.Timeout] = set()  # one for each of them
         self.port = 0
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -102,7 +104,10 @@ class HttpReceiver:
             self._thread.run(self._stop_accepting(), _START)
 
     def close(self, timeout: float = 30.0) -> None:
-        """Stop accepting, let what is under way be answered for up to `timeout` seconds, then cut it off."""
+        """Stop accepting, let what is under way be answered for up to `timeout` seconds, then cut it off.
+
+        If the intake is closed, what is still being read is not waited for: its answer is 503.
+        """
         if self._thread.is_alive:
             self._thread.run(self._shut(timeout), timeout + _START)
         self._thread.close()
@@ -143,6 +148,10 @@ class HttpReceiver:
         )
         self.port = self._listener.sockets[0].getsockname()[1]
 
+    @property
+    def _is_stopping(self) -> bool:
+        return self._server is not None and self._server.is_stopping
+
     async def _stop_accepting(self) -> None:
         if self._listener is not None and self._server is not None:
             self._listener.close()
@@ -151,8 +160,12 @@ class HttpReceiver:
 
     async def _shut(self, grace: float) -> None:
         await self._stop_accepting()
+        if self._intake.is_closing:
+            for scope in self._being_read:
+                if not scope.expired():
+                    scope.reschedule(self._thread.loop.time())
         if self._server is not None:
-            await self._server.shutdown(grace)
+            await self._server.finish(grace)
 
     # -- a request ---------------------------------------------------------------------------------------------------
 
@@ -166,7 +179,7 @@ class HttpReceiver:
         if reply.content_type:
             headers["Content-Type"] = reply.content_type
         response = web.Response(body=reply.body, status=reply.status, headers=headers)
-        if reply.status in (401, 413) or not request.content.is_eof():
+        if reply.status in (401, 413) or not request.content.is_eof() or self._is_stopping:
             response.force_close()  # nobody reads the rest of what it sends
         await self._write(request, response)
         return response
@@ -213,6 +226,9 @@ class HttpReceiver:
             self._intake.refuse(Refusal.UNSUPPORTED)
             known = ", ".join(filter(None, _ENCODINGS))
             return error_reply(kind, 415, f"content encoding {name!r} is not taken; there are {known}")
+        if self._intake.is_closing:
+            self._intake.refuse(Refusal.CLOSED)
+            return error_reply(kind, 503, _CLOSED)
         return await self._body_reply(request, kind, encoding)
 
     async def _body_reply(self, request: web.BaseRequest, kind: Format, encoding: Encoding) -> Reply:
@@ -222,11 +238,18 @@ class HttpReceiver:
             self._intake.refuse(Refusal.TOO_LARGE)
             return error_reply(kind, 413, f"the body has {request.content_length} bytes, at most {most} are taken")
         try:
-            async with asyncio.timeout(float(limits.read_timeout)):
-                if request.headers.get("Expect", "").lower() == "100-continue":
-                    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                body = await self._read(request, most)
+            async with asyncio.timeout(float(limits.read_timeout)) as scope:
+                self._being_read.add(scope)
+                try:
+                    if request.headers.get("Expect", "").lower() == "100-continue":
+                        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    body = await self._read(request, most)
+                finally:
+                    self._being_read.discard(scope)
         except TimeoutError:
+            if self._intake.is_closing:
+                self._intake.refuse(Refusal.CLOSED)
+                return error_reply(kind, 503, _CLOSED)
             self._intake.refuse(Refusal.SLOW)
             return error_reply(kind, 408, f"the body did not come within {limits.read_timeout:g} s")
         except _TooLong:
@@ -239,7 +262,7 @@ class HttpReceiver:
         largest = int(limits.max_json if kind in _JSON else limits.max_decompressed)
         if not self._intake.submit(Request(kind, body, encoding, largest, waiting, self._thread.deliver)):
             if self._intake.is_closing:
-                return error_reply(kind, 503, "shutting down: send it again")
+                return error_reply(kind, 503, _CLOSED)
             return error_reply(kind, 429, "too many requests wait for their answer: send it again")
         return http_reply(kind, await waiting)
 

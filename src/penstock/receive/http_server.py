@@ -11,16 +11,23 @@ from aiohttp.web_protocol import RequestHandler
 log = logging.getLogger(__name__)
 
 SERVER = "penstock"  # and not the versions of what it is made of
+_CUT = 0.01  # seconds that aiohttp waits for a handler before it cancels it; with 0 it would wait for ever
 
 
 class HttpServer(web.Server):
-    """Counts connections, and closes those beyond the limit at once. `on_malformed` hears of requests that are none."""
+    """Counts connections, and closes those beyond the limit at once. `on_malformed` hears of requests that are none.
+
+    Stopping: aiohttp reads nothing more from a connection that it is to close, and yet waits for the rest of a body on
+    its way there. Here a request that has begun is read to its end, and its connection closed after the answer.
+    """
 
     def __init__(self, handler: Any, max_connections: int, on_malformed: Callable[[], None], **options: Any) -> None:
         super().__init__(handler, **options)
         self._max_connections = max_connections
         self.on_malformed = on_malformed
         self.open = 0
+        self.is_stopping = False
+        self._all_gone = asyncio.Event()
 
     def __call__(self) -> RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
@@ -28,16 +35,48 @@ class HttpServer(web.Server):
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         self.open += 1
-        if self.open > self._max_connections:
+        if self.open > self._max_connections or self.is_stopping:
             transport.abort()
 
     def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
         self.open -= 1
+        if not self.open:
+            self._all_gone.set()
         super().connection_lost(handler, exc)
+
+    def pre_shutdown(self) -> None:
+        """Close what is idle at once, and the others after their answers."""
+        self.is_stopping = True
+        for connection in self.connections:
+            if isinstance(connection, _Connection) and connection.is_idle:
+                connection.force_close()
+            else:
+                connection.close()
+
+    async def finish(self, grace: float) -> None:
+        """After `pre_shutdown`: wait for the connections to end, for up to `grace` seconds, then cut them off."""
+        try:
+            async with asyncio.timeout(grace):
+                while self.open:
+                    self._all_gone.clear()
+                    await self._all_gone.wait()
+        except TimeoutError:
+            await self.shutdown(_CUT)
 
 
 class _Connection(RequestHandler):
     __slots__ = ()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has come, as far as its headers, that was not answered."""
+        return not self._messages and (self._waiter is not None or not self._request_count)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on also if the connection is to be closed: the rest of a body is on its way."""
+        is_closing, self._close = self._close, False
+        super().data_received(data)
+        self._close = self._close or is_closing
 
     async def start(self) -> None:
         """Serve, unless the connection was one too many: aiohttp would stumble over its end."""
