@@ -167,6 +167,46 @@ def test_a_slow_server_is_held_to_the_timeout(server: Misbehaving, how: str) -> 
         send(client, metrics())
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_token_that_was_renewed_is_used_after_the_old_one_was_refused(
+    server: Misbehaving, status: int, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    client = exporter(server, token_file=token)
+    server.behaviours = [answer(200), answer(status)]
+    send(client, metrics())
+    with pytest.raises(TransientExportError, match=str(status)):
+        send(client, metrics())
+    token.write_text("new")
+    send(client, metrics())
+    tokens = [request.headers["authorization"].removeprefix("Bearer ") for request in server.requests]
+    assert tokens == ["old", "old", "new"]
+
+
+@pytest.mark.parametrize("content", ["hidden\nhidden too", "hidden€", "", None])
+def test_a_token_file_that_holds_no_token_is_named_without_what_it_holds_and_nothing_is_sent(
+    server: Misbehaving, content: str | None, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    client = exporter(server, token_file=token)
+    server.behaviours = [answer(401)]
+    with pytest.raises(TransientExportError):
+        send(client, metrics())
+    token.unlink()
+    if content is not None:
+        token.write_text(content)
+    for _ in range(2):
+        with pytest.raises(TransientExportError, match="token_file") as caught:
+            send(client, metrics())
+        assert caught.value.error_class is ErrorClass.AUTH
+        assert "hidden" not in str(caught.value)
+    assert len(server.requests) == 1
+    token.write_text("new")
+    assert send(client, metrics()) is None
+
+
 def test_retry_after_comes_as_seconds_or_as_a_date(server: Misbehaving) -> None:
     client = exporter(server)
     server.behaviours = [

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 from weakref import WeakSet
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, ErrorClass, TransientExportError
 from penstock.export import classify
 from penstock.export.wire import get_bytes
 from penstock.units import parse_duration
@@ -68,7 +68,7 @@ class HttpConfig:
     """Seconds for one request, from connecting to the last byte of its answer."""
     headers: Mapping[str, str] | None = None
     token_file: str | Path | None = None
-    """A file with a bearer token, read at every connect, so that a new one is found."""
+    """A file with a bearer token, read at every connect, and anew once it was refused, so that a new one is found."""
     tls: TlsConfig | None = None
 
     def __post_init__(self) -> None:
@@ -116,6 +116,18 @@ def check_file(path: str | Path | None, field: str) -> None:
 
 def _is_header(text: object) -> bool:
     return isinstance(text, str) and text.isprintable() and text.isascii()
+
+
+def _token(path: str | Path) -> str:
+    """What the file holds; an error that does not show it, if that cannot be sent. It may be mended while we wait."""
+    try:
+        token = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise TransientExportError(f"token_file {path} cannot be read: {reason}", ErrorClass.AUTH) from None
+    if not token or not _is_header(token):
+        raise TransientExportError(f"token_file {path} must hold one line of plain text", ErrorClass.AUTH)
+    return token
 
 
 class Answer(NamedTuple):
@@ -177,6 +189,7 @@ class HttpClient:
 
     def _connect(self, deadline: float) -> http.client.HTTPConnection:
         self._check_open()
+        headers = self._own_headers()
         timeout = max(0.001, deadline - time.monotonic())
         if self._context is not None:
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -193,7 +206,7 @@ class HttpClient:
             self._forget(connection)
             raise
         self._local.connection = connection
-        self._local.headers = self._own_headers()
+        self._local.headers = headers
         return connection
 
     def _check_open(self) -> None:
@@ -203,7 +216,7 @@ class HttpClient:
     def _own_headers(self) -> dict[str, str]:
         headers = {"User-Agent": _AGENT, **(self._config.headers or {})}
         if self._config.token_file:
-            headers["Authorization"] = f"Bearer {Path(self._config.token_file).read_text().strip()}"
+            headers["Authorization"] = f"Bearer {_token(self._config.token_file)}"
         return headers
 
     def _exchange(
@@ -221,7 +234,10 @@ class HttpClient:
         if 200 <= answer.status < 300:
             return answer
         after = classify.retry_after(response.getheader("Retry-After"), time.time())
-        raise classify.of_status(answer.status, message_of(answer), after, may_pass=self._may_pass)
+        error = classify.of_status(answer.status, message_of(answer), after, may_pass=self._may_pass)
+        if error.error_class is ErrorClass.AUTH:
+            self._forget(connection)  # the next one is made with what the token file holds by then
+        raise error
 
     def _forget(self, connection: http.client.HTTPConnection) -> None:
         connection.close()
