@@ -78,6 +78,7 @@ class Misbehaving:
     slow: threading.Event = field(default_factory=threading.Event)
     port: int = 0
     keep: int | None = None  # bytes of each body that are kept
+    is_hasty: bool = False  # it answers when it has the headers, and ends the connection with the body unread
     _open: set[socket.socket] = field(default_factory=set)
 
     def silent(self, connection: socket.socket) -> bool:
@@ -133,11 +134,11 @@ class Misbehaving:
             if self.tls is not None:
                 connection = self.tls.wrap_socket(accepted, server_side=True)
             with connection, connection.makefile("rb") as reader:
-                while (request := _read(reader)) is not None:
+                while (request := _read(reader, with_body=not self.is_hasty)) is not None:
                     request.body = request.body[: self.keep]
                     self.requests.append(request)
                     behave = self.behaviours.pop(0) if self.behaviours else answer(200)
-                    if not behave(connection):
+                    if not behave(connection) or self.is_hasty:
                         return
         except (OSError, ValueError):
             pass  # it was cut off
@@ -145,7 +146,7 @@ class Misbehaving:
             self._open.discard(accepted)
 
 
-def _read(reader: object) -> Request | None:
+def _read(reader: object, *, with_body: bool) -> Request | None:
     line = reader.readline()  # type: ignore[attr-defined]
     if not line:
         return None
@@ -153,6 +154,8 @@ def _read(reader: object) -> Request | None:
     while header := reader.readline().strip():  # type: ignore[attr-defined]
         name, _, value = header.decode().partition(":")
         headers[name.lower()] = value.strip()
+    if not with_body:
+        return Request(line.split()[1].decode(), headers, b"")
     length = int(headers.get("content-length", "0"))
     body = reader.read(length)  # type: ignore[attr-defined]
     if len(body) < length:

@@ -247,6 +247,20 @@ def test_too_large_is_its_own_error(server: Misbehaving) -> None:
         send(exporter(server), metrics())
 
 
+def test_a_server_that_refuses_a_large_request_before_it_has_read_it_is_understood(server: Misbehaving) -> None:
+    server.is_hasty = True
+    server.behaviours = [answer(413), answer(429, Retry_After="7"), answer(200)]
+    client = exporter(server, compression="none")
+    large = bytes(20_000_000)  # more than the kernel takes in for a server that does not read
+    with pytest.raises(PayloadTooLarge):
+        send(client, large)
+    with pytest.raises(TransientExportError) as caught:
+        send(client, large)
+    assert caught.value.retry_after == 7.0
+    with pytest.raises(ConnectionError):  # a success says nothing of what it has not read
+        send(client, large)
+
+
 def test_partial_success_tells_how_many_and_why(server: Misbehaving) -> None:
     partial = ExportMetricsPartialSuccess(rejected_data_points=17, error_message="too old")
     response = ExportMetricsServiceResponse(partial_success=partial)

@@ -225,8 +225,7 @@ class HttpClient:
         keep = False
         try:
             connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
-            connection.request("POST", self._path, body, {**self._local.headers, **headers})
-            response = connection.getresponse()
+            response = _ask(connection, self._path, body, {**self._local.headers, **headers})
             answer, keep = _read(connection, response, deadline)
         finally:
             if not keep:
@@ -244,6 +243,24 @@ class HttpClient:
         self._local.connection = None
         with self._lock:
             self._connections.discard(connection)
+
+
+def _ask(
+    connection: http.client.HTTPConnection, path: str, body: bytes, headers: Mapping[str, str]
+) -> http.client.HTTPResponse:
+    """Post, and wait for the answer."""
+    try:
+        connection.request("POST", path, body, headers)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        # A server that will not have the request may say so before it has read it, and end the connection.
+        try:
+            response = connection.getresponse()
+        except (http.client.HTTPException, OSError):
+            raise error from None
+        if response.status < 300:
+            raise  # it cannot have taken what it has not read
+        return response
+    return connection.getresponse()
 
 
 def _read(
