@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -236,13 +237,18 @@ def test_an_item_that_could_never_fit_is_an_error() -> None:
         queue.produce(b"12345")
 
 
-def test_a_drain_thread_never_waits_for_itself() -> None:
+def _in_a_loop_of_its_own(queue: BatchQueue) -> bool:
+    return asyncio.run(queue.produce_async(A()))
+
+
+@pytest.mark.parametrize("produce", [lambda queue: queue.produce(A()), _in_a_loop_of_its_own])
+def test_a_drain_thread_never_waits_for_itself(produce: Callable[[BatchQueue], bool]) -> None:
     answers: list[bool] = []
     with open_queue(buffer_size=1) as queue:
 
         def echo(batch: list[A]) -> None:
             if not answers:
-                answers.extend(queue.produce(A()) for _ in range(3))
+                answers.extend([produce(queue) for _ in range(3)])
 
         queue.add_handler(A, echo)
         queue.produce(A())

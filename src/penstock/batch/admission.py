@@ -77,7 +77,8 @@ class Admission:
             granted = partition.offer(lane, items, sizes, None)
             if partition.asleep:
                 rouse(partition.asleep)
-            if granted < len(items) and patience != 0 and not partition.closed:
+            # Also a drain thread of this queue may run a loop, which is then no less a reason not to wait for itself.
+            if granted < len(items) and patience != 0 and not partition.closed and not is_of_crew(self._crew):
                 granted += await self._wait_async(lane, items[granted:], sizes and sizes[granted:], patience)
         except asyncio.CancelledError:
             raise  # it comes while we wait, and costs nothing
