@@ -1,6 +1,7 @@
 """The configuration refuses nonsense where it is declared, and says which field, which value, which bound."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,10 @@ from penstock.errors import ConfigError
 from tests.batch.support import open_queue
 
 ONE = ThreadPolicy.fixed(1)
+
+
+async def later(*batch: Any) -> None:
+    pass
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,8 @@ ONE = ThreadPolicy.fixed(1)
         ({"threads": ONE, "strategy": "blocking"}, "strategy must be BufferStrategy.BLOCKING or .* got 'blocking'"),
         ({"threads": ONE, "balancer": "items", "balance_interval": 1.0}, "balancer must be a DrainBalancer"),
         ({"threads": ONE, "consumer": 5}, r"consumer must be a function or have a method consume\(batch\), got 5"),
+        ({"threads": ONE, "consumer": later}, "consumer must not be a coroutine function"),
+        ({"threads": ONE, "error_handler": later}, "error_handler must not be a coroutine function"),
         ({"threads": ONE, "error_handler": 5}, "error_handler must be a function, got 5"),
         ({"threads": ONE, "size_of": 5}, "size_of must be a function, got 5"),
         ({"shared_scheduler": "IO_POOL"}, "shared_scheduler must be like .* got 'IO_POOL'"),
@@ -60,6 +67,18 @@ class Handler:
         pass
 
 
+class Later:
+    consume = later
+
+
+class LaterIdle(Handler):
+    on_idle = later
+
+
+class NeverIdle(Handler):
+    on_idle = 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -67,6 +86,11 @@ class Handler:
         (("int", print), "type must be a class"),
         ((int, None), "handler must be a function or have a method consume"),
         ((int, Handler), r"Handler is a class: Handler\(\)\?"),
+        ((int, later), "handler must not be a coroutine function, nobody would await it: got"),
+        ((int, partial(later, 1)), "handler must not be a coroutine function"),
+        ((int, Later()), "handler.consume must not be a coroutine function"),
+        ((int, LaterIdle()), "handler.on_idle must not be a coroutine function"),
+        ((int, NeverIdle()), "handler.on_idle must be a function, got 5"),
         ((int, print, 0), "weight must be a number > 0, got 0"),
         ((int, print, "x"), "weight must be a number > 0, got 'x'"),
         ((int, print, float("inf")), "weight must be a number > 0, got inf"),

@@ -1,6 +1,7 @@
 """What a user sets: the queue's configuration, its strategies and the handler's interface."""
 
 import enum
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,9 +121,7 @@ class BatchQueueConfig:
         if self.consumer is not None:
             check_handler("consumer", self.consumer)
         for field in ("error_handler", "size_of"):
-            function = getattr(self, field)
-            if function is not None and not callable(function):
-                raise ConfigError(f"{field} must be a function, got {function!r}")
+            _check_function(field, getattr(self, field))
 
     @property
     def resolved_selector(self) -> PartitionSelector:
@@ -143,5 +142,15 @@ def check_handler(field: str, handler: object) -> None:
         raise ConfigError(
             f"{field} must be an object, and {handler.__qualname__} is a class: {handler.__qualname__}()?"
         )
-    if not callable(getattr(handler, "consume", handler)):
+    consume = getattr(handler, "consume", handler)
+    if not callable(consume):
         raise ConfigError(f"{field} must be a function or have a method consume(batch), got {handler!r}")
+    _check_function(field if consume is handler else f"{field}.consume", consume)
+    _check_function(f"{field}.on_idle", getattr(handler, "on_idle", None))
+
+
+def _check_function(field: str, function: object) -> None:
+    if function is not None and not callable(function):
+        raise ConfigError(f"{field} must be a function, got {function!r}")
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{field} must not be a coroutine function, nobody would await it: got {function!r}")
