@@ -1,16 +1,29 @@
 """The registry: names, consistency, shared schedulers, shutting down."""
 
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
 import penstock
-from penstock import BatchQueueManager, BufferStrategy, PartitionPolicy, ThreadPolicy
+from penstock import (
+    BatchQueueConfig,
+    BatchQueueManager,
+    BufferStrategy,
+    DrainBalancer,
+    PartitionPolicy,
+    PartitionSelector,
+    ThreadPolicy,
+)
 from penstock.errors import QueueConflict, QueueExists
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
 from tests.batch.support import A, B, Recorder, config, join_all, run_threads
+
+FIELDS = [field.name for field in fields(BatchQueueConfig)]
 
 
 @pytest.fixture
@@ -64,6 +77,25 @@ def test_other_differences_are_warned_about_and_the_first_settings_stay(
     assert queue.config.buffer_size == 10
     assert "buffer_size=10 asked=20" in caplog.text
     assert "strategy=BufferStrategy.BLOCKING asked=BufferStrategy.IF_POSSIBLE" in caplog.text
+
+
+def test_whatever_the_newcomer_sets_otherwise_is_warned_about(
+    manager: BatchQueueManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    others: dict[str, Any] = {
+        "threads": ThreadPolicy.fixed(2), "partitions": PartitionPolicy.fixed(3), "buffer_size": 4, "buffer_bytes": 5,
+        "selector": PartitionSelector.round_robin(), "size_of": sys.getsizeof, "consumer": repr, "error_handler": max,
+        "strategy": BufferStrategy.IF_POSSIBLE, "min_idle": 0.002, "max_idle": 0.06, "max_batch": 7,
+        "balancer": DrainBalancer.cost_weighted(), "balance_interval": 8.0, "shutdown_timeout": 9.0,
+    }  # fmt: skip
+    manager.create("l1", config(consumer=print))
+    manager.get_or_create("l1", config(**others))
+    manager.create("io", config(shared_scheduler=("pool", ThreadPolicy.fixed(1))))
+    manager.get_or_create("io", config())
+
+    warned = {name for name in FIELDS if f" {name}=" in caplog.text}
+    assert warned == set(FIELDS)
+    assert set(FIELDS) == {*others, "shared_scheduler"}
 
 
 def test_shutting_down_one_queue_drains_and_forgets_it(manager: BatchQueueManager) -> None:

@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from dataclasses import fields
 
 from penstock.batch.config import BatchQueueConfig
 from penstock.batch.policies import ThreadPolicy
@@ -15,8 +16,6 @@ from penstock.errors import ConfigError, QueueConflict, QueueExists
 from penstock.telemetry import Sample
 
 log = logging.getLogger("penstock.batch")
-
-COMPARED = ("threads", "shared_scheduler", "partitions", "selector", "buffer_size", "buffer_bytes", "strategy")
 
 
 class BatchQueueManager:
@@ -58,10 +57,10 @@ class BatchQueueManager:
                 f"queue {name!r} {'dispatches to handlers by type' if config.consumer else 'has one consumer'}, "
                 f"and the new configuration asks for the other"
             )
-        for field in COMPARED:
-            has, asked = getattr(existing.config, field), getattr(config, field)
+        for field in fields(config):
+            has, asked = getattr(existing.config, field.name), getattr(config, field.name)
             if has != asked:
-                log.warning("Queue exists with another setting. queue=%s %s=%s asked=%s", name, field, has, asked)
+                log.warning("Queue exists with another setting. queue=%s %s=%s asked=%s", name, field.name, has, asked)
         return existing
 
     def _running_locked(self, name: str) -> BatchQueue | None:
