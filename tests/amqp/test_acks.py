@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.receive.amqp.acks import AckTracker
+from tests.examples import examples
 
 
 class ModelBroker:
@@ -24,7 +25,7 @@ class ModelBroker:
         self.unacked.remove(tag)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_any_order_of_settling_acknowledges_exactly_what_was_handled(data: st.DataObject) -> None:
     tracker, broker = AckTracker(), ModelBroker()

@@ -30,30 +30,43 @@ def test_a_wheel_is_pure_python_where_it_is_asked_to_be(tmp_path: Path) -> None:
     assert not list(unpacked(wheel).rglob("*.so"))
 
 
-def test_a_wheel_is_pure_python_where_nothing_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
-    wheel = build_wheel(tmp_path, compiled=True)
-
-    assert wheel.name.endswith("-py3-none-any.whl")
-    assert not list(unpacked(wheel).rglob("*.so"))
-
-
-def test_what_lies_compiled_among_the_sources_gets_into_no_wheel_and_nothing_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, scratch = tmp_path / "root", tmp_path / "scratch"
-    scratch.mkdir()
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sources, with something compiled among them, where there is no compiler."""
+    root = tmp_path / "root"
     shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("hatch_build.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, root)
     (root / "src/penstock/batch/producing.cpython-39-x86_64-linux-gnu.so").write_bytes(b"of some other Python")
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
-    monkeypatch.setenv("TMPDIR", str(scratch))
+    return root
 
-    assert not list(unpacked(build_wheel(tmp_path, compiled=True, root=root)).rglob("*.so"))
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a build may write beside its wheel."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def test_where_nothing_can_be_compiled_a_wheel_is_pure_python_whatever_lies_among_the_sources(
+    tmp_path: Path, root: Path, scratch: Path
+) -> None:
+    wheel = build_wheel(tmp_path, compiled=True, root=root)
+
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not list(unpacked(wheel).rglob("*.so"))
+    assert not list(scratch.iterdir())
+
+
+def test_a_build_that_fails_leaves_nothing_behind(tmp_path: Path, root: Path, scratch: Path) -> None:
     (root / "src/penstock/gone.py").symlink_to("nowhere")
+
     with pytest.raises(RuntimeError, match=r"gone\.py"):
-        build_wheel(tmp_path / "none", compiled=True, root=root)
+        build_wheel(tmp_path, compiled=True, root=root)
+
     assert not list(scratch.iterdir())
 
 

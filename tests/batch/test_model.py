@@ -20,6 +20,7 @@ from penstock.batch.partition import Partition
 from penstock.batch.waiting import Waiter
 from penstock.testing import FakeClock
 from tests.batch.support import Item, item_types
+from tests.examples import examples
 
 TYPES = item_types(6)
 TASKS = 3
@@ -225,5 +226,5 @@ class QueueMachine(RuleBasedStateMachine):
             assert sorted(item.number for item in self.handed[kind]) == sorted(item.number for item in accepted)
 
 
-QueueMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+QueueMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
 TestQueueAgainstItsModel = QueueMachine.TestCase

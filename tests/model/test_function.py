@@ -17,7 +17,7 @@ from penstock.model.finals import nearest_rank, rank_name, with_finals
 from penstock.model.function import RANKS, Function
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS, merged, of_columns
-from tests.examples import at_most
+from tests.examples import examples
 
 Point = tuple[str, int, float]  # entity, microseconds, value
 MINUTE_US = 60_000_000
@@ -78,7 +78,7 @@ def merged_anyhow(tables: list[pa.Table], rng: random.Random) -> pa.Table:
 
 
 @pytest.mark.parametrize("text", FUNCTIONS)
-@settings(max_examples=at_most(25))
+@settings(max_examples=examples(25))
 @given(rows=points, parts=st.integers(1, 5), rng=st.randoms(use_true_random=False))
 def test_however_points_are_split_and_merged_the_final_value_is_that_of_all_points(
     text: str, rows: list[Point], parts: int, rng: random.Random
@@ -102,7 +102,7 @@ def test_however_points_are_split_and_merged_the_final_value_is_that_of_all_poin
                 assert row[f"p{rank}"] == pytest.approx(exact, rel=relative_error_of(6) + 1e-9, abs=1e-300)
 
 
-@settings(max_examples=at_most(40))
+@settings(max_examples=examples(40))
 @given(rows=points, rng=st.randoms(use_true_random=False))
 def test_a_histogram_counts_each_value_under_the_first_bound_that_it_does_not_exceed(
     rows: list[Point], rng: random.Random
@@ -120,7 +120,7 @@ def test_a_histogram_counts_each_value_under_the_first_bound_that_it_does_not_ex
     assert counts == expected
 
 
-@settings(max_examples=at_most(60))
+@settings(max_examples=examples(60))
 @given(points, st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_a_top_n_keeps_exactly_the_greatest_records_whatever_order_they_come_in(
     rows: list[Point], n: int, parts: int, rng: random.Random

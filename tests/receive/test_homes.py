@@ -16,7 +16,7 @@ from penstock.receive.decode.homes import Bodies, Homes
 from penstock.receive.decode.otlp_walk import CUMULATIVE, DELTA, EXPONENTIAL, GAUGE, HISTOGRAM, SUM, SUMMARY, Family
 from penstock.receive.sink import Format, Status
 from penstock.testing import FakeClock
-from tests.examples import at_most
+from tests.examples import examples
 from tests.receive.support import NOW, SECOND, counter, gauge, request
 from tests.receive.test_deltas import exponential, histogram
 
@@ -140,7 +140,7 @@ groups = st.lists(
 )
 
 
-@settings(max_examples=at_most(60))
+@settings(max_examples=examples(60))
 @given(groups, st.integers(2, 4))
 def test_otlp_is_counted_as_one_process_counts_it_whoever_receives_it(
     given_groups: list[tuple[int, list[tuple[str, str]]]], count: int
@@ -158,7 +158,7 @@ def test_otlp_is_counted_as_one_process_counts_it_whoever_receives_it(
         )
 
 
-@settings(max_examples=at_most(60))
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.integers(0, 3), st.permutations("abcdef")), min_size=1, max_size=5), st.integers(2, 4))
 def test_remote_writes_are_counted_as_one_process_counts_them_whoever_receives_them(
     turns: list[tuple[int, list[str]]], count: int

@@ -18,7 +18,7 @@ from penstock.receive.config import IntakeConfig
 from penstock.receive.decode.decoder import Decoded, Decoder
 from penstock.receive.sink import Format
 from penstock.testing import FakeClock
-from tests.examples import at_most
+from tests.examples import examples
 from tests.receive import reference
 from tests.receive.reference import Series, Total
 from tests.receive.support import NOW, SECOND, attribute, counter, gauge, request
@@ -129,7 +129,7 @@ def requests(draw: st.DrawFn) -> ExportMetricsServiceRequest:
     return made
 
 
-@settings(max_examples=at_most(40))
+@settings(max_examples=examples(40))
 @given(st.lists(requests(), max_size=3))
 def test_the_columns_are_what_protobufs_own_objects_say(made: list[ExportMetricsServiceRequest]) -> None:
     decoded = decode(*made)
@@ -146,7 +146,7 @@ def test_the_columns_are_what_protobufs_own_objects_say(made: list[ExportMetrics
             assert found[series].sum == pytest.approx(total.sum, rel=1e-6, abs=1e-3)
 
 
-@settings(max_examples=at_most(40))
+@settings(max_examples=examples(40))
 @given(requests(), st.randoms(use_true_random=False))
 def test_a_damaged_request_is_refused_alone_or_read(made: ExportMetricsServiceRequest, rng: random.Random) -> None:
     whole = request(gauge("good", 1.0)).SerializeToString()

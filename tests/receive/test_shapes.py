@@ -17,7 +17,7 @@ from penstock.receive.decode import otlp
 from penstock.receive.decode.decoder import Decoded, Decoder
 from penstock.receive.sink import Format
 from penstock.testing import FakeClock
-from tests.examples import at_most
+from tests.examples import examples
 from tests.receive.support import NOW, SECOND, attribute, counter, gauge, request
 from tests.receive.test_otlp import requests
 
@@ -100,7 +100,7 @@ def test_requests_that_come_again_with_new_numbers_say_the_same_as_if_they_were_
     assert shapes_of(other) == 0
 
 
-@settings(max_examples=at_most(40))
+@settings(max_examples=examples(40))
 @given(requests(), st.randoms(use_true_random=False))
 def test_whichever_bytes_change_a_known_metric_is_read_as_if_it_were_not(
     made: ExportMetricsServiceRequest, rng: random.Random

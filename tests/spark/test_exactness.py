@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import TableConflict
 from penstock.model.function import Function
 from penstock.spark.tables import SCHEMAS, Tables, open_tables
+from tests.examples import examples
 from tests.servers import PostgreSQL
 from tests.spark.engine import Engine, PowerCut, faults
 from tests.spark.pipeline import Edge, Job, assert_exact
@@ -127,7 +128,7 @@ def lived(place: Callable[[Path], str], seed: int, history: list[tuple[Any, ...]
         live(Life(folder, open_tables(place(folder)), seed), history)
 
 
-@settings(max_examples=12, **TIMES)  # type: ignore[arg-type]
+@settings(max_examples=examples(12), **TIMES)  # type: ignore[arg-type]
 @given(lives, st.sampled_from(("", "parquet:")))
 def test_whatever_happens_the_tables_are_those_of_one_plain_aggregation(
     life: tuple[int, list[tuple[Any, ...]]], kind: str

@@ -17,6 +17,7 @@ from penstock import Durability, FastQueue, FastQueueConfig
 from penstock.errors import QueueError
 from penstock.spool import frames
 from penstock.spool.config import Order
+from tests.examples import examples
 from tests.spool.damage import chunk_paths, drain, flip
 from tests.spool.fake_files import FakeFiles
 
@@ -94,7 +95,7 @@ def test_the_last_frame_cut_at_every_byte_costs_that_frame_only(tmp_path: Path) 
         shutil.rmtree(folder)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_whatever_is_done_to_the_bytes_the_rest_comes_out(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -222,7 +222,8 @@ def test_an_ack_may_leave_more_gaps_than_a_journal_has_room_for(open_queue: Open
     queue.ack(queue.lease(70_000)[::2])
     assert len(queue) == 35_000
     queue.close()
-    assert drain(open_queue(max_size=100_000)) == [b"%d" % i for i in range(1, 70_000, 2)]
+    left = open_queue(max_size=100_000).lease(70_000)
+    assert [lease.data for lease in left] == [b"%d" % i for i in range(1, 70_000, 2)]
 
 
 def test_so_many_acked_blocks_between_others_that_one_frame_cannot_count_them(open_queue: Open) -> None:

@@ -18,12 +18,13 @@ from hypothesis.stateful import (
 from penstock import Durability, FastQueue, FastQueueConfig, Lease
 from penstock.spool.config import Order
 from penstock.testing import FakeClock
+from tests.examples import examples
 from tests.spool.fake_files import FakeFiles
 
 BLOCKS = st.binary(max_size=60)
 LIVES = int(os.environ.get("PENSTOCK_SOAK_LIVES", "500"))
 SETTINGS = settings(
-    max_examples=25,
+    max_examples=examples(25),
     stateful_step_count=40,
     deadline=None,
     derandomize=True,  # the same examples each time; the soak target draws others
