@@ -33,6 +33,9 @@ class KeepingSink:
     def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
         return self._take(lambda: self.chunks.extend(chunks), done)
 
+    def takes(self, kind: Format) -> bool:
+        return kind is not Format.EVENTS
+
     def submit_raw(self, kind: Format, bodies: Sequence[bytes], done: Done) -> bool:
         return self._take(lambda: self.raw.extend((kind, body) for body in bodies), done)
 

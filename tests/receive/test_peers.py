@@ -215,6 +215,23 @@ def test_what_is_rejected_there_is_part_of_the_answer(make: Make) -> None:
     assert answer.reasons == ("3 labels, at most 1 are taken",)
 
 
+@pytest.mark.parametrize("is_relayed", [False, True])
+def test_a_request_is_useless_if_nobody_takes_anything_of_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch, is_relayed: bool
+) -> None:
+    here, _ = make(config=IntakeConfig(max_labels=1))
+    monkeypatch.setattr(here.relay, "takes", lambda kind: is_relayed)
+    refused = [counter(name, (NOW, 1.0), start=NOW - SECOND, one="1", two="2") for name in (HERE, THERE)]
+    taken = [counter(name, (NOW, 1.0), start=NOW - SECOND) for name in (HERE, THERE)]
+
+    for metrics in (refused, refused[:1], refused[1:]):
+        assert here.ask(request(*metrics).SerializeToString()).is_useless is not is_relayed
+    for one in taken:
+        for metrics in (refused, refused[:1], refused[1:]):
+            answer = here.ask(request(*metrics, one).SerializeToString())
+            assert (answer.rejected, answer.is_useless) == (len(metrics), False)
+
+
 def test_a_part_that_cannot_be_read_is_told(make: Make) -> None:
     here, _ = make()
     body = bytearray(report(5.0, THERE))

@@ -238,6 +238,7 @@ def test_a_request_goes_to_the_destinations_that_understand_it(tmp_path: Path) -
 
     assert answers == [None] * 3
     assert (len(both), len(otlp)) == (3, 2)
+    assert [relay.takes(kind) for kind in Format] == [True, False, True, False]
     both.close()
     otlp.close()
 

@@ -24,6 +24,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -287,7 +288,7 @@ class Intake:
             self._answer(answers)
             self._room.settled()
 
-        ticket = Ticket([(requests[place], group.answer(place)) for place in good], finish)
+        ticket = Ticket([(requests[place], self._told(group, place)) for place in good], finish)
         try:
             if refused:
                 decoded = self._decoder.without(refused, decoded)
@@ -306,19 +307,24 @@ class Intake:
             decoded.undo()
         ticket.sealed()
 
+    def _told(self, group: UnderWay, place: int) -> Answer:
+        """What the sender of a request is told once all of it is safe."""
+        answer = group.answer(place)
+        if answer.is_useless and group.requests[place].is_ours and self._relay_of(group.kind) is not None:
+            return replace(answer, is_useless=False)
+        return answer
+
+    def _relay_of(self, kind: Format) -> RawSink | None:
+        return self._relay if self._relay is not None and self._relay.takes(_relayed(kind)) else None
+
     def _is_taken(self, kind: Format, decoded: Decoded, raw: list[bytes], ticket: Ticket) -> bool:
         """Hand the group to the relay, then to L1.
 
         In this order, since a sender repeats what was refused: the relay's destination tells the same point twice from
         two points by its time, L1 would add it up again.
         """
-        relayed = Format.OTLP if kind is Format.OTLP_JSON else kind
-        if (
-            self._relay is not None
-            and kind is not Format.EVENTS
-            and raw
-            and not self._relay.submit_raw(relayed, raw, ticket.part())
-        ):
+        relay = self._relay_of(kind)
+        if relay is not None and raw and not relay.submit_raw(_relayed(kind), raw, ticket.part()):
             return False
         if self._sink is None or not decoded.chunks:
             return True
@@ -371,3 +377,8 @@ class Intake:
         yield from self._decoder.samples()
         if self._peers is not None:
             yield from self._peers.samples()
+
+
+def _relayed(kind: Format) -> Format:
+    """As what a body of that format is relayed."""
+    return Format.OTLP if kind is Format.OTLP_JSON else kind

@@ -2,7 +2,7 @@
 
 a message    number u64, format u8, count u32; a length u32 for each body; the bodies
 an answer    number u64, length u32; JSON of the bodies that were not simply taken: [[place, status, message, rejected,
-             reasons], …]. The first one of a connection has number 0 and says that somebody is there
+             reasons, is_useless], …]. The first one of a connection has number 0 and says that somebody is there
 
 Bodies are requests as a sender would write them, and are read with the same care.
 """
@@ -70,7 +70,7 @@ def _cut(data: bytes, lengths: Sequence[int]) -> list[bytes]:
 def answer(number: int, answers: Mapping[int, Answer]) -> bytes:
     """How the bodies of a message fared, but for those that were simply taken."""
     told = [
-        [place, answer.status.value, answer.message, answer.rejected, answer.reasons]
+        [place, answer.status.value, answer.message, answer.rejected, answer.reasons, answer.is_useless]
         for place, answer in answers.items()
     ]
     text = json.dumps(told).encode()
@@ -82,8 +82,8 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[int, Answ
     number, length = _ANSWER.unpack(await reader.readexactly(_ANSWER.size))
     told = json.loads(await reader.readexactly(length))
     return number, {
-        place: Answer(Status(status), message, rejected, tuple(reasons))
-        for place, status, message, rejected, reasons in told
+        place: Answer(Status(status), message, rejected, tuple(reasons), is_useless)
+        for place, status, message, rejected, reasons, is_useless in told
     }
 
 

@@ -34,8 +34,12 @@ class Sink(Protocol):
 class RawSink(Protocol):
     """Takes bodies as they came, decompressed: the relay."""
 
+    def takes(self, kind: Format) -> bool:
+        """Whether bodies of that format go anywhere."""
+        ...
+
     def submit_raw(self, kind: Format, bodies: Sequence[bytes], done: Done) -> bool:
-        """As `Sink.submit`. `kind` is OTLP or REMOTE_WRITE; OTLP that came as JSON comes as protobuf."""
+        """As `Sink.submit`, of a format that it takes; OTLP that came as JSON comes as protobuf."""
         ...
 
 
@@ -76,7 +80,7 @@ class Answer:
     message: str = ""
     rejected: int = 0  # points
     reasons: tuple[str, ...] = ()  # of those, the first few
-    is_useless: bool = False  # those are all points that it has; known of events only
+    is_useless: bool = False  # nothing of it is taken: those are all that it has, and it is not relayed
 
 
 TAKEN = Answer(Status.TAKEN)

@@ -51,11 +51,15 @@ class UnderWay:
         """What its sender is told once all of it is safe."""
         assert self.decoded is not None
         own = self.decoded.account.answer(place)
-        others = [answers[place] for answers in self.heard if place in answers]
-        if not others:
+        parts = sum(place in parts for parts in self.elsewhere.values())
+        if not parts:
             return own
+        others = [answers[place] for answers in self.heard if place in answers]
         for answer in others:
             if answer.status is not Status.TAKEN:  # that part can never be taken
                 return answer
-        reasons = tuple(dict.fromkeys(reason for answer in (own, *others) for reason in answer.reasons))[:_MOST_REASONS]
-        return Answer(Status.TAKEN, "; ".join(reasons), sum(answer.rejected for answer in (own, *others)), reasons)
+        told = (own, *others)
+        reasons = tuple(dict.fromkeys(reason for answer in told for reason in answer.reasons))[:_MOST_REASONS]
+        is_useless = sum(answer.is_useless for answer in others) == parts and place not in self.decoded.account.taken
+        rejected = sum(answer.rejected for answer in told)
+        return Answer(Status.TAKEN, "; ".join(reasons), rejected, reasons, is_useless)

@@ -72,6 +72,10 @@ class Relay:
         waits = any(_may_wait(sender) for sender, _ in senders.values())
         self._pool = ThreadPoolExecutor(_PUSHERS, "penstock-relay") if waits else None
 
+    def takes(self, kind: "Format") -> bool:
+        """Whether a destination understands that format."""
+        return kind.value in self._senders
+
     def submit_raw(self, kind: "Format", bodies: Sequence[bytes], done: "Done") -> bool:
         """As `Sink.submit`: False if the first queue has no room for the first of them."""
         pushes = [(sender, body) for body in bodies for sender in self._senders.get(kind.value, ())]

@@ -26,8 +26,8 @@ def into_intake(intake: Intake, kind: Format | None = None, *, most: int = MOST)
     """A handler that hands each message over and waits until it is safe.
 
     `kind` is what the bodies are; without it the content type says so: protobuf is OTLP, JSON (or none) is events. What
-    can never be read, and events of which none can be taken, are dead-lettered; what has no room is tried again for as
-    long as it takes.
+    can never be read, or has nothing that can be taken, is dead-lettered; what has no room is tried again for as long
+    as it takes.
     """
     batch = batches_into_intake(intake, kind, most=most)
 

@@ -54,6 +54,7 @@ def spread(
         group.account.reject(stated.requests[~fine], Refusal.MALFORMED, TOO_MUCH)
         rows = np.flatnonzero(fine[point])
         point, values, counts = point[rows], values[rows], counts[rows]
+    group.account.keep(stated.requests[fine])
     sums = _sums(stated.sums, point, values, counts)
     least, greatest = values.copy(), values.copy()
     if len(point):

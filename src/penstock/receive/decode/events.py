@@ -71,9 +71,7 @@ class EventReader:
         raw = pa.array(keys, pa.binary())
         rows.streams = group.streams_of(list(self.namespaces.values()), which, raw, rows.requests)
         rows = rows.take(rows.streams >= 0)
-        if group.account.rejected.any():
-            useless = np.setdiff1d(np.flatnonzero(group.account.rejected), rows.requests)
-            group.account.useless.update(useless.tolist())
+        group.account.keep(rows.requests)
         return rows
 
 

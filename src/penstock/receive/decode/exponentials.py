@@ -72,6 +72,7 @@ def exponential_histograms(found: Found, group: Group, deltas: ExponentialDeltas
             stated.streams[changing], stated.times[changing], starts[changing], points, group.table.capacity
         )
         group.undos.append(partial(deltas.undo, undo))
+        group.account.keep(stated.requests[changing])
         some = np.concatenate([plain, changing[rows]])
         sums = np.concatenate([stated.sums[plain], np.array([increment.sum for increment in increments])])
         scales = np.concatenate([scales[plain], np.array([i.scale for i in increments], np.int64)])

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ class Account:
         self.errors: dict[int, Answer] = {}
         self.rejected = np.zeros(requests, np.int64)
         self.messages: dict[int, list[str]] = {}
-        self.useless: set[int] = set()  # requests of which no point is taken, though they can be read
         self.reasons: Counter[Refusal] = Counter()
         self.points = 0
+        self._kept: list[Ints] = []
 
     def fail(self, request: int, message: str, status: Status = Status.BAD) -> None:
         """The request as a whole cannot be read, or not be taken now."""
@@ -50,13 +51,22 @@ class Account:
         if len(told) < _MOST_MESSAGES:
             told.append(message)
 
+    def keep(self, requests: Ints) -> None:
+        """Points of these requests are taken, also if they add nothing to what is known."""
+        self._kept.append(requests)
+
+    @cached_property
+    def taken(self) -> set[int]:
+        """The requests of which points are taken. To be asked when all of them are decoded."""
+        return set(np.unique(np.concatenate([*self._kept, np.zeros(0, np.int64)])).tolist())
+
     def answer(self, request: int) -> Answer:
         """What its sender is told once the rest is safe."""
         if request in self.errors:
             return self.errors[request]
         if self.rejected[request]:
             told, rejected = self.messages[request], int(self.rejected[request])
-            return Answer(Status.TAKEN, "; ".join(told), rejected, tuple(told), request in self.useless)
+            return Answer(Status.TAKEN, "; ".join(told), rejected, tuple(told), request not in self.taken)
         return TAKEN
 
 

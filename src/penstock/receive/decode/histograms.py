@@ -66,6 +66,7 @@ def explicit_histograms(found: Found, group: Group, deltas: HistogramDeltas) -> 
             group.table.capacity,
         )
         group.undos.append(partial(deltas.undo, changed.undo))
+        group.account.keep(stated.requests[changing])
         kept = np.concatenate([plain, changing[changed.rows]])
         counts = np.concatenate([_of_points(counts, lengths, plain), changed.counts])
         summed = ~np.isnan(stated.sums[changing[changed.rows]])

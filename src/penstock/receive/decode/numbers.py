@@ -67,12 +67,12 @@ def increments(numbers: Numbers, group: Group, deltas: Deltas) -> Rows:
     rows = numbers.rows
     is_cumulative = group.table.is_cumulative[rows.streams]
     if not is_cumulative.any():
+        group.account.keep(rows.requests)
         return rows
-    finite = np.isfinite(rows.values)
-    group.account.reject(
-        rows.requests[is_cumulative & ~finite], Refusal.VALUE, "a cumulative value that is not a number"
-    )
-    changing = np.flatnonzero(is_cumulative & finite)
+    sound = ~is_cumulative | np.isfinite(rows.values)
+    group.account.reject(rows.requests[~sound], Refusal.VALUE, "a cumulative value that is not a number")
+    group.account.keep(rows.requests[sound])
+    changing = np.flatnonzero(is_cumulative & sound)
     some = rows.take(changing)
     kept, values, undo = deltas.increments(
         some.streams, some.times, numbers.starts[changing], some.values, group.table.capacity
