@@ -237,6 +237,22 @@ def test_an_item_that_could_never_fit_is_an_error() -> None:
         queue.produce(b"12345")
 
 
+@pytest.mark.parametrize("items", [[b"1", b"12345"], [b"1", "2", b"12345"], [b"1", "2", "3", b"4", "12345"]])
+def test_nothing_is_taken_of_a_batch_with_an_item_that_could_never_fit(items: list[object]) -> None:
+    with open_queue(buffer_bytes=4) as queue:
+        handler = Recorder()
+        for kind in (bytes, str):
+            queue.add_handler(kind, handler)
+        with pytest.raises(BlockTooLarge):
+            queue.produce_many(items)
+        with pytest.raises(BlockTooLarge):
+            asyncio.run(queue.produce_many_async(items))
+        assert asyncio.run(queue.produce_many_async([])) == 0
+        assert queue.close()
+
+    assert handler.items == []
+
+
 def _in_a_loop_of_its_own(queue: BatchQueue) -> bool:
     return asyncio.run(queue.produce_async(A()))
 

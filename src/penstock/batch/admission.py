@@ -128,6 +128,11 @@ class Admission:
             raise BlockTooLarge(f"an item of {max(sizes)} bytes never fits into buffer_bytes={limit}")
         return sizes
 
+    def check_sizes(self, items: Sequence[Any]) -> None:
+        """BlockTooLarge if one of them could never fit; asked before the first of them is taken."""
+        if self._byte_limit is not None and items:
+            self._sizes(items, self._byte_limit)
+
     def refuse_all(self, items: Sequence[Any]) -> None:
         """Count items that nobody tried to put in, since one before them was turned away."""
         for item in items:

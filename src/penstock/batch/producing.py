@@ -101,6 +101,7 @@ class Producing:
 
     def _produce_mixed(self, batch: list[object], timeout: float | None) -> int:
         admission, routes = self._admission, self._routes
+        admission.check_sizes(batch)
         deadline = admission.deadline(admission.patience(timeout))
         accepted = 0
         for item in batch:

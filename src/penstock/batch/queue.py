@@ -186,6 +186,7 @@ class BatchQueue(Producing):
         """`produce_many` for a coroutine."""
         deadline = self._admission.deadline(self._admission.patience(timeout))
         accepted, tried, everything = 0, 0, listed(items)
+        self._admission.check_sizes(everything)
         for lane, run in groupby(everything, self._layout.lane_for):
             batch = list(run)
             granted = await self._admission.admit_async(lane, batch, deadline.left())
