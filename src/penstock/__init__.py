@@ -1,22 +1,8 @@
 """Penstock takes telemetry in, holds it under pressure without losing any, and turns it into tables on Spark."""
 
 from importlib import import_module as _import_module
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
-from penstock.batch import (
-    BatchQueue,
-    BatchQueueConfig,
-    BatchQueueManager,
-    BatchQueueStats,
-    BufferStrategy,
-    DrainBalancer,
-    HandlerConsumer,
-    PartitionPolicy,
-    PartitionSelector,
-    ThreadPolicy,
-    queues,
-)
 from penstock.errors import (
     BlockTooLarge,
     CircuitOpen,
@@ -34,48 +20,80 @@ from penstock.errors import (
     QueueLocked,
     TransientExportError,
 )
-from penstock.export import (
-    AdaptiveWorkersConfig,
-    Backoff,
-    BackoffConfig,
-    BreakerConfig,
-    CircuitBreaker,
-    CircuitState,
-    Exporter,
-    FailoverConfig,
-    GroupExporter,
-    PartialSuccess,
-    PipelineSplitConfig,
-    Prepared,
-    SendQueue,
-    SendQueueConfig,
-    SendQueueStats,
-    WorkerScaler,
-)
-from penstock.export.exporters.console import ConsoleExporter
-from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
-from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter
-from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, MemoryQueue
 
 if TYPE_CHECKING:
+    from penstock.batch import (
+        BatchQueue,
+        BatchQueueConfig,
+        BatchQueueManager,
+        BatchQueueStats,
+        BufferStrategy,
+        DrainBalancer,
+        HandlerConsumer,
+        PartitionPolicy,
+        PartitionSelector,
+        ThreadPolicy,
+        queues,
+    )
+    from penstock.export import (
+        AdaptiveWorkersConfig,
+        Backoff,
+        BackoffConfig,
+        BreakerConfig,
+        CircuitBreaker,
+        CircuitState,
+        Exporter,
+        FailoverConfig,
+        GroupExporter,
+        PartialSuccess,
+        PipelineSplitConfig,
+        Prepared,
+        SendQueue,
+        SendQueueConfig,
+        SendQueueStats,
+        WorkerScaler,
+    )
     from penstock.export.exporters.amqp import AmqpConfig, AmqpExporter
+    from penstock.export.exporters.console import ConsoleExporter
+    from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
+    from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter
     from penstock.export.exporters.segments import SegmentExporter
+    from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, MemoryQueue
 
-# These need an extra, and are loaded when they are asked for.
-_LAZY = {
-    "AmqpConfig": "penstock.export.exporters.amqp",
-    "AmqpExporter": "penstock.export.exporters.amqp",
-    "SegmentExporter": "penstock.export.exporters.segments",
+    __version__: str
+
+# The rest is loaded when it is asked for: who uses one part does not wait for the others, nor needs their extras.
+_HOMES = {
+    "penstock.batch": (
+        "BatchQueue BatchQueueConfig BatchQueueManager BatchQueueStats BufferStrategy DrainBalancer "
+        "HandlerConsumer PartitionPolicy PartitionSelector ThreadPolicy queues"
+    ),
+    "penstock.export": (
+        "AdaptiveWorkersConfig Backoff BackoffConfig BreakerConfig CircuitBreaker CircuitState Exporter "
+        "FailoverConfig GroupExporter PartialSuccess PipelineSplitConfig Prepared SendQueue SendQueueConfig "
+        "SendQueueStats WorkerScaler"
+    ),
+    "penstock.export.exporters.amqp": "AmqpConfig AmqpExporter",
+    "penstock.export.exporters.console": "ConsoleExporter",
+    "penstock.export.exporters.otlp_http": "OtlpHttpConfig OtlpHttpExporter",
+    "penstock.export.exporters.remote_write": "RemoteWriteConfig RemoteWriteExporter",
+    "penstock.export.exporters.segments": "SegmentExporter",
+    "penstock.spool": "Durability FastQueue FastQueueConfig FullBehavior Lease MemoryQueue",
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return getattr(_import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    if name in _HOME:
+        value = getattr(_import_module(_HOME[name]), name)
+    elif name == "__version__":
+        value = _import_module("importlib.metadata").version("penstock")
+    else:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
 
-__version__ = _version("penstock")
 __all__ = [
     "AdaptiveWorkersConfig",
     "AmqpConfig",

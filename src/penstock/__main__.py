@@ -1,6 +1,18 @@
-"""`python -m penstock` is the same as `penstock`."""
+"""The `penstock` command; `python -m penstock` is the same."""
 
-from penstock.cli import main
+import sys
+
+from penstock.service.exit_codes import INTERRUPTED
+
+
+def main() -> None:
+    """Load the command and run it; a Ctrl-C meanwhile is as quiet as later on."""
+    try:
+        from penstock.cli import main as command
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    command()
+
 
 if __name__ == "__main__":
     main()

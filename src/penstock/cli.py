@@ -13,7 +13,6 @@ from pathlib import Path
 
 import click
 
-from penstock import __version__
 from penstock.errors import ConfigError, PenstockError
 from penstock.service.bench_commands import bench
 from penstock.service.completion_commands import completion
@@ -43,7 +42,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="penstock")
+@click.version_option(package_name="penstock", prog_name="penstock")
 def main() -> None:
     """Takes telemetry in, holds it under pressure without losing any, and turns it into tables on Spark.
 

@@ -21,6 +21,12 @@ def test_import_penstock_loads_neither_spark_nor_a_broker_client_nor_arrow() -> 
         assert f"'{heavy}'" not in loaded
 
 
+def test_import_penstock_loads_no_part_of_it_before_it_is_asked_for() -> None:
+    program = "import sys, penstock; print(sorted(name for name in sys.modules if name.startswith('penstock')))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert loaded == "['penstock', 'penstock.errors']\n"
+
+
 def test_every_public_name_is_there() -> None:
     for name in penstock.__all__:
         assert getattr(penstock, name) is not None

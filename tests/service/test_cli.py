@@ -112,6 +112,23 @@ def test_flags_made_from_the_configuration_are_completed(tmp_path: Path) -> None
     assert "--receivers-http-port" in ran.stdout
 
 
+@pytest.mark.parametrize("module", ["penstock.cli", "click", "penstock.export", "yaml"])
+def test_ctrl_c_while_the_command_is_loaded_is_as_quiet_as_later_on(module: str) -> None:
+    program = """
+import os, signal, sys
+from importlib.metadata import entry_points
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+(command,) = entry_points(group="console_scripts", name="penstock")
+sys.exit(command.load()())
+"""
+    ran = subprocess.run([sys.executable, "-c", program, module], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
+
+
 def test_the_quick_benchmark_measures_queue_and_ingest() -> None:
     ran = CliRunner().invoke(main, ["bench", "--seconds", "0.1", "--json"])
     assert ran.exit_code == 0, ran.output
