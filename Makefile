@@ -112,4 +112,4 @@ lock:  ## Compile the pinned requirements anew from pyproject.toml
 	echo "uv" | $(COMPILE) - -o requirements/uv.txt
 
 clean:  ## Remove .venv and what the tools left behind
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache penstock-demo
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist penstock-demo
