@@ -52,7 +52,9 @@ PARTIALS = pa.schema(
     ]
 )
 TOP_N_ORDER = (("max", "descending"), ("record", "ascending"))  # ties go to the record that sorts first
+# With their types: without, pyarrow looks for pandas and dateutil each time, which takes longer than most of the rest.
 _ZERO, _ONE = pa.scalar(0, pa.int64()), pa.scalar(1, pa.int64())
+_NO, _YES = pa.scalar(False, pa.bool_()), pa.array([True], pa.bool_())
 TEXTS = ("metric", "function", "entity", "record")
 CODED = pa.dictionary(pa.int32(), pa.string())
 # The same with texts as codes: how partials travel, since a text is written once for all the rows that have it.
@@ -127,7 +129,6 @@ def _keys_of(function: Function, entities: Any, times: Any, values: Any, records
 def _as_partials(metric: str, function: Function, keys: Mapping[str, Any], states: Mapping[str, Any]) -> pa.Table:
     rows = len(states["sum"])
     found = {
-        # Scalars with their types: without, pyarrow looks for pandas each time, which takes longer than all the rest.
         "metric": pa.repeat(pa.scalar(metric, pa.string()), rows),
         "function": pa.repeat(pa.scalar(str(function), pa.string()), rows),
         "part": pa.repeat(_ZERO, rows),
@@ -171,10 +172,10 @@ def _pruned(partials: pa.Table) -> pa.Table:
     if not ranked:
         return partials
     partials = partials.cast(PARTIALS)
-    kept = partials.filter(pc.invert(pc.is_in(partials["function"], pa.array([str(function) for function in ranked]))))
+    kept = partials.filter(pc.invert(pc.is_in(partials["function"], pa.array(map(str, ranked), pa.string()))))
     pieces = [kept]
     for function in ranked:
-        rows = partials.filter(pc.equal(partials["function"], str(function)))
+        rows = partials.filter(pc.equal(partials["function"], pa.scalar(str(function), pa.string())))
         if function.name == "latest":
             pieces.append(first_of_each(rows, SERIES, [("part", "descending")], 1))
         else:
@@ -196,16 +197,16 @@ def first_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[tuple[st
     position = pa.array(range(table.num_rows), pa.int64())
     starts = group_starts(table, keys)
     first = pc.fill_null_forward(pc.if_else(starts, position, pa.scalar(None, pa.int64())))
-    return table.filter(pc.less(pc.subtract(position, first), n))
+    return table.filter(pc.less(pc.subtract(position, first), pa.scalar(n, pa.int64())))
 
 
 def group_starts(ordered: pa.Table, keys: Sequence[str]) -> Any:
     """For a table sorted by `keys`, whether each row is the first of its group."""
-    starts = pa.array([True] + [False] * (ordered.num_rows - 1))
+    starts = pa.array([True] + [False] * (ordered.num_rows - 1), pa.bool_())
     for key in keys:
         column = ordered[key].combine_chunks()
-        differs = pc.fill_null(pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)), False)
-        starts = pc.or_(starts, pa.concat_arrays([pa.array([True]), _one_array(differs)]))
+        differs = pc.fill_null(pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)), _NO)
+        starts = pc.or_(starts, pa.concat_arrays([_YES, _one_array(differs)]))
     return starts
 
 
