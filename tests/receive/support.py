@@ -2,8 +2,10 @@
 
 import http.client
 import json
+import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -11,6 +13,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.model.point import Chunk, Kind
+from penstock.receive.config import HttpReceiverConfig
+from penstock.receive.http import HttpReceiver
+from penstock.receive.intake import Intake
 from penstock.receive.sink import Done, Format
 
 NOW = 1_700_000_000_000_000_000  # nanoseconds since the epoch
@@ -77,6 +82,21 @@ class KeepingSink:
 
     def values(self, metric: str) -> list[float]:
         return [row["value"] for row in self.points(metric)]
+
+
+@contextmanager
+def running(intake: Intake, **config: Any) -> Iterator[HttpReceiver]:
+    """An HTTP receiver at a free port."""
+    receiver = HttpReceiver(HttpReceiverConfig(port=0, **config), intake).start()
+    try:
+        yield receiver
+    finally:
+        receiver.close(1.0)
+
+
+def connected(receiver: HttpReceiver) -> socket.socket:
+    """A connection over which a test writes its own bytes."""
+    return socket.create_connection(("127.0.0.1", receiver.port), timeout=20)
 
 
 class Answered(NamedTuple):

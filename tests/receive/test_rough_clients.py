@@ -3,41 +3,24 @@
 import json
 import logging
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from penstock.receive.config import AuthConfig, GrpcReceiverConfig, HttpReceiverConfig, IntakeConfig, Limits
+from penstock.receive.config import AuthConfig, GrpcReceiverConfig, IntakeConfig, Limits
 from penstock.receive.grpc import GrpcReceiver
 from penstock.receive.http import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.telemetry import Sample
 from penstock.testing import wait_until
-from tests.receive.support import KeepingSink, call, gauge, post, request
+from tests.receive.support import KeepingSink, call, connected, gauge, post, request, running
 
 BODY = request(gauge("cpu", 0.5)).SerializeToString()
 HEAD = b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-protobuf\r\n"
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 TOKEN = "a-token-that-is-known"
-
-
-@contextmanager
-def running(intake: Intake, **config: Any) -> Iterator[HttpReceiver]:
-    receiver = HttpReceiver(HttpReceiverConfig(port=0, **config), intake).start()
-    try:
-        yield receiver
-    finally:
-        receiver.close(1.0)
-
-
-@contextmanager
-def connected(receiver: HttpReceiver) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", receiver.port), timeout=20) as client:
-        yield client
 
 
 def answer(receiver: HttpReceiver, sent: bytes) -> bytes:

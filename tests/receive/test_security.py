@@ -21,20 +21,11 @@ from penstock.receive.grpc import GrpcReceiver
 from penstock.receive.http import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.testing import wait_until
-from tests.receive.support import KeepingSink, gauge, post, request
+from tests.receive.support import KeepingSink, connected, gauge, post, request, running
 
 BODY = request(gauge("cpu", 0.5)).SerializeToString()
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
-
-
-@contextmanager
-def running(intake: Intake, **config: Any) -> Iterator[HttpReceiver]:
-    receiver = HttpReceiver(HttpReceiverConfig(port=0, **config), intake).start()
-    try:
-        yield receiver
-    finally:
-        receiver.close(1.0)
 
 
 @contextmanager
@@ -232,7 +223,7 @@ def test_a_bomb_is_413(intake: Intake) -> None:
 
 
 def test_a_client_that_does_not_finish_its_body_is_cut_off(intake: Intake) -> None:
-    with running(intake, limits=Limits(read_timeout=0.1)) as receiver, _connected(receiver.port) as client:
+    with running(intake, limits=Limits(read_timeout=0.1)) as receiver, connected(receiver) as client:
         client.sendall(b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-protobuf\r\n")
         client.sendall(b"Content-Length: 100\r\n\r\nhalf of")
         assert client.recv(100).startswith(b"HTTP/1.1 408")
@@ -240,7 +231,7 @@ def test_a_client_that_does_not_finish_its_body_is_cut_off(intake: Intake) -> No
 
 
 def test_a_client_that_does_not_finish_its_header_is_cut_off(intake: Intake) -> None:
-    with running(intake, limits=Limits(idle_timeout=0.2)) as receiver, _connected(receiver.port) as client:
+    with running(intake, limits=Limits(idle_timeout=0.2)) as receiver, connected(receiver) as client:
         client.sendall(b"POST /v1/metrics HTTP/1.1\r\nHost:")
         assert _ends(client)
 
@@ -248,18 +239,12 @@ def test_a_client_that_does_not_finish_its_header_is_cut_off(intake: Intake) -> 
 def test_connections_beyond_the_limit_are_closed_at_once_and_without_a_word(
     intake: Intake, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running(intake, limits=Limits(max_connections=1)) as receiver, _connected(receiver.port):
+    with running(intake, limits=Limits(max_connections=1)) as receiver, connected(receiver):
         wait_until(lambda: next(iter(receiver.samples())).value == 1)
-        with _connected(receiver.port) as second:
+        with connected(receiver) as second:
             assert _ends(second)
     gc.collect()  # what asyncio says of a task that failed, it says when the task is gone
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-@contextmanager
-def _connected(port: int) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        yield client
 
 
 def _ends(client: socket.socket) -> bool:
@@ -280,7 +265,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it(intake: Intake) -> None:
 
 def test_what_is_under_way_is_answered_when_the_receiver_stops(intake: Intake, sink: KeepingSink) -> None:
     sink.hold()
-    with running(intake) as receiver, _connected(receiver.port) as client:
+    with running(intake) as receiver, connected(receiver) as client:
         client.sendall(b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-protobuf\r\n")
         client.sendall(b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
         wait_until(lambda: sink.held)
