@@ -210,11 +210,12 @@ def test_close_finishes_what_is_under_way_and_leaves_the_rest_durable(
     assert left == sorted(left)
 
 
-def test_a_send_that_hangs_does_not_keep_close_beyond_its_deadline(tmp_path: Path) -> None:
-    class Deaf(MemoryExporter):
-        def close(self) -> None:
-            """Does not cut anything off."""
+class Deaf(MemoryExporter):
+    def close(self) -> None:
+        """Does not cut anything off."""
 
+
+def test_a_send_that_hangs_does_not_keep_close_beyond_its_deadline(tmp_path: Path) -> None:
     exporter = Deaf()
     exporter.hold()
     with FastQueue(tmp_path / "queue") as queue:
@@ -225,6 +226,23 @@ def test_a_send_that_hangs_does_not_keep_close_beyond_its_deadline(tmp_path: Pat
         assert late == ["penstock-worker-0"]
         assert len(queue) == 1
         exporter.release()
+
+
+def test_who_waits_for_his_turn_to_send_when_it_is_closed_does_not_begin(tmp_path: Path) -> None:
+    exporter = Deaf()
+    exporter.hold()
+    with FastQueue(tmp_path / "queue") as queue:
+        sender = SendQueue(queue, exporter, quick(workers=3, global_send_limit=1)).start()
+        for batch in numbered(3):
+            sender.push(batch)
+        wait_until(lambda: exporter.at_once == 1 and sender.stats().workers_active == 3)
+        late = sender.close(timeout=0.1)
+        assert len(late) == 1
+        exporter.release()
+        wait_until(lambda: not any(thread.name in late for thread in threading.enumerate()))
+        assert len(exporter.batches) == 1
+        assert queue.stats().leased == 0
+        assert len(queue) == 2
 
 
 def test_close_cuts_a_hanging_send_off_and_its_batch_stays(tmp_path: Path) -> None:

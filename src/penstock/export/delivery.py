@@ -28,6 +28,10 @@ _MOST_IN_PARTS = 100  # batches: more than workers leave behind in an outage
 _REST = 1.0  # seconds before a dead letter that could not be written is tried again
 
 
+class _Stopped(Exception):
+    """The send did not begin: the gate was stopped while it waited for its turn."""
+
+
 class Job(NamedTuple):
     """A leased batch, ready to travel."""
 
@@ -97,6 +101,9 @@ class Delivery:
         except TransientExportError as error:
             self._failed(lease, permit, error)
             return False
+        except _Stopped:
+            self._give_back(lease, 0.0)
+            return False
         self._tally.sent(len(lease.data), is_retry=is_retry)
         return True
 
@@ -120,8 +127,9 @@ class Delivery:
         log.warning("Queue was closed before a send was acknowledged: it will be sent again. %r", lease)
 
     def _transmit(self, prepared: Prepared, permit: Permit, is_retry: bool) -> None:
-        """One send. Raises an ExportError of ours; all but a transient one have told the gate."""
-        self._gate.begin()
+        """One send. Raises an ExportError of ours; all but a transient one have told the gate. Or _Stopped."""
+        if not self._gate.begin():
+            raise _Stopped
         try:
             began = self._clock.monotonic()
             result = self._exporter.send(prepared)
@@ -174,6 +182,9 @@ class Delivery:
             except TransientExportError as error:
                 self._remember(lease, progress)
                 self._failed(lease, current, error)
+                return False
+            except _Stopped:
+                self._give_back(lease, 0.0)
                 return False
             progress.waiting.popleft()
         return self._settle_parts(lease, progress)

@@ -106,12 +106,19 @@ class Gate:
         with self._lock:
             return self._permit_locked()
 
-    def begin(self) -> None:
-        """Take one of the sends that may be under way at a time; the outcome gives it back."""
+    def begin(self) -> bool:
+        """Take one of the sends that may be under way at a time; the outcome gives it back.
+
+        False if it was stopped while we waited: then nothing may be sent.
+        """
         with self._lock:
             while self.inflight >= self._send_limit:
-                self._has_room.wait()
+                if not self._stopped:
+                    self._has_room.wait()
+                if self._stopped:
+                    return False
             self.inflight += 1
+            return True
 
     # -- what became of it -------------------------------------------------------------------------------------------
 
@@ -210,6 +217,7 @@ class Gate:
             self._stopped = True
             self._current = None
             self._changed.notify_all()
+            self._has_room.notify_all()
 
     # -- state -------------------------------------------------------------------------------------------------------
 

@@ -153,7 +153,8 @@ class SendQueue:
         permit = self._gate.enter(0.0)
         if permit is None:
             raise CircuitOpen("the destination keeps failing and is left alone for now")
-        self._gate.begin()
+        if not self._gate.begin():
+            raise QueueClosed("the send queue is closed")
         try:
             result = send_directly(self._exporter, batch)
         except ExportError as error:

@@ -275,7 +275,7 @@ class GroupWorker:
     def _send(self, held: list[Lease], permit: Permit) -> list[Lease]:
         """Send and ack; what is to be sent again."""
         is_retry = any(lease.attempts > 1 for lease in held)
-        self._gate.begin()
+        self._gate.begin()  # nobody is before us: there is one of us
         try:
             refused = self._exporter.send_group(held)
         except Exception as error:  # noqa: BLE001 - exporters are other people's code: decide by what it is
