@@ -1,6 +1,7 @@
 """How many send, how many at once, and exporters that take many blocks as one."""
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,54 @@ class TestWorkers:
             wait_until(lambda: sender.stats().workers_total == 4)
             exporter.release()
             wait_until(lambda: sender.stats().workers_total == 1)
+
+    def test_where_there_are_no_more_threads_those_that_run_do_the_work(
+        self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name == "penstock-worker-2":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        exporter = MemoryExporter()
+        with SendQueue(queue, exporter, quick(workers=4)) as sender:
+            assert sender.stats().workers_total == 2
+            sender.push(b"one")
+            wait_until(lambda: not len(sender))
+        assert exporter.batches == [b"one"]
+        assert "Fewer workers than wanted. pool=penstock-worker workers=2" in caplog.text
+
+    def test_a_queue_that_gets_no_thread_at_all_says_so_and_can_be_closed(
+        self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        sender = SendQueue(queue, MemoryExporter(), quick(workers=4))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="can't start"):
+                sender.start()
+        sender.push(b"one")
+        assert sender.close() == []
+        assert len(queue) == 1
+
+    def test_an_exporter_may_close_the_queue_that_it_works_for(self, queue: FastQueue) -> None:
+        closed: list[list[str]] = []
+
+        class Fatal(MemoryExporter):
+            def take(self, prepared: Prepared) -> None:
+                closed.append(sender.close(timeout=5.0))
+                raise ConnectionError("never again")
+
+        sender = SendQueue(queue, Fatal(), quick(workers=2)).start()
+        sender.push(b"one")
+        wait_until(lambda: closed)
+        assert closed[0][0].startswith("penstock-worker-")
+        assert len(queue) == 1
 
 
 class TestGroups:

@@ -47,8 +47,15 @@ class Pool:
                         name=f"{self._name}-{number}",
                         daemon=True,  # one that hangs in a send must not keep the process
                     )
+                    try:
+                        thread.start()
+                    except RuntimeError as error:  # no more threads: those that run have to do
+                        self._size = number
+                        if not number:
+                            raise
+                        log.warning("Fewer workers than wanted. pool=%s workers=%d error=%s", self._name, number, error)
+                        return
                     self._threads[number] = thread
-                    thread.start()
 
     def stop(self) -> None:
         """Ask all of them to end after what they are at."""
@@ -61,7 +68,8 @@ class Pool:
         with self._lock:
             threads = list(self._threads.values())
         for thread in threads:
-            thread.join(max(0.0, deadline - self._clock.monotonic()))
+            if thread is not threading.current_thread():  # an exporter may close what it works for
+                thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name for thread in threads if thread.is_alive()]
 
     def _run(self, number: int) -> None:
