@@ -8,7 +8,9 @@ import pytest
 
 from penstock.errors import (
     CircuitOpen,
+    ConfigError,
     DiskFull,
+    ErrorClass,
     PermanentExportError,
     QueueFull,
     TransientExportError,
@@ -112,11 +114,44 @@ class TestMemory:
 
     def test_the_age_of_what_waits_is_known(self) -> None:
         clock = FakeClock()
-        memory = LeasedMemory(MemoryQueue(), clock=clock)
+        memory = LeasedMemory(MemoryQueue(max_size=2, clock=clock), clock=clock)
+        assert memory.stats().oldest_age == 0.0
         memory.push(b"1")
-        memory.nack(memory.lease()[0])
         clock.advance(7.0)
         assert memory.stats().oldest_age == 7.0
+        (lease,) = memory.lease()
+        assert lease.enqueued_at == clock.time() - 7.0
+        memory.nack(lease)
+        memory.push(b"2")
+        clock.advance(1.0)
+        assert memory.stats().oldest_age == 8.0
+        memory.push(b"3")  # the first has to go
+        assert memory.stats().oldest_age == 1.0
+
+    def test_after_max_attempts_a_batch_is_a_dead_letter(self) -> None:
+        broken = TransientExportError("broken", ErrorClass.SERVER_ERROR)
+        exporter = FailingExporter(poison=(b"bad", broken))
+        with SendQueue(MemoryQueue(), exporter, quick(max_attempts=3)) as sender:
+            for batch in (b"bad", b"good"):
+                sender.push(batch)
+            wait_until(lambda: not len(sender))
+            assert sender.stats().queue.dead_lettered == 1
+        assert exporter.batches == [b"good"]
+        assert exporter.attempts.count(b"bad") == 3
+
+    def test_an_outage_makes_no_batch_a_dead_letter(self) -> None:
+        exporter = FailingExporter([DOWN] * 6)
+        with SendQueue(MemoryQueue(), exporter, quick(max_attempts=2)) as sender:
+            sender.push(b"one")
+            wait_until(lambda: not len(sender))
+            assert sender.stats().queue.dead_lettered == 0
+        assert exporter.batches == [b"one"]
+
+    def test_freshest_first_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="order must be 'fifo' for a queue in memory, got 'freshest'"):
+            SendQueue(MemoryQueue(), MemoryExporter(), quick(order="freshest"))
+        with pytest.raises(ConfigError, match="order must be 'fifo' where type is 'memory', got 'freshest'"):
+            quick(order="freshest", type="memory")
 
 
 class TestFailover:

@@ -108,6 +108,8 @@ class SendQueueConfig:
             check_count(getattr(self, name), name, least)
         for name in ("memory_percent", "memory_limit_ratio", "target_utilization"):
             check_number(getattr(self, name), name, 0.0, 1.0)
+        if self.type == "memory" and self.order == "freshest":
+            raise ConfigError("order must be 'fifo' where type is 'memory', got 'freshest'")
         if not isinstance(self.path, (str, os.PathLike)):
             raise ConfigError(f"path must name a folder, got {self.path!r}")
         if self.target_utilization == 0.0:

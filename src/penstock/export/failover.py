@@ -130,7 +130,7 @@ class _Overflow(LeasedMemory):
     """The failover's memory. What the destination refuses is the durable queue's dead letter, if that can write it."""
 
     def __init__(self, durable: Source, config: FailoverConfig, clock: Clock) -> None:
-        super().__init__(MemoryQueue(config.max_size, config.max_bytes), clock=clock)
+        super().__init__(MemoryQueue(config.max_size, config.max_bytes, clock=clock), clock=clock)
         self._durable = durable
 
     def reject(self, lease: Lease, reason: str) -> None:

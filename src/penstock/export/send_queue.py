@@ -68,12 +68,14 @@ class SendQueue:
         config = _ordered(config or SendQueueConfig(), exporter)
         if isinstance(queue, FastQueue):
             config = replace(config, order=queue.config.order)
+        elif config.order == "freshest":
+            raise ConfigError("order must be 'fifo' for a queue in memory, got 'freshest'")
         self.config = config
         self._clock = clock = clock or SystemClock()
         self._exporter = exporter
         self._owns_queue = owns_queue
         self._is_durable = isinstance(queue, FastQueue)
-        self._source: Source = as_source(queue, config.full_behavior, float(config.block_timeout), clock)
+        self._source: Source = as_source(queue, config, clock)
         self._tally = Tally()
         breaker = CircuitBreaker(config.circuit_breaker)
         in_order = isinstance(exporter, GroupExporter) or exporter.in_order
@@ -105,7 +107,7 @@ class SendQueue:
     def open(cls, exporter: Exporter | GroupExporter, config: SendQueueConfig, *, clock: Clock | None = None) -> Self:
         """With a queue of its own, as the configuration describes it. `close` closes that queue, too."""
         if config.type == "memory":
-            memory = MemoryQueue(config.max_size, config.memory_bytes())
+            memory = MemoryQueue(config.max_size, config.memory_bytes(), clock=clock)
             return cls(memory, exporter, config, clock=clock, owns_queue=True)
         queue = FastQueue(config.path, config.queue_config(), clock=clock)
         try:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import BlockTooLarge, QueueClosed, QueueError, QueueFull
+from penstock.export.config import SendQueueConfig
 from penstock.spool import DeadLetter, FastQueue, FullBehavior, Lease, MemoryQueue, QueueStats
 
 MOST_DEAD_LETTERS = 1000
@@ -44,12 +45,11 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
 
-def as_source(
-    queue: FastQueue | MemoryQueue, full_behavior: FullBehavior, block_timeout: float, clock: Clock
-) -> "Source":
+def as_source(queue: FastQueue | MemoryQueue, config: SendQueueConfig, clock: Clock) -> "Source":
     """The queue, with leases if it has none of its own."""
     if isinstance(queue, MemoryQueue):
-        return LeasedMemory(queue, full_behavior, block_timeout, clock=clock)
+        timeout = float(config.block_timeout)
+        return LeasedMemory(queue, config.full_behavior, timeout, max_attempts=config.max_attempts, clock=clock)
     return queue
 
 
@@ -67,9 +67,11 @@ class LeasedMemory:
         full_behavior: FullBehavior = FullBehavior.DROP_OLDEST,
         block_timeout: float = 30.0,
         *,
+        max_attempts: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._queue = queue
+        self._max_attempts = max_attempts
         self._full_behavior = full_behavior
         self._block_timeout = block_timeout
         self._clock = clock or SystemClock()
@@ -154,8 +156,8 @@ class LeasedMemory:
             if lease is not None:
                 taken.append(lease._replace(attempts=lease.attempts + 1))
                 self._redelivered += 1
-        for block in self._queue.pop_many(most - len(taken)):
-            taken.append(Lease(self._next, 1, block, self._clock.time()))
+        for block, pushed_at in self._queue.pop_dated(most - len(taken)):
+            taken.append(Lease(self._next, 1, block, pushed_at))
             self._bytes_out += len(block)
             self._next += 1
         self._leased.update((lease.sequence, lease) for lease in taken)
@@ -181,7 +183,13 @@ class LeasedMemory:
             return taken[0] if taken else None
 
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
-        """Deliver the block again; there is no number of attempts that would make it a dead letter."""
+        """Deliver the block again; after `max_attempts` it is a dead letter, unless it is to be kept all the same."""
+        most = self._max_attempts
+        if most is not None and lease.attempts >= most:
+            if not keep:
+                self.reject(lease, "too many attempts")
+                return
+            lease = lease._replace(attempts=most - 1)
         with self._lock:
             if self._leased.pop(lease.sequence, None) is None:
                 return
@@ -265,7 +273,9 @@ class LeasedMemory:
     def stats(self) -> QueueStats:
         with self._lock:
             held = len(self)
-            first_out = [lease.enqueued_at for part in (self._leased, self._returned) for lease in part.values()]
+            since = [lease.enqueued_at for part in (self._leased, self._returned) for lease in part.values()]
+            if (oldest_at := self._queue.oldest_at()) is not None:
+                since.append(oldest_at)
             return QueueStats(
                 size=held,
                 bytes=self.size_bytes,
@@ -294,7 +304,7 @@ class LeasedMemory:
                 lost_blocks=0,
                 foreign_files=0,
                 unclean_start=False,
-                oldest_age=self._clock.time() - min(first_out) if first_out else 0.0,
+                oldest_age=max(0.0, self._clock.time() - min(since)) if since else 0.0,
             )
 
     def _check_open_locked(self) -> None:

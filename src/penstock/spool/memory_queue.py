@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 
+from penstock.clock import Clock, SystemClock
 from penstock.errors import BlockTooLarge, ConfigError
 from penstock.units import parse_bytes
 
@@ -15,16 +16,17 @@ class MemoryQueue:
     Threads: every method may be called from any thread.
     """
 
-    def __init__(self, max_size: int = 1000, max_bytes: int | str = "256Mi") -> None:
+    def __init__(self, max_size: int = 1000, max_bytes: int | str = "256Mi", *, clock: Clock | None = None) -> None:
         if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
             raise ConfigError(f"max_size must be >= 1, got {max_size!r}")
         self.max_size = max_size
         self.max_bytes = parse_bytes(max_bytes, "max_bytes")
         if self.max_bytes < 1:
             raise ConfigError(f"max_bytes must be >= 1, got {self.max_bytes}")
+        self._clock = clock or SystemClock()
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._blocks: deque[bytes] = deque()
+        self._blocks: deque[tuple[bytes, float]] = deque()  # each with the time at which it came
         self._bytes = 0
         self.pushed = 0
         self.evicted = 0
@@ -36,9 +38,9 @@ class MemoryQueue:
         with self._lock:
             evicted = 0
             while self._blocks and (len(self._blocks) >= self.max_size or self._bytes + len(block) > self.max_bytes):
-                self._bytes -= len(self._blocks.popleft())
+                self._bytes -= len(self._blocks.popleft()[0])
                 evicted += 1
-            self._blocks.append(block)
+            self._blocks.append((block, self._clock.time()))
             self._bytes += len(block)
             self.pushed += 1
             self.evicted += evicted
@@ -46,24 +48,29 @@ class MemoryQueue:
 
     def pop(self) -> bytes | None:
         """The oldest block, None if there is none."""
-        with self._lock:
-            if not self._blocks:
-                return None
-            block = self._blocks.popleft()
-            self._bytes -= len(block)
-            return block
+        taken = self.pop_many(1)
+        return taken[0] if taken else None
 
     def pop_many(self, most: int) -> list[bytes]:
         """Up to `most` blocks, oldest first."""
+        return [block for block, _ in self.pop_dated(most)]
+
+    def pop_dated(self, most: int) -> list[tuple[bytes, float]]:
+        """The same, each with the time at which it was pushed, in seconds since the epoch."""
         with self._lock:
             taken = [self._blocks.popleft() for _ in range(min(most, len(self._blocks)))]
-            self._bytes -= sum(map(len, taken))
+            self._bytes -= sum(len(block) for block, _ in taken)
             return taken
 
     def peek(self) -> bytes | None:
         """The oldest block; nothing changes."""
         with self._lock:
-            return self._blocks[0] if self._blocks else None
+            return self._blocks[0][0] if self._blocks else None
+
+    def oldest_at(self) -> float | None:
+        """When the oldest block was pushed; None if there is none."""
+        with self._lock:
+            return self._blocks[0][1] if self._blocks else None
 
     def __len__(self) -> int:
         return len(self._blocks)
