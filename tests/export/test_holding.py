@@ -128,6 +128,17 @@ class TestMemory:
         memory.push(b"3")  # the first has to go
         assert memory.stats().oldest_age == 1.0
 
+    def test_what_is_pushed_is_kept_as_it_was_and_has_to_be_bytes(self) -> None:
+        exporter = MemoryExporter()
+        sender = SendQueue(MemoryQueue(), exporter, quick())
+        buffer = bytearray(b"one")
+        sender.push(buffer)  # type: ignore[arg-type]
+        buffer[:] = b"two"
+        with pytest.raises(TypeError, match="a block is bytes, not str"):
+            sender.push("text")  # type: ignore[arg-type]
+        sender.start().close()
+        assert exporter.batches == [b"one"]
+
     def test_after_max_attempts_a_batch_is_a_dead_letter(self) -> None:
         broken = TransientExportError("broken", ErrorClass.SERVER_ERROR)
         exporter = FailingExporter(poison=(b"bad", broken))

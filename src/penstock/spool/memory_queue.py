@@ -5,6 +5,7 @@ from collections import deque
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import BlockTooLarge, ConfigError
+from penstock.spool.lease import as_block
 from penstock.units import parse_bytes
 
 
@@ -33,6 +34,8 @@ class MemoryQueue:
 
     def push(self, block: bytes) -> int:
         """Take the block; how many old ones had to go for it. BlockTooLarge if it could never fit."""
+        if type(block) is not bytes:
+            block = as_block(block)
         if len(block) > self.max_bytes:
             raise BlockTooLarge(f"a block of {len(block)} bytes exceeds max_bytes = {self.max_bytes}")
         with self._lock:
