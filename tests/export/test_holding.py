@@ -257,6 +257,19 @@ class TestFailover:
         queue.close()
         assert dead_letters(tmp_path) == [(b"bad", "400")]
 
+    def test_a_refused_part_of_it_is_a_dead_letter_of_the_queue_too(
+        self, queue: FastQueue, full: Callable[[bool], None], tmp_path: Path
+    ) -> None:
+        exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")), max_bytes=8)
+        with SendQueue(queue, exporter, quick()) as sender:
+            sender.push(b"good....bad.....")
+            assert sender.flush()
+            assert sender.stats().queue.dead_lettered == 1
+        assert sender.stats().data_loss == 0
+        queue.close()
+        assert exporter.batches == [b"good...."]
+        assert dead_letters(tmp_path) == [(b"bad.....", "400")]
+
     def test_a_dead_letter_of_it_that_cannot_be_written_is_counted_as_lost_in_the_end(
         self, queue: FastQueue, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:

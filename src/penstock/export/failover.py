@@ -140,3 +140,9 @@ class _Overflow(LeasedMemory):
             super().reject(lease, reason)
         else:
             self.ack(lease)
+
+    def bury(self, block: bytes, reason: str) -> None:
+        try:
+            self._durable.bury(block, reason)
+        except QueueError:
+            super().bury(block, reason)
