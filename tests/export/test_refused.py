@@ -1,5 +1,6 @@
 """What the destination will not have: cut in two, kept as a dead letter, brought back."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +164,17 @@ def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
     assert dead_letters(tmp_path) == [(b"bad.....", "400")]
 
 
-def test_a_batch_whose_split_fails_is_a_dead_letter(queue: FastQueue, tmp_path: Path) -> None:
+def _raise(batch: bytes) -> None:
+    raise RuntimeError("split failed")
+
+
+@pytest.mark.parametrize("split", [_raise, lambda batch: [batch, b"."], lambda batch: [], lambda batch: [None, None]])
+def test_a_batch_whose_split_fails_is_a_dead_letter(
+    queue: FastQueue, tmp_path: Path, split: Callable[[bytes], Any]
+) -> None:
     class Surprising(MemoryExporter):
         def split(self, batch: bytes) -> Any:
-            raise RuntimeError("split failed")
+            return split(batch)
 
     exporter = Surprising(max_bytes=4)
     with SendQueue(queue, exporter, quick()) as sender:

@@ -151,11 +151,12 @@ class Delivery:
 
     def _split(self, batch: bytes) -> list[bytes] | None:
         try:
-            parts = self._exporter.split(batch)
+            parts = self._exporter.split(batch) or []
+            is_smaller = len(parts) > 1 and max(map(len, parts)) < len(batch)  # else it would go on for ever
         except Exception:
             log.exception("Batch is too large, and splitting it failed. bytes=%d", len(batch))
             return None
-        if not parts or len(parts) < 2:
+        if not is_smaller:
             return None
         self._tally.add(splits=1)
         return parts
