@@ -1,5 +1,6 @@
 """The gate: what one outcome means for the next sends, with a clock that moves only when told to."""
 
+import math
 import subprocess
 import sys
 import threading
@@ -109,6 +110,14 @@ def test_retry_after_holds_everything_and_settles_no_probe(clock: FakeClock) -> 
     assert gate.enter(0.0) is None  # still one probe at a time
     gate.succeeded(again)
     assert gate.state is CircuitState.CLOSED
+
+
+def test_no_exporter_holds_everything_back_for_longer_than_an_hour(clock: FakeClock) -> None:
+    gate = gate_of(clock)
+    for never in (1e9, math.inf):
+        gate.failed(entered(gate), TransientExportError("later", retry_after=never), attempts=1)
+        assert gate.rest() == 3600.0
+        clock.advance(3600.0)
 
 
 def test_a_destination_that_says_at_once_each_time_is_not_hammered(clock: FakeClock) -> None:

@@ -12,6 +12,7 @@ from penstock.clock import Clock
 from penstock.errors import ErrorClass, ExportError, TransientExportError
 from penstock.export.backoff import Backoff
 from penstock.export.breaker import CircuitBreaker, CircuitState
+from penstock.export.classify import LONGEST_RETRY_AFTER
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ class Gate:
             was, began, self._failing = self._breaker.state, not self._failing, True
             if error.retry_after is not None:
                 self._breaker.released(permit.generation)  # it said when: that is no failure to be counted
-                self._pause_locked(now + max(error.retry_after, _LEAST_PAUSE))
+                self._pause_locked(now + min(max(error.retry_after, _LEAST_PAUSE), LONGEST_RETRY_AFTER))
                 wait = 0.0
             else:
                 wait = self._count_failure_locked(now, permit, error, attempts)
