@@ -103,6 +103,23 @@ def test_a_receiver_reads_what_was_sent(server: Misbehaving, compression: str, t
     assert facts(request.body) == facts(metrics(2, 2, 2, 2))
 
 
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("", "/v1/metrics"),
+        ("/", "/v1/metrics"),
+        ("/otlp?key=1", "/otlp/v1/metrics?key=1"),
+        ("/v1/metrics", "/v1/metrics"),
+        ("/v1/metrics/", "/v1/metrics"),
+        ("/v1/metrics?key=1", "/v1/metrics?key=1"),
+    ],
+)
+def test_the_signals_path_is_added_where_the_url_does_not_have_it(server: Misbehaving, given: str, path: str) -> None:
+    client = OtlpHttpExporter(OtlpHttpConfig(url=server.url + given))
+    send(client, metrics())
+    assert server.requests[0].path == path
+
+
 def test_one_connection_serves_one_thread(server: Misbehaving) -> None:
     client = exporter(server)
     for _ in range(10):
@@ -400,6 +417,8 @@ def test_through_the_queue_every_point_arrives_whatever_the_server_does(server: 
     [
         ({"url": "ftp://x"}, "url must look like"),
         ({"url": "http://user:pw@host"}, "url must not hold a password"),
+        ({"url": "http://x/a b?key=hidden"}, "url must be plain ASCII without spaces"),
+        ({"url": "http://x/a?key=hiddén"}, "url must be plain ASCII without spaces"),
         ({"url": "http://x", "tls": TlsConfig()}, "tls is set"),
         ({"url": "http://x", "timeout": 0}, "timeout must be > 0"),
         ({"url": "http://x", "signal": "smells"}, "signal must be one of"),

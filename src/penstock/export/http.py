@@ -73,6 +73,8 @@ class HttpConfig:
 
     def __post_init__(self) -> None:
         parts = split_url(self.url, ("http", "https"), "http://host:port/path")
+        if not _is_header(parts.path + parts.query) or " " in parts.path + parts.query:
+            raise ConfigError("url must be plain ASCII without spaces: write %20 for one")
         if parts.username or parts.password:
             raise ConfigError("url must not hold a password: use token_file or headers")
         if self.tls is not None and parts.scheme != "https":

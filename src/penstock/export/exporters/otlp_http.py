@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
 import cramjam
 
@@ -50,7 +51,7 @@ class OtlpHttpExporter:
 
     def __init__(self, config: OtlpHttpConfig) -> None:
         suffix = f"/v1/{config.signal}"
-        path = "" if config.url.rstrip("/").endswith(suffix) else suffix
+        path = "" if urlsplit(config.url).path.rstrip("/").endswith(suffix) else suffix
         self._client = HttpClient(config, path, may_pass=_MAY_PASS)
         self._compression = config.compression
         self._path = _PATHS[config.signal]
