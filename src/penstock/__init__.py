@@ -11,10 +11,13 @@ from penstock.errors import (
     DiskFull,
     ErrorClass,
     ExportError,
+    NoHandler,
     PayloadTooLarge,
     PenstockError,
     PermanentExportError,
     QueueClosed,
+    QueueConflict,
+    QueueError,
     QueueExists,
     QueueFull,
     QueueLocked,
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
     from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter
     from penstock.export.exporters.segments import SegmentExporter
+    from penstock.export.http import TlsConfig
     from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, MemoryQueue
 
     __version__: str
@@ -78,6 +82,7 @@ _HOMES = {
     "penstock.export.exporters.otlp_http": "OtlpHttpConfig OtlpHttpExporter",
     "penstock.export.exporters.remote_write": "RemoteWriteConfig RemoteWriteExporter",
     "penstock.export.exporters.segments": "SegmentExporter",
+    "penstock.export.http": "TlsConfig",
     "penstock.spool": "Durability FastQueue FastQueueConfig FullBehavior Lease MemoryQueue",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -127,6 +132,7 @@ __all__ = [
     "HandlerConsumer",
     "Lease",
     "MemoryQueue",
+    "NoHandler",
     "OtlpHttpConfig",
     "OtlpHttpExporter",
     "PartialSuccess",
@@ -138,6 +144,8 @@ __all__ = [
     "PipelineSplitConfig",
     "Prepared",
     "QueueClosed",
+    "QueueConflict",
+    "QueueError",
     "QueueExists",
     "QueueFull",
     "QueueLocked",
@@ -148,6 +156,7 @@ __all__ = [
     "SendQueueConfig",
     "SendQueueStats",
     "ThreadPolicy",
+    "TlsConfig",
     "TransientExportError",
     "WorkerScaler",
     "__version__",

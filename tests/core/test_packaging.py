@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock import errors
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +31,14 @@ def test_import_penstock_loads_no_part_of_it_before_it_is_asked_for() -> None:
 def test_every_public_name_is_there() -> None:
     for name in penstock.__all__:
         assert getattr(penstock, name) is not None
+
+
+@pytest.mark.parametrize("document", ["batch-queue.md", "export.md", "durability.md"])
+def test_every_error_and_setting_that_a_document_of_a_library_names_is_public(document: str) -> None:
+    text = (ROOT / "docs" / document).read_text()
+    named = {name for name in re.findall(r"\b[A-Z]\w+", text) if hasattr(errors, name) or name.endswith("Config")}
+    assert named
+    assert named <= set(penstock.__all__)
 
 
 def test_every_requirement_is_pinned_with_hashes_and_names_no_address() -> None:
