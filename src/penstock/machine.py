@@ -11,7 +11,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 def cores(root: Path = CGROUP) -> int:
     """How many threads can really run at a time: the affinity, or less if the container has a smaller quota."""
-    usable = len(os.sched_getaffinity(0))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(root)
     return max(1, min(usable, math.ceil(quota)) if quota else usable)
 

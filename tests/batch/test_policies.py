@@ -2,8 +2,7 @@
 
 import pytest
 
-from penstock import PartitionPolicy, PartitionSelector, ThreadPolicy
-from penstock.batch.policies import available_cores
+from penstock import PartitionPolicy, PartitionSelector, ThreadPolicy, machine
 from penstock.batch.selector import stable_hash
 from penstock.errors import ConfigError
 
@@ -39,8 +38,10 @@ def test_io_bound_threads_do_not_depend_on_the_cores() -> None:
     assert ThreadPolicy.io_bound(12).resolve(1) == ThreadPolicy.io_bound(12).resolve(64) == 12
 
 
-def test_without_a_number_of_cores_this_machine_counts() -> None:
-    assert ThreadPolicy.cpu_cores(1.0).resolve() == available_cores() >= 1
+def test_without_a_number_of_cores_what_the_process_may_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ThreadPolicy.cpu_cores(1.0).resolve() == machine.cores() >= 1
+    monkeypatch.setattr(machine, "cpu_quota", lambda root: 0.5)  # as a container says it
+    assert ThreadPolicy.cpu_cores(4.0).resolve() == 4
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,11 @@
 """How many threads and partitions: the caller describes the workload, the machine decides the numbers."""
 
 import math
-import os
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from penstock import machine
 from penstock.errors import ConfigError
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _half_up(value: float) -> int:
@@ -61,8 +56,8 @@ class ThreadPolicy:
         return cls("io_bound", base=_whole("threads", "io_bound", count))
 
     def resolve(self, cores: int | None = None) -> int:
-        """The number of threads on a machine of `cores` (by default this one)."""
-        return max(1, self.base + _half_up(self.per_core * (available_cores() if cores is None else cores)))
+        """The number of threads on a machine of `cores` (by default what this process may use of this one)."""
+        return max(1, self.base + _half_up(self.per_core * (machine.cores() if cores is None else cores)))
 
 
 @dataclass(frozen=True, slots=True)
