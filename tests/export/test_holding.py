@@ -112,6 +112,22 @@ class TestMemory:
         assert [lease.data for lease in memory.lease(9)] == [b"first", b"second"]
         assert [letter.reason for letter in memory.dead_letters] == ["third"]
 
+    def test_two_may_replay_dead_letters_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        memory = LeasedMemory(MemoryQueue())
+        for block in numbered(3):
+            memory.bury(block, "400")
+        push, others = memory.push, []
+
+        def push_while_another_replays(block: bytes) -> int:
+            monkeypatch.setattr(memory, "push", push)
+            others.append(memory.replay_dead_letters())
+            return push(block)
+
+        monkeypatch.setattr(memory, "push", push_while_another_replays)
+        assert memory.replay_dead_letters() == (1, 0)
+        assert others == [(2, 0)]
+        assert sorted(lease.data for lease in memory.lease(10)) == numbered(3)
+
     def test_the_age_of_what_waits_is_known(self) -> None:
         clock = FakeClock()
         memory = LeasedMemory(MemoryQueue(max_size=2, clock=clock), clock=clock)

@@ -229,7 +229,10 @@ class LeasedMemory:
         """Push those whose reason contains `reason` again; how many, and how many stay."""
         replayed = 0
         for _ in range(len(self.dead_letters)):  # not those that are refused again meanwhile
-            letter = self.dead_letters.popleft()
+            try:
+                letter = self.dead_letters.popleft()
+            except IndexError:
+                break  # somebody else replays them as well
             if reason not in letter.reason:
                 self.dead_letters.append(letter)
                 continue
