@@ -3,13 +3,15 @@
 import os
 import threading
 import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from penstock import BatchQueue, BatchQueueConfig, BatchQueueManager, HandlerConsumer, PartitionPolicy, ThreadPolicy
 from penstock.batch import drain, rounds
-from penstock.batch.crew import DrainThread
 from penstock.batch.scheduler import SharedScheduler, SharedTask
 from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, item_types, open_queue
@@ -39,6 +41,17 @@ def rounds_thread() -> threading.Thread | None:
     return next((thread for thread in threading.enumerate() if thread.name == "penstock-idle"), None)
 
 
+@contextmanager
+def off_rounds(task: drain.DrainTask) -> Iterator[None]:
+    """Has the task leave, and keeps its turn, so that it does not come back."""
+    while not task.turn.acquire(timeout=0.01):
+        rounds.IDLE_ROUNDS.leave(task)
+    try:
+        yield
+    finally:
+        task.turn.release()
+
+
 def test_the_idle_calls_of_threads_that_sleep_are_made_by_one() -> None:
     with open_queue(threads=ThreadPolicy.fixed(4), partitions=PartitionPolicy.adaptive(), max_idle=0.01) as queue:
         handlers = [Named() for _ in range(20)]
@@ -56,6 +69,106 @@ def test_the_queues_of_a_process_share_the_rounds() -> None:
         for handler in handlers:
             handler.wait_for_calls("penstock-idle")
         assert sum(thread.name == "penstock-idle" for thread in threading.enumerate()) == 1
+
+
+def test_tasks_with_the_same_pause_are_called_together_whenever_they_came() -> None:
+    """So the thread wakes up once per pause, however many there are."""
+    with open_queue("one", **PAIR) as one, open_queue("two", **PAIR) as two:
+        handlers = Named(), Named()
+        one.add_handler(A, handlers[0])
+        handlers[0].wait_for_calls("penstock-idle")
+        two.add_handler(A, handlers[1])
+        handlers[1].wait_for_calls("penstock-idle")
+
+        assert one._tasks[0].round is two._tasks[0].round is not None
+
+
+def test_a_call_that_fails_on_the_rounds_is_logged_and_the_others_are_made(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            raise ValueError("not today")
+
+    with open_queue(**PAIR) as queue:
+        handlers = [Failing() if index in (0, 5) else Named() for index in range(8)]
+        kinds = item_types(8)
+        for kind, handler in zip(kinds, handlers):
+            queue.add_handler(kind, handler)
+        for handler in handlers:
+            handler.wait_for_calls("penstock-idle")
+        caplog.clear()
+        handlers[7].wait_for_calls("penstock-idle", len(handlers[7].idle_on) + 2)
+
+    text = "\n".join(record.getMessage() for record in caplog.records)
+    for index, kind in enumerate(kinds):
+        assert (f"on_idle failed. queue=test type={kind}" in text) == (index in (0, 5))
+
+
+def test_a_handler_that_is_removed_during_a_round_is_neither_called_nor_kept() -> None:
+    class Removing(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            if threading.current_thread().name == "penstock-idle" and queue.remove_handler(B):
+                removed.append(len(calls))
+
+    class Counted(Named):
+        def on_idle(self) -> None:
+            calls.append(threading.current_thread().name)
+
+    calls: list[str] = []
+    removed: list[int] = []
+    with open_queue(**PAIR) as queue:
+        first, second = Removing(), Counted()
+        gone = weakref.ref(second)
+        queue.add_handler(A, first)
+        queue.add_handler(type("Between", (), {}), Named())  # so that A and B are of one thread
+        queue.add_handler(B, second)
+        del second
+        wait_until(lambda: removed)
+        first.wait_for_calls("penstock-idle", len(first.idle_on) + 3)
+        wait_until(lambda: gone() is None)
+
+    assert removed == [len(calls)]
+
+
+def test_what_a_handler_produces_on_the_rounds_into_its_own_full_queue_does_not_wait() -> None:
+    answers: list[bool] = []
+
+    class Producing(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            if threading.current_thread().name == "penstock-idle" and not answers:
+                # The thread of the queue waits for its turn, so that nobody makes room.
+                answers.extend(queue.produce(A()) for _ in range(3))
+
+    with open_queue(**PAIR, buffer_size=2) as queue:
+        handler = Producing()
+        queue.add_handler(A, handler)
+        wait_until(lambda: len(answers) == 3)
+        wait_until(lambda: handler.consumed_on)
+
+    assert answers == [True, True, False]
+
+
+def test_a_partition_whose_handler_is_called_on_the_rounds_is_not_drained_by_its_new_owner_before() -> None:
+    steps: list[str] = []
+
+    class Moving(Recorder):
+        def on_idle(self) -> None:
+            super().on_idle()
+            if threading.current_thread().name == "penstock-idle" and not steps:
+                queue._layout.reassign([1, 1])
+                queue.produce(A())
+                wait_until(lambda: not queue._tasks[0].on_rounds)  # it came to the new owner, and went on to the old
+                steps.append(f"consumed {len(self.items)} during the call")
+
+    with open_queue(**PAIR) as queue:
+        handler = Moving()
+        queue.add_handler(A, handler)
+        wait_until(lambda: len(handler.items) == 1)
+
+    assert steps == ["consumed 0 during the call"]
+    assert not handler.overlapped
 
 
 def test_data_wakes_the_thread_itself_and_its_pace_starts_over() -> None:
@@ -78,11 +191,11 @@ def test_who_comes_back_from_the_rounds_goes_on_from_its_last_call_there() -> No
         handler.wait_for_calls("penstock-idle", 10)
         task = queue._tasks[0]
         joined = task.pace.called
-        with task.turn:
-            task.leave_rounds()
-
+        assert task.round is not None
+        on = task.round
+        with off_rounds(task):
             assert joined < task.pace.called
-            assert task.pace.due == task.next_round == pytest.approx(task.pace.called + 0.01)
+            assert task.pace.due == on.due == pytest.approx(task.pace.called + 0.01)
 
 
 def test_who_was_not_called_on_the_rounds_of_others_is_due_as_before() -> None:
@@ -94,9 +207,7 @@ def test_who_was_not_called_on_the_rounds_of_others_is_due_as_before() -> None:
         called, due = task.pace.called, task.pace.due
         often.add_handler(A, handler)
         handler.wait_for_calls("penstock-idle", 10)
-        with task.turn:
-            task.leave_rounds()
-
+        with off_rounds(task):
             assert task.pace.called == pytest.approx(called, abs=1e-3)
             assert task.pace.due == pytest.approx(due, abs=1e-3)
 
@@ -110,11 +221,12 @@ def test_who_comes_after_a_long_time_without_handlers_does_not_take_it_that_the_
         queue.remove_handler(A)
         wait_until(lambda: not task.on_rounds)
         task.pace.was_called(time.monotonic() - 1000)
-        seen = len(handler.idle_on)
+        handler.idle_on.clear()
         queue.add_handler(A, handler)
-        wait_until(lambda: len(handler.idle_on) >= seen + 3)
+        handler.wait_for_calls("penstock-idle")
 
-        assert set(handler.idle_on[seen:]) == {"penstock-idle"}
+        assert task.takes_part
+        assert handler.idle_on.count("penstock-test-0") <= 1  # if the rounds napped until after it was due
 
 
 def test_a_queue_with_a_clock_of_its_own_stays_away_from_the_rounds_which_keep_the_machines_time() -> None:
@@ -377,29 +489,22 @@ def test_a_thread_that_looks_while_the_rounds_have_the_turn_of_a_task_that_has_l
 ) -> None:
     monkeypatch.setattr(drain, "PATIENCE", 10_000)
     looks, passed_by = Looks(monkeypatch), threading.Event()
-    manager, handler = BatchQueueManager(), Named()
-    queue = manager.create(
-        "one", BatchQueueConfig(shared_scheduler=("pool", ThreadPolicy.fixed(2)), consumer=handler, max_idle=0.01)
-    )
-    task = queue._tasks[0]
-    lock = task.turn
 
-    class Turn:
-        """Somebody drains and looks when the next call is due just before and just after the rounds have the turn."""
-
-        def acquire(self, blocking: bool = True) -> bool:
-            acquired = lock.acquire(blocking)
-            if acquired and threading.current_thread().name == "penstock-idle" and not passed_by.is_set():
+    class Leaving(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            if threading.current_thread().name == "penstock-idle" and not passed_by.is_set():
+                task = queue._tasks[0]
                 rounds.IDLE_ROUNDS.leave(task)
                 for _ in range(2):
                     task.nudge()
                     looks.wait_for_another()
                 passed_by.set()
-            return acquired
 
-        release, locked = staticmethod(lock.release), staticmethod(lock.locked)
-
-    monkeypatch.setattr(task, "turn", Turn())
+    manager, handler = BatchQueueManager(), Leaving()
+    queue = manager.create(
+        "one", BatchQueueConfig(shared_scheduler=("pool", ThreadPolicy.fixed(2)), consumer=handler, max_idle=0.01)
+    )
     assert passed_by.wait(10)
     seen = len(handler.idle_on)
     wait_until(lambda: len(handler.idle_on) >= seen + 5, timeout=10)
@@ -425,7 +530,7 @@ def test_a_task_that_joins_while_its_queue_closes_does_not_stay(monkeypatch: pyt
     assert queue.close()
     closed.set()
     wait_until(lambda: task.on_rounds)
-    wait_until(lambda: not task.on_rounds and task not in rounds.IDLE_ROUNDS._tasks, timeout=10)
+    wait_until(lambda: not task.on_rounds and not rounds.IDLE_ROUNDS._rounds, timeout=10)
     assert manager.shutdown_all()
 
 
@@ -469,7 +574,7 @@ def test_a_task_goes_on_by_itself_where_no_thread_can_be_started(monkeypatch: py
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(drain, "IDLE_ROUNDS", rounds.IdleRounds())
-        monkeypatch.setattr(DrainThread, "start", no_more)
+        monkeypatch.setattr(rounds.IdleThread, "start", no_more)
         handler = Named()
         queue.add_handler(A, handler)
         handler.wait_for_calls("penstock-test-0", 20)

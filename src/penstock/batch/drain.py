@@ -6,10 +6,10 @@ the partition on when it comes to it, at the latest after the cycle it is in.
 
 Idle calls need no tokens: they are made by whoever has the task's turn, and who drains has it too. What is left is a
 partition that changes owners. It is sent to the new one, who calls none of its handlers before it has arrived: so the
-old one is done with it. And the old one may be calling them just then: it first writes down what it calls (`idling`),
-then looks before each call whether that is still what it should; who moves a partition first changes the latter, then
-the owner; and the new owner looks at what the others have written down, and sends the partition there and back if it
-finds its handlers. In any interleaving one of them sees the other.
+old one is done with it. And the old one, or the rounds for it, may be calling them just then: who calls first writes
+down what, then looks before each call whether that is still what it should; who moves a partition first changes the
+latter, then the owner; and the new owner looks at what the others have written down, and sends the partition there and
+back if it finds its handlers. In any interleaving one of them sees the other.
 """
 
 import logging
@@ -24,7 +24,7 @@ from penstock.batch.gate import Gate
 from penstock.batch.idle_calls import NO_CALLS, IdleCalls, log_idle_failure, of_absent
 from penstock.batch.pace import IdlePace
 from penstock.batch.partition import Lane, Partition, Registration
-from penstock.batch.rounds import IDLE_ROUNDS
+from penstock.batch.rounds import IDLE_ROUNDS, SLOW_CALLS, Round, TaskCalls
 from penstock.clock import Clock
 from penstock.errors import NoHandler
 
@@ -32,7 +32,6 @@ log = logging.getLogger("penstock.batch")
 
 SIZE_CLASSES = (1, 10, 100, 1_000, 10_000)  # batches are counted by size: up to 1, up to 10, …, more
 SHORTEST_ON_ROUNDS = 0.01  # seconds between idle calls that the rounds keep up with
-SLOW_CALLS = 0.005  # seconds: who takes so long makes its idle calls itself, not to hold up the others on the rounds
 TRUSTED = 100  # quick passes in a row after which it may come back: the machine may have been slow, not the handlers
 PATIENCE = 100  # pauses without a call after which a thread makes its calls itself again: the rounds hang
 
@@ -40,7 +39,7 @@ PATIENCE = 100  # pauses without a call after which a thread makes its calls its
 class DrainTask:
     """Drains the partitions it owns and hands their items to the handlers.
 
-    Threads: `inbox`, `submit`, `nudge` and `idle_on_rounds` from any thread, the rest from who has the turn.
+    Threads: `inbox`, `submit`, `nudge`, `resume` and `under_way` from any thread, the rest from who has the turn.
     """
 
     def __init__(
@@ -61,11 +60,11 @@ class DrainTask:
         self.on_arrival: Callable[[Partition], bool] = lambda partition: True
         self.partitions: tuple[Partition, ...] = ()  # replaced under the queue's lock
         self.idle_calls: IdleCalls = NO_CALLS  # replaced likewise
-        self.idling: IdleCalls | None = None  # those that are being made
+        self.idling: IdleCalls | None = None  # those that we are making
         self.may_join = False  # the rounds: where there are several threads
-        self.on_rounds = False
+        self.round: Round | None = None  # belongs to the rounds, as does the turn while there is one
+        self.round_calls: TaskCalls | None = None  # likewise
         self.quick_passes = TRUSTED
-        self.next_round = 0.0  # belongs to the rounds, who call then; a pause earlier is when they last did
         self.longest_pause = config.max_idle
         self.turn = threading.Lock()  # who has it runs the task
         self.drained = 0
@@ -73,7 +72,7 @@ class DrainTask:
         self.batches = [0] * (len(SIZE_CLASSES) + 1)
         self.ready: SimpleQueue[Partition | None] = SimpleQueue()
         self.pace = IdlePace(config.min_idle, config.max_idle, clock.monotonic())
-        self._queue_name = queue_name
+        self.queue_name = queue_name
         self._clock = clock
         self._max_batch = config.max_batch
         self._error_handler: ErrorHandler | None = config.error_handler
@@ -84,6 +83,10 @@ class DrainTask:
     @property
     def calls_idle(self) -> bool:
         return self.idle_calls is not NO_CALLS
+
+    @property
+    def on_rounds(self) -> bool:
+        return self.round is not None
 
     @property
     def takes_part(self) -> bool:
@@ -111,7 +114,7 @@ class DrainTask:
         self.ready = SimpleQueue()
         self.turn = threading.Lock()
         self.idling = None
-        self.on_rounds = False
+        self.round = self.round_calls = None
         self.drained = 0
         self.seconds = 0.0
         self.batches = [0] * len(self.batches)
@@ -165,7 +168,7 @@ class DrainTask:
         if partition.has_arrived:
             return True
         for task in self.siblings:
-            calls = task.idling
+            calls = task.under_way()
             if calls is not None and any(lane.partition is partition for lane in calls[1]):
                 task.submit(partition)
                 return False
@@ -205,7 +208,7 @@ class DrainTask:
             for waiter in woken:
                 waiter.wake()
         if recovered:
-            log.info("Partition has room again. queue=%s partition=%d", self._queue_name, lane.partition.index)
+            log.info("Partition has room again. queue=%s partition=%d", self.queue_name, lane.partition.index)
         return batch
 
     def _release(self, partition: Partition) -> None:
@@ -242,17 +245,17 @@ class DrainTask:
     def _nobody_for(self, registration: Registration, batch: list[Any]) -> None:
         if not registration.unregistered_logged:
             registration.unregistered_logged = True
-            log.warning("Dropping items without a handler. queue=%s type=%s", self._queue_name, registration.type)
-        error = NoHandler(f"no handler for {registration.type.__qualname__} in queue {self._queue_name!r}")
-        report_batch(self._error_handler, self._queue_name, batch, error)
+            log.warning("Dropping items without a handler. queue=%s type=%s", self.queue_name, registration.type)
+        error = NoHandler(f"no handler for {registration.type.__qualname__} in queue {self.queue_name!r}")
+        report_batch(self._error_handler, self.queue_name, batch, error)
 
     def _failed(self, registration: Registration, batch: list[Any], error: BaseException) -> None:
         if self._error_handler is None:
             log.error(
                 "Handler failed. queue=%s type=%s items=%d",
-                self._queue_name, registration.type, len(batch), exc_info=error,
+                self.queue_name, registration.type, len(batch), exc_info=error,
             )  # fmt: skip
-        report_batch(self._error_handler, self._queue_name, batch, error)
+        report_batch(self._error_handler, self.queue_name, batch, error)
 
     # Idle
 
@@ -271,8 +274,7 @@ class DrainTask:
                 try:
                     on_idle()
                 except BaseException:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
-                    functions, lanes = calls
-                    log_idle_failure(self._queue_name, lanes[functions.index(on_idle)].registration)
+                    log_idle_failure(self.queue_name, calls, on_idle)
         finally:
             self.idling = None
 
@@ -282,49 +284,37 @@ class DrainTask:
 
     def until_own_idle(self) -> float:
         """Seconds until we call them ourselves, also if it was left to the rounds: somebody may hang there."""
-        if not self.on_rounds:
-            return self.until_idle()
-        return self.next_round + PATIENCE * self.longest_pause - self._clock.monotonic()
+        on = self.round
+        return self.until_idle() if on is None else on.due + PATIENCE * on.pause - self._clock.monotonic()
+
+    def come_back_if_forgotten(self) -> None:
+        """Leave the rounds if they should have called long ago."""
+        if self.on_rounds and self.until_own_idle() <= 0:
+            self.quick_passes = 0  # so that we do not go there again at once
+            IDLE_ROUNDS.leave(self)
 
     def idle_if_due(self) -> None:
         """Call the handlers if it is time."""
-        if self.until_own_idle() > 0:
-            return
+        if self.until_idle() <= 0:
+            self.idle(self._clock.monotonic())
+
+    def resume(self) -> None:
+        """Go on by ourselves: the rounds have given the turn back, and nobody else may know."""
+        self.nudge()
+
+    def under_way(self) -> IdleCalls | None:
+        """The idle calls that are being made, by us or on the rounds."""
+        return self.idling or IDLE_ROUNDS.under_way(self)
+
+    def replace_idle_calls(self, calls: IdleCalls) -> None:
+        """Make these from now on; of the former none is begun any more."""
+        self.idle_calls = calls
         if self.on_rounds:
-            self.leave_rounds()
-            self.quick_passes = 0  # so that we do not come back at once
-        self.idle(self._clock.monotonic())
-
-    def leave_rounds(self) -> None:
-        """Leave the calls to the thread of the task again."""
-        IDLE_ROUNDS.leave(self)
-        self.pace.was_called(max(self.pace.called, self.next_round - self.longest_pause))
-
-    def idle_on_rounds(self, now: float) -> float:
-        """Call the handlers for the thread of the task, who sleeps; the time after that."""
-        # The pace is steady and has been quick, so that as long as this is so there is nothing to write down.
-        if self.turn.acquire(False):
-            try:
-                if self.on_rounds:
-                    self._make_idle_calls(False)
-                    started, now = now, self._clock.monotonic()
-                    if now - started >= SLOW_CALLS:
-                        self.quick_passes = 0
-                        self.leave_rounds()
-                    elif self.idle_calls is NO_CALLS:
-                        IDLE_ROUNDS.leave(self)  # its handlers are gone, or its queue had closed when it joined
-            finally:
-                self.turn.release()
-            # Only now: a thread that shares the task passes it by as long as somebody has the turn.
-            if not self.on_rounds:
-                self.nudge()
-        return now
+            IDLE_ROUNDS.renew(self)
 
     def see_to_idle_calls(self) -> float | None:
         """Seconds until they are due if we make them, or None if there are none: how long to wait for data."""
         if not self.calls_idle:
-            if self.on_rounds:
-                IDLE_ROUNDS.leave(self)
             return None
         if self.takes_part and not self.on_rounds and self.pace.is_steady():
             IDLE_ROUNDS.join(self)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from types import MethodType
 
 from penstock.batch.partition import Lane, Registration
 
@@ -18,7 +19,13 @@ def call_on_idle(registration: Registration, queue_name: str) -> None:
     try:
         idle_call(registration)()
     except BaseException:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
-        log_idle_failure(queue_name, registration)
+        _log_failure(queue_name, registration)
+
+
+def side_by_side(functions: tuple[Callable[[], object], ...]) -> Iterator[Callable[[], object]]:
+    """The same, with the methods of handlers made anew: so they lie together in memory, which is quicker to read."""
+    for function in functions:
+        yield MethodType(function.__func__, function.__self__) if type(function) is MethodType else function
 
 
 def of_absent(calls: IdleCalls) -> Iterator[Callable[[], object]]:
@@ -46,5 +53,10 @@ def idle_call(registration: Registration) -> Callable[[], object]:
     return call_alone
 
 
-def log_idle_failure(queue_name: str, registration: Registration) -> None:
+def log_idle_failure(queue_name: str, calls: IdleCalls, on_idle: Callable[[], object]) -> None:
+    functions, lanes = calls
+    _log_failure(queue_name, lanes[functions.index(on_idle)].registration)
+
+
+def _log_failure(queue_name: str, registration: Registration) -> None:
     log.exception("on_idle failed. queue=%s type=%s", queue_name, registration.type)

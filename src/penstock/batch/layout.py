@@ -10,6 +10,7 @@ from penstock.batch.drain import DrainTask, rouse
 from penstock.batch.gate import Gate
 from penstock.batch.idle_calls import NO_CALLS, IdleCalls, idle_call
 from penstock.batch.partition import Lane, Partition, Registration, Route
+from penstock.batch.rounds import IDLE_ROUNDS
 from penstock.batch.selector import stable_hash
 from penstock.errors import QueueClosed
 
@@ -168,7 +169,7 @@ class Layout:
         if self._silent:
             return
         before = task.calls_idle
-        task.idle_calls = self._idle_calls_locked(task)
+        task.replace_idle_calls(self._idle_calls_locked(task))
         if task.calls_idle != before:
             task.nudge()
 
@@ -187,9 +188,10 @@ class Layout:
         with self.lock:
             self._silent = True
             for task in self.tasks:
-                task.idle_calls = NO_CALLS
+                task.replace_idle_calls(NO_CALLS)
         for task in self.tasks:
-            if task.idling is not None:
+            IDLE_ROUNDS.leave(task)
+            if task.under_way() is not None:
                 with task.turn:
                     pass
 

@@ -3,21 +3,66 @@
 A thread that wakes up twenty times a second to find nothing costs little; forty of them do not. So a task paces its
 idle calls itself while they come close together, and once the pause has grown to its longest it leaves them to the
 rounds and sleeps until data comes.
+
+The rounds have the turn of every task that is on them, so nobody drains one meanwhile and a round takes no locks. Who
+has something to drain has the task leave first: that empties the list of its calls, so that none is begun any more, and
+gives the turn back, at once or, if one of its calls is under way, after that. Who makes the calls first says whose,
+then looks into the list; who leaves first empties the list, then looks whose are made: one of them sees the other.
 """
 
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from penstock.batch.crew import DrainThread
+from penstock.batch.idle_calls import IdleCalls, log_idle_failure, side_by_side
 
 if TYPE_CHECKING:
     from penstock.batch.drain import DrainTask
 
 LONGEST = 86_400.0  # seconds between two looks: any number that a lock can wait for
 LINGER = 1.0  # seconds that the thread waits for a task before it ends
-EARLY = 0.25  # of a task's pause: who is due so soon is called with the others, and from then on together with them
+NAP = 0.1  # seconds up to which it sleeps and cannot be woken, which is cheaper than to wait for a lock
+EARLY = 0.25  # of a round's pause: who is due so soon is called with the others, and from then on together with them
+SLOW_CALLS = 0.005  # seconds: who takes so long makes its idle calls itself, not to hold up the others on the rounds
+
+
+class TaskCalls(list[Callable[[], object]]):
+    """What the rounds call for a task; emptied as soon as that is no longer to be called."""
+
+    __slots__ = ("made_of", "task")
+
+    def __init__(self, task: "DrainTask") -> None:
+        self.task = task
+        self.made_of: IdleCalls = task.idle_calls
+        super().__init__(side_by_side(self.made_of[0]))
+
+
+class Round:
+    """Tasks with the same pause, all called together."""
+
+    __slots__ = ("calls", "due", "pause", "tasks")
+
+    def __init__(self, pause: float, due: float) -> None:
+        self.pause = pause
+        self.due = due  # a pause earlier is when they were last called
+        self.tasks: tuple[DrainTask, ...] = ()
+        self.calls: tuple[TaskCalls, ...] | None = None  # until they are gathered again
+
+
+class IdleThread(threading.Thread):
+    """The thread of the rounds. It drains for nobody, but what a handler produces into its own queue must not wait."""
+
+    def __init__(self, rounds: "IdleRounds") -> None:
+        super().__init__(target=rounds.run, name="penstock-idle", daemon=True)
+        self._rounds = rounds
+
+    @property
+    def crew(self) -> object:
+        """That of the task whose handlers it calls."""
+        calling = self._rounds.calling
+        return None if calling is None else calling.task.crew
 
 
 class IdleRounds:
@@ -26,30 +71,42 @@ class IdleRounds:
     Threads: every method may be called from any thread. Its own comes with the first task and ends after the last.
     """
 
+    __slots__ = ("_alarm", "_leaving", "_lock", "_looks_at", "_rounds", "_thread", "calling")
+
     def __init__(self) -> None:
         self._alarm = threading.Lock()
         self._alarm.acquire()
-        # _lock guards everything below, and `on_rounds` of the tasks, but that the thread reads and says when it looks.
+        self.calling: TaskCalls | None = None  # written by the thread alone
+        # _lock guards everything below, and `round` and `round_calls` of the tasks, but that the thread reads what it
+        # finds and says when it looks.
         self._lock = threading.Lock()
-        self._tasks: tuple[DrainTask, ...] = ()
-        self._thread: DrainThread | None = None
+        self._rounds: tuple[Round, ...] = ()
+        self._leaving: list[DrainTask] = []  # to whom the thread owes their turn
+        self._thread: IdleThread | None = None
         self._looks_at = 0.0
 
     def join(self, task: "DrainTask") -> None:
-        """Call the handlers of `task` from now on."""
+        """Call the handlers of `task` from now on, if nobody else has its turn."""
         with self._lock:
             if task.on_rounds or not task.takes_part or not self._has_thread_locked():
                 return
-            # In this order: who sees a task on the rounds tells by `next_round` whether they hang.
-            task.next_round = max(task.pace.due, time.monotonic())
-            task.on_rounds = True
-            self._tasks = (*self._tasks, task)
-            if task.next_round < self._looks_at and self._alarm.locked():
+            joined = self._round_locked(task)
+            if joined is None:
+                return
+            task.round = joined  # first said, then taken: who finds its turn taken sees where it is
+            if not task.turn.acquire(False):
+                task.round = None
+                return
+            if not joined.tasks:
+                self._rounds = (*self._rounds, joined)
+            joined.tasks = (*joined.tasks, task)
+            joined.calls = None
+            if joined.due < self._looks_at and self._alarm.locked():
                 self._alarm.release()
 
     def _has_thread_locked(self) -> bool:
         if self._thread is None:
-            thread = DrainThread("penstock-idle", self._run, None)
+            thread = IdleThread(self)
             self._looks_at = 0.0
             try:
                 thread.start()
@@ -58,42 +115,124 @@ class IdleRounds:
             self._thread = thread
         return True
 
+    def _round_locked(self, task: "DrainTask") -> Round | None:
+        """The one with its pause, or a new one, unless that comes too late because the thread naps."""
+        for existing in self._rounds:
+            if existing.pause == task.longest_pause:
+                return existing
+        now = time.monotonic()
+        due = max(task.pace.due, now)
+        return None if due < self._looks_at <= now + NAP else Round(task.longest_pause, due)
+
     def leave(self, task: "DrainTask") -> None:
-        """Call them no more; a call under way is finished."""
+        """Call them no more. A call under way is finished, and only then is the turn free."""
         with self._lock:
-            task.on_rounds = False
-            self._tasks = tuple(other for other in self._tasks if other is not task)
+            left = task.round
+            if left is None:
+                return
+            left.tasks = tuple(other for other in left.tasks if other is not task)
+            left.calls = None
+            if not left.tasks:
+                self._rounds = tuple(other for other in self._rounds if other is not left)
+            task.pace.was_called(max(task.pace.called, left.due - left.pause))
+            self._empty_locked(task)
+            task.round = None
+            # First owed, then looked: else the thread could have looked for the last time just before.
+            self._leaving.append(task)
+            if self.under_way(task) is None:
+                self._leaving.remove(task)
+                task.turn.release()
+
+    def renew(self, task: "DrainTask") -> None:
+        """The calls of `task` have changed: none of the former is begun any more."""
+        with self._lock:
+            if task.round is not None:
+                task.round.calls = None  # first, for an interrupt may come in between: gathering sees what is stale
+                self._empty_locked(task)
+
+    def _empty_locked(self, task: "DrainTask") -> None:
+        calls, task.round_calls = task.round_calls, None
+        if calls is not None:
+            calls.clear()
+
+    def under_way(self, task: "DrainTask") -> IdleCalls | None:
+        """Those of `task`, if they are being made."""
+        calling = self.calling
+        return calling.made_of if calling is not None and calling.task is task else None
 
     def reset(self) -> None:
         """We are the child of a fork: the thread and the locks are the parent's."""
         fresh = IdleRounds()
-        self._alarm, self._lock, self._tasks, self._thread = fresh._alarm, fresh._lock, (), None
+        self._alarm, self._lock, self._rounds, self._thread = fresh._alarm, fresh._lock, (), None
+        self.calling, self._leaving = None, []
 
-    def _run(self) -> None:
-        # The thread mostly finds its caches cold, so what counts here is how much code and data it touches.
-        thread = cast(DrainThread, threading.current_thread())
+    def run(self) -> None:
+        """What the thread does."""
+        # It mostly finds its caches cold, so what counts is how much code and data it touches: hence one function.
         while True:
-            tasks = self._tasks
+            rounds = self._rounds
             now = time.monotonic()
-            soonest = now + (LONGEST if tasks else LINGER)
-            for task in tasks:
-                if task.next_round <= now + EARLY * task.longest_pause:
-                    task.next_round = now + task.longest_pause
-                    thread.crew = task.crew  # what its handlers produce into its own queue must not wait for us
-                    now = task.idle_on_rounds(now)
-                if task.next_round < soonest:
-                    soonest = task.next_round
-            # First written, then looked: of who joins meanwhile either we see the task, or it sees when we look.
+            soonest = now + (LONGEST if rounds else LINGER)
+            for each in rounds:
+                if each.due <= now + EARLY * each.pause:
+                    each.due = now + each.pause
+                    for calls in each.calls or self._gather(each):
+                        self.calling = calls
+                        if self._leaving:
+                            self._give_turns_back()
+                        for call in calls:
+                            try:
+                                call()
+                            except BaseException:  # noqa: BLE001 - whatever a handler raises, the others are called
+                                log_idle_failure(calls.task.queue_name, calls.made_of, call)
+                        started, now = now, time.monotonic()
+                        if now - started >= SLOW_CALLS:
+                            self._send_away(calls.task)
+                    self.calling = None
+                    if self._leaving:
+                        self._give_turns_back()
+                if each.due < soonest:
+                    soonest = each.due
+            # First written, then looked: of who joins meanwhile either we see the round, or it sees when we look.
             self._looks_at = soonest
-            if self._tasks is tasks:
-                self._alarm.acquire(True, max(0.0, soonest - now))
-                if not tasks and self._ends():
+            if self._rounds is rounds:
+                pause = soonest - now
+                if pause > NAP:
+                    self._alarm.acquire(True, pause)
+                elif pause > 0:
+                    time.sleep(pause)
+                if not rounds and self._ends():
                     return
+
+    def _send_away(self, task: "DrainTask") -> None:
+        """It is too slow for the others."""
+        task.quick_passes = 0
+        self.leave(task)
+
+    def _give_turns_back(self) -> None:
+        with self._lock:
+            leaving, self._leaving = self._leaving, []
+        for task in leaving:
+            task.turn.release()
+            task.resume()
+
+    def _gather(self, one: Round) -> tuple[TaskCalls, ...]:
+        """What is to be called for its tasks; those for which there is nothing leave."""
+        with self._lock:
+            for task in one.tasks:
+                if task.round_calls is None or task.round_calls.made_of is not task.idle_calls:
+                    task.round_calls = TaskCalls(task)
+            one.calls = calls = tuple(task.round_calls for task in one.tasks if task.round_calls is not None)
+        for of_task in calls:
+            if not of_task.made_of[0]:  # its handlers are gone, or its queue had closed when it joined
+                self.leave(of_task.task)
+                of_task.task.resume()
+        return calls
 
     def _ends(self) -> bool:
         """Whether no task has come, so that the next one needs another thread."""
         with self._lock:
-            if not self._tasks:
+            if not self._rounds:
                 self._thread = None
             return self._thread is None
 

@@ -8,6 +8,7 @@ from penstock.batch.crew import DrainThread
 from penstock.batch.drain import DrainTask
 from penstock.batch.partition import Partition
 from penstock.batch.policies import ThreadPolicy
+from penstock.batch.rounds import IDLE_ROUNDS
 from penstock.clock import Clock
 
 
@@ -31,7 +32,7 @@ class OwnTask(DrainTask):
         """Start the thread, if it does not run."""
         with self._lock:
             if self.thread is None:
-                thread = DrainThread(f"penstock-{self._queue_name}-{self.index}", self._run, self.crew)
+                thread = DrainThread(f"penstock-{self.queue_name}-{self.index}", self._run, self.crew)
                 thread.start()
                 self.thread = thread  # only now: if there are no more threads, the next item tries again
 
@@ -50,11 +51,13 @@ class OwnTask(DrainTask):
             try:
                 partition = self.ready.get(timeout=self.see_to_idle_calls())
             except Empty:
-                with self.turn:  # which somebody on the rounds may have, for as long as a handler hangs
-                    self.idle_if_due()
+                self.come_back_if_forgotten()
+                if not self.on_rounds:
+                    with self.turn:  # which the rounds may still have, for as long as a handler hangs
+                        self.idle_if_due()
             else:
                 if self.on_rounds:
-                    self.leave_rounds()
+                    IDLE_ROUNDS.leave(self)
                 if partition is not None:
                     with self.turn:
                         self.cycle(partition)
@@ -80,22 +83,26 @@ class SharedTask(DrainTask):
 
     def _run_ready(self) -> None:
         while not self.ready.empty():
-            if not self.turn.acquire(blocking=False):
-                return  # who has the turn looks at `ready` once more after giving it back
             if self.on_rounds:
-                self.leave_rounds()
-            try:
-                partition = self.ready.get_nowait()
-                if partition is not None:
-                    self.cycle(partition)
-            except Empty:
-                pass  # whoever had the turn just before us has drained it
-            finally:
-                self.turn.release()
+                IDLE_ROUNDS.leave(self)
+            elif self.turn.acquire(blocking=False):
+                try:
+                    partition = self.ready.get_nowait()
+                    if partition is not None:
+                        self.cycle(partition)
+                except Empty:
+                    pass  # whoever had the turn just before us has drained it
+                finally:
+                    self.turn.release()
+            elif not self.on_rounds:
+                return  # who has the turn looks at `ready` once more after giving it back
 
     def try_idle(self) -> None:
         """Call the idle handlers if it is time and nobody runs the task."""
-        if not self.calls_idle or self.until_own_idle() > 0 or not self.turn.acquire(blocking=False):
+        if not self.calls_idle or self.until_own_idle() > 0:
+            return
+        self.come_back_if_forgotten()
+        if not self.turn.acquire(blocking=False):
             return
         try:
             self.idle_if_due()
@@ -103,15 +110,13 @@ class SharedTask(DrainTask):
             self.turn.release()
         self._run_ready()
 
-    def idle_on_rounds(self, now: float) -> float:
-        now = super().idle_on_rounds(now)
-        if not self.ready.empty():
-            try:
-                partition = self.ready.get_nowait()  # left to us by a thread that found that we have the turn
-            except Empty:
-                return now
-            self._scheduler.inbox().put(partition)
-        return now
+    def resume(self) -> None:
+        super().resume()
+        try:
+            partition = self.ready.get_nowait()  # left to the rounds by a thread that found that they have the turn
+        except Empty:
+            return
+        self._scheduler.inbox().put(partition)
 
 
 class SharedScheduler:
@@ -186,5 +191,5 @@ class SharedScheduler:
 
     def _until_idle_is_due(self) -> float | None:
         # A task that runs just now is left to its thread, which comes here when it is done.
-        pauses = [task.see_to_idle_calls() for task in self._tasks if not task.turn.locked()]
+        pauses = [task.see_to_idle_calls() for task in self._tasks if task.on_rounds or not task.turn.locked()]
         return min((pause for pause in pauses if pause is not None), default=None)
