@@ -112,6 +112,34 @@ def test_retry_after_holds_everything_and_settles_no_probe(clock: FakeClock) -> 
     assert gate.state is CircuitState.CLOSED
 
 
+def test_nothing_that_was_under_way_cuts_retry_after_short(clock: FakeClock) -> None:
+    gate = gate_of(clock, threshold=2)
+    busy, fine, down, down_too = (entered(gate) for _ in range(4))
+    gate.failed(busy, TransientExportError("429", ErrorClass.RATE_LIMIT, retry_after=60.0), attempts=1)
+    gate.succeeded(fine)
+    assert gate.rest() == 60.0
+    assert gate.enter(0.0) is None
+    for permit in (down, down_too):
+        gate.failed(permit, DOWN, attempts=1)
+    assert gate.state is CircuitState.OPEN
+    assert gate.rest() == 60.0
+    clock.advance(60.0)
+    assert gate.enter(0.0) is not None
+
+
+def test_a_circuit_that_opens_ends_a_longer_backoff(clock: FakeClock) -> None:
+    gate = gate_of(clock, threshold=5)
+    for pause in (0.0, 10.0, 20.0):
+        gate.failed(entered(gate), DOWN, attempts=1)
+        clock.advance(pause)
+    first, second = entered(gate), entered(gate)
+    gate.failed(first, DOWN, attempts=1)
+    assert gate.rest() == 40.0
+    gate.failed(second, DOWN, attempts=1)
+    assert gate.state is CircuitState.OPEN
+    assert gate.rest() == 30.0
+
+
 def test_no_exporter_holds_everything_back_for_longer_than_an_hour(clock: FakeClock) -> None:
     gate = gate_of(clock)
     for never in (1e9, math.inf):

@@ -49,7 +49,8 @@ class Gate:
         self._has_room = threading.Condition(self._lock)
         self._breaker = breaker
         self._backoff = backoff
-        self._paused_until = 0.0
+        self._paused_until = 0.0  # by backoff; a success ends it, and so does the breaker when it opens
+        self._asked_until = 0.0  # by Retry-After; nothing ends it but time
         self._failing = False
         self._stopped = False
         self.inflight = 0
@@ -70,7 +71,7 @@ class Gate:
         with self._lock:
             while not self._stopped:
                 now = self._clock.monotonic()
-                pause = self._paused_until - now
+                pause = self._pause_locked(now)
                 if pause <= 0 and self._breaker.allow(now):
                     self._refresh_locked(now)
                     return self._permit_locked()
@@ -87,7 +88,7 @@ class Gate:
         with self._lock:
             while not self._stopped:
                 now = self._clock.monotonic()
-                rest = max(self._paused_until - now, self._breaker.wait(now))
+                rest = max(self._pause_locked(now), self._breaker.wait(now))
                 if rest <= 0:
                     return True
                 if now >= deadline:
@@ -100,7 +101,7 @@ class Gate:
         if permit is self._current:
             return True
         with self._lock:
-            return permit == self._permit_locked() and self._paused_until <= self._clock.monotonic()
+            return permit == self._permit_locked() and self._pause_locked(self._clock.monotonic()) <= 0
 
     def permit(self) -> Permit:
         """For what is sent because the destination has just answered: the halves of a batch that was too large."""
@@ -163,7 +164,9 @@ class Gate:
             was, began, self._failing = self._breaker.state, not self._failing, True
             if error.retry_after is not None:
                 self._breaker.released(permit.generation)  # it said when: that is no failure to be counted
-                self._pause_locked(now + min(max(error.retry_after, _LEAST_PAUSE), LONGEST_RETRY_AFTER))
+                until = now + min(max(error.retry_after, _LEAST_PAUSE), LONGEST_RETRY_AFTER)
+                self._asked_until = max(self._asked_until, until)
+                self._leave_alone_locked()
                 wait = 0.0
             else:
                 wait = self._count_failure_locked(now, permit, error, attempts)
@@ -182,8 +185,9 @@ class Gate:
             self._paused_until = 0.0  # now its rest is what counts: a probe each time, not minutes of backoff
             self._changed.notify_all()
         elif self._backoff.failures > 1 or self._in_order:
-            self._pause_locked(now + delay)
-        is_held = is_open or self._paused_until > now
+            self._paused_until = max(self._paused_until, now + delay)
+            self._leave_alone_locked()
+        is_held = is_open or self._pause_locked(now) > 0
         self._refresh_locked(now)
         if is_held and (self._in_order or error.error_class in NOT_THE_BATCH):
             return 0.0
@@ -238,7 +242,7 @@ class Gate:
         """Seconds until the destination is asked again, by backoff, Retry-After or breaker; 0.0 if it may be now."""
         with self._lock:
             now = self._clock.monotonic()
-            return max(0.0, self._paused_until - now, self._breaker.wait(now))
+            return max(0.0, self._pause_locked(now), self._breaker.wait(now))
 
     def _ended_locked(self) -> None:
         self.inflight -= 1
@@ -247,7 +251,7 @@ class Gate:
 
     def _refresh_locked(self, now: float) -> None:
         """Say again whether all is well; the permit changes only when breaker or backoff have."""
-        well = self._breaker.state is CircuitState.CLOSED and self._paused_until <= now and not self._stopped
+        well = self._breaker.state is CircuitState.CLOSED and self._pause_locked(now) <= 0 and not self._stopped
         fresh = self._permit_locked() if well else None
         if fresh != self._current:
             self._current = fresh
@@ -255,7 +259,10 @@ class Gate:
     def _permit_locked(self) -> Permit:
         return Permit(self._breaker.generation, self._backoff.step)
 
-    def _pause_locked(self, until: float) -> None:
-        self._paused_until = max(self._paused_until, until)
+    def _pause_locked(self, now: float) -> float:
+        """Seconds that the destination is to be left alone; 0.0 or less if it is not, as far as the breaker agrees."""
+        return max(self._paused_until, self._asked_until) - now
+
+    def _leave_alone_locked(self) -> None:
         self._current = None
         self._changed.notify_all()
