@@ -20,6 +20,7 @@ from penstock.export import (
     FailoverConfig,
     SendQueue,
 )
+from penstock.export.limits import AdaptiveLimit
 from penstock.export.source import LeasedMemory
 from penstock.spool import FastQueue, FastQueueConfig, FullBehavior, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
@@ -389,6 +390,13 @@ class TestLimits:
             assert sender.flush()
         assert {int(batch[:4]) for batch in exporter.batches} >= set(range(151, 200))
         assert len(exporter.batches) <= 52
+
+    def test_the_limit_looks_back_on_the_last_blocks_and_not_on_all(self) -> None:
+        limit = AdaptiveLimit(max_bytes=1_000_000, target=1.0)
+        for _ in range(100_000):
+            limit.seen(10)
+        found = [limit.seen(1000) for _ in range(20_000)]
+        assert 1000 <= (found[-1] or 0) <= 1500
 
     def test_a_queue_of_yours_keeps_its_own_limits(self, tmp_path: Path) -> None:
         own = FastQueueConfig(max_size=20_000, full_behavior=FullBehavior.DROP_NEWEST)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import ConfigError
-from penstock.export import AdaptiveWorkersConfig, BreakerConfig, PipelineSplitConfig, Prepared, SendQueue
+from penstock.errors import ConfigError, TransientExportError
+from penstock.export import AdaptiveWorkersConfig, BreakerConfig, PipelineSplitConfig, Prepared, SendQueue, workers
 from penstock.export.channel import Channel
 from penstock.export.delivery import Job
 from penstock.export.workers import Workers
@@ -147,6 +147,41 @@ class TestWorkers:
             wait_until(lambda: sender.stats().workers_total == 4)
             exporter.release()
             wait_until(lambda: sender.stats().workers_total == 1)
+
+    def test_the_channel_lets_the_oldest_out_first_or_the_newest_where_that_is_asked_for(self) -> None:
+        for newest_first, order in ((False, [1, 2, 3]), (True, [3, 2, 1])):
+            channel = Channel(10, newest_first=newest_first)
+            for sequence in (2, 3, 1):
+                channel.put(Job(Lease(sequence, 1, b"x", 0.0), Prepared(b"x")))
+            jobs = [channel.get(0.0) for _ in order]
+            assert [job.lease.sequence for job in jobs if job is not None] == order
+
+    def test_what_was_prepared_and_not_sent_is_given_back_at_the_end(self, queue: FastQueue) -> None:
+        exporter = MemoryExporter()
+        exporter.hold()
+        sender = SendQueue(queue, exporter, quick(pipeline_split=SPLIT, max_concurrent_sends=1)).start()
+        for batch in numbered(10):
+            sender.push(batch)
+        wait_until(lambda: queue.stats().leased == 10)
+        assert sender.close(timeout=0.6) == []
+        assert queue.stats().leased == 0
+        assert len(queue) == 10
+
+    def test_a_batch_that_comes_after_the_gate_has_closed_is_held(
+        self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(workers, "TURN", 5.0)
+        exporter = MemoryExporter()
+        sender = SendQueue(queue, exporter, quick(workers=1)).start()
+        wait_until(lambda: queue._waiting_to_lease)  # so it has its leave to send
+        gate = sender._gate
+        gate.begin()
+        gate.failed(gate.permit(), TransientExportError("429", retry_after=60.0), attempts=1)
+        sender.push(b"one")
+        wait_until(lambda: queue.stats().leased == 1)
+        assert sender.close() == []
+        assert exporter.batches == []
+        assert len(queue) == 1
 
     def test_where_there_are_no_more_threads_those_that_run_do_the_work(
         self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
