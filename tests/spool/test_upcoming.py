@@ -179,3 +179,24 @@ def test_a_block_that_was_only_read_ahead_was_not_handed_out() -> None:
     files.kill()
     with FastQueue("q", DISK, files=files) as queue:
         assert [lease.attempts for lease in queue.lease(10)] == [2] + [1] * 9
+
+
+@pytest.mark.parametrize("holders", [1, 2, 3])
+def test_a_kill_while_what_was_read_ahead_is_exchanged_forgets_no_ack_and_no_lease(holders: int) -> None:
+    files = FakeFiles()
+    blocks = [bytes(1_000 * (i + 1)) for i in range(12)]
+    queue = reopened(files, blocks)
+    held = queue.lease(holders)
+    for _ in range(6):
+        following = queue.exchange(held.pop())  # the youngest: the others stay where they are
+        assert following is not None
+        held.append(following)
+    files.kill()
+    done = range(holders - 1, holders + 5)
+    left = [i for i in range(12) if i not in done]
+    with FastQueue("q", DISK, files=files) as queue:
+        assert queue.size_bytes == sum(len(blocks[i]) for i in left)
+        out = [lease.sequence for lease in held]
+        again = queue.lease(12)
+        assert [lease.data for lease in again] == [blocks[i] for i in left]
+        assert [lease.sequence for lease in again if lease.attempts == 2] == sorted(out)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from penstock.clock import Clock
 from penstock.errors import QueueError
-from penstock.spool import journal
 from penstock.spool.backlog import Backlog
 from penstock.spool.config import Durability, FastQueueConfig
 from penstock.spool.dead_letters import DeadLetters
@@ -120,7 +119,7 @@ class LeaseSide:
 
         None if there is no next one at once, or if some have been handed out before: `lease` has them, too.
         """
-        backlog, store, gate = self._backlog, self._backlog.store, self._gate
+        backlog, gate = self._backlog, self._gate
         with self._lock:
             if gate.is_closed:
                 gate.check_open()
@@ -129,14 +128,7 @@ class LeaseSide:
             self._acked += 1
             if gate.waiting:
                 gate.not_full.notify_all()
-            following = None
-            try:
-                if not backlog.returned and not store.attempts:
-                    following = backlog.take_next()
-            finally:
-                if store.journals:
-                    store.note(_record(lease, following))
-        return following
+            return backlog.take_behind(lease)
 
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
         """Deliver the block again, in its order, `delay` seconds from now; after `max_attempts` it is a dead letter.
@@ -193,11 +185,3 @@ class LeaseSide:
             self._gate.check_open()
             lease = self._backlog.peek(self._monotonic())
             return None if lease is None else lease.data
-
-
-def _record(lease: Lease, following: Lease | None) -> bytes:
-    """What the journal is to have of an exchange."""
-    sequence, _, data, _ = lease
-    if following is None:
-        return journal.acked(sequence, 1, len(data))
-    return journal.exchanged(sequence, len(data), following.sequence)
