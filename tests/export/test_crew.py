@@ -13,13 +13,13 @@ class Shift:
         self.clock = FakeClock(1000.0)
         self.waiting = 1000
         self.crew = Crew(self.clock, lambda: self.waiting)
-        self.crew.sent()  # the first window begins
+        self.crew.sent(self.clock.monotonic())  # the first window begins
 
     def send(self, rate: float, windows: float = 1.0) -> None:
         count = round(rate * WINDOW * windows)
         for _ in range(count):
             self.clock.advance(WINDOW * windows * 1.001 / count)
-            self.crew.sent()
+            self.crew.sent(self.clock.monotonic())
 
     def try_alone(self, together: float, alone: float) -> None:
         self.send(together)

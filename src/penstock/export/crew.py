@@ -59,10 +59,10 @@ class Crew:
         with self._lock:
             self._all_locked(self._clock.monotonic())
 
-    def sent(self) -> None:
+    def sent(self, now: float) -> None:
         """A worker has sent one."""
         self._sent += 1
-        self._sent_at = now = self._clock.monotonic()
+        self._sent_at = now
         if now >= self._ends and self._lock.acquire(blocking=False):
             try:
                 if now >= self._ends:

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,13 +20,13 @@ from penstock.export.exporter import Exporter, PartialSuccess, Prepared
 from penstock.export.gate import Gate, Permit
 from penstock.export.scaler import Ewma
 from penstock.export.source import Source
-from penstock.export.stats import Tally
+from penstock.export.stats import Sent, Tally
 from penstock.spool import Lease
 
 log = logging.getLogger(__name__)
 
 _MOST_IN_PARTS = 100  # batches: more than workers leave behind in an outage
-_REST = 1.0  # seconds before a dead letter that could not be written is tried again
+_REST = 1.0  # seconds before a batch is tried again that met what nobody foresaw, or could not become a dead letter
 
 
 class _Stopped(Exception):
@@ -71,12 +72,15 @@ class Delivery:
         try:
             return Job(lease, self._exporter.prepare(lease.data))
         except Exception as error:  # noqa: BLE001 - preparing does no I/O: whatever it raises, it will raise again
-            self._tally.failed(of_exception(error).error_class, is_retry=lease.attempts > 1)
-            self._reject(lease, f"cannot be prepared: {of_exception(error)}")
+            self._cannot_prepare(lease, error)
             return None
 
+    def _cannot_prepare(self, lease: Lease, error: Exception) -> None:
+        self._tally.failed(of_exception(error).error_class, is_retry=lease.attempts > 1)
+        self._reject(lease, f"cannot be prepared: {of_exception(error)}")
+
     def send(self, job: Job, permit: Permit) -> bool:
-        """Send; whether the destination took it: then `done` or `exchange` is to follow. If not, the lease is settled.
+        """Send; whether the destination took it: then `done` is to follow. If not, the lease is settled.
 
         The permit is back afterwards.
         """
@@ -89,23 +93,83 @@ class Delivery:
             return self._send_parts(lease, progress, permit)
         try:
             self._transmit(job.prepared, permit, is_retry)
-        except PayloadTooLarge as error:
-            parts = self._split(lease.data)
-            if parts is None:
-                self._reject(lease, str(error))
-                return False
-            return self._send_parts(lease, _Progress(deque(parts), []))
-        except PermanentExportError as error:
-            self._reject(lease, str(error))
-            return False
-        except TransientExportError as error:
-            self._failed(lease, permit, error)
-            return False
+        except ExportError as error:
+            return self._failed(lease, permit, error)
         except _Stopped:
             self._give_back(lease, 0.0)
             return False
         self._tally.sent(len(lease.data), is_retry=is_retry)
         return True
+
+    def send_one(self, job: Job, permit: Permit) -> None:
+        """Send the batch and settle its lease."""
+        try:
+            if self.send(job, permit):
+                self.done(job.lease)
+        except Exception:  # nobody foresaw it: the pool logs it, and the batch comes again
+            self._give_back(job.lease, _REST)
+            raise
+
+    def send_row(self, job: Job, permit: Permit, sent: Sent, stays: Callable[[float], bool]) -> None:
+        """Send the batch, and those that follow for as long as all is well: each is leased as the last one is acked.
+
+        `sent` counts them; `stays` is told when each was taken, and says whether to go on. All in one loop and in one
+        place at the gate: a destination that answers at once waits for nothing but what lies between two sends.
+        """
+        gate, source, monotonic = self._gate, self._source, self._clock.monotonic
+        lease, prepared = job
+        has_place = False
+        try:
+            while True:
+                if lease.attempts > 1 or self._progress:
+                    if has_place:
+                        has_place = False
+                        gate.abandoned(permit)
+                    if self.send(Job(lease, prepared), permit):
+                        stays(monotonic())
+                        self.done(lease)
+                    return
+                if not has_place:
+                    has_place = gate.begin()
+                    if not has_place:
+                        self._give_back(lease, 0.0)
+                        return
+                try:
+                    began = monotonic()
+                    result = self._exporter.send(prepared)
+                    now = monotonic()
+                except Exception as error:  # noqa: BLE001 - exporters are other people's code: decide by what it is
+                    has_place = False
+                    if self._failed(lease, permit, self._failure(error, permit, is_retry=False)):
+                        self.done(lease)
+                    return
+                self.latency.add(now - began)
+                sent.batches += 1
+                sent.bytes += len(lease.data)
+                if result is not None:
+                    self._note_partial(result)
+                if not stays(now) or not gate.goes_on(permit):
+                    has_place = False
+                    gate.succeeded(permit)
+                    self.done(lease)
+                    return
+                following = source.exchange(lease)
+                if following is None:
+                    return
+                lease = following
+                try:
+                    prepared = self._exporter.prepare(lease.data)
+                except Exception as error:  # noqa: BLE001 - as in `prepare`
+                    self._cannot_prepare(lease, error)
+                    return
+        except QueueClosed:
+            self._closed_too_soon(lease)
+        except Exception:  # nobody foresaw it: the pool logs it, and the batch comes again
+            self._give_back(lease, _REST)
+            raise
+        finally:
+            if has_place:
+                gate.abandoned(permit)
 
     def done(self, lease: Lease) -> None:
         """The destination has it."""
@@ -113,15 +177,6 @@ class Delivery:
             self._source.ack(lease)
         except QueueClosed:
             self._closed_too_soon(lease)
-
-    def exchange(self, lease: Lease) -> Job | None:
-        """The same, and the next batch, if there is one at once."""
-        try:
-            following = self._source.exchange(lease)
-        except QueueClosed:
-            self._closed_too_soon(lease)
-            return None
-        return None if following is None else self.prepare(following)
 
     def _closed_too_soon(self, lease: Lease) -> None:
         log.warning("Queue was closed before a send was acknowledged: it will be sent again. %r", lease)
@@ -135,17 +190,21 @@ class Delivery:
             result = self._exporter.send(prepared)
             self.latency.add(self._clock.monotonic() - began)
         except Exception as error:
-            failure = of_exception(error)
-            self._tally.failed(failure.error_class, is_retry=is_retry)
-            if not isinstance(failure, TransientExportError):
-                self._gate.refused(permit, failure)
-            raise failure from error
+            raise self._failure(error, permit, is_retry=is_retry) from error
         except BaseException:
             self._gate.abandoned(permit)
             raise
         self._gate.succeeded(permit)
         if result is not None:
             self._note_partial(result)
+
+    def _failure(self, error: Exception, permit: Permit, *, is_retry: bool) -> ExportError:
+        """What a send ended with, as one of ours; all but a transient one have told the gate."""
+        failure = of_exception(error)
+        self._tally.failed(failure.error_class, is_retry=is_retry)
+        if not isinstance(failure, TransientExportError):
+            self._gate.refused(permit, failure)
+        return failure
 
     # -- too large ---------------------------------------------------------------------------------------------------
 
@@ -182,7 +241,7 @@ class Delivery:
                 progress.refused.append((part, str(error)))
             except TransientExportError as error:
                 self._remember(lease, progress)
-                self._failed(lease, current, error)
+                self._back_off(lease, current, error)
                 return False
             except _Stopped:
                 self._give_back(lease, 0.0)
@@ -225,7 +284,18 @@ class Delivery:
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
-    def _failed(self, lease: Lease, permit: Permit, error: TransientExportError) -> None:
+    def _failed(self, lease: Lease, permit: Permit, error: ExportError) -> bool:
+        """Settle a lease whose batch was not taken; True if its halves were, so that `done` is to follow."""
+        if isinstance(error, TransientExportError):
+            self._back_off(lease, permit, error)
+            return False
+        parts = self._split(lease.data) if isinstance(error, PayloadTooLarge) else None
+        if parts is None:
+            self._reject(lease, str(error))
+            return False
+        return self._send_parts(lease, _Progress(deque(parts), []))
+
+    def _back_off(self, lease: Lease, permit: Permit, error: TransientExportError) -> None:
         delay = self._gate.failed(permit, error, lease.attempts)
         self._give_back(lease, delay, keep=not self._gate.blames_batch(error))
 

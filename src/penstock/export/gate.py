@@ -54,6 +54,7 @@ class Gate:
         self._failing = False
         self._stopped = False
         self.inflight = 0
+        self._waiting = 0  # for room
         # The permit of now, while everything is well: read without the lock, since a batch asks for it twice.
         self._current: Permit | None = self._permit_locked()
 
@@ -115,12 +116,24 @@ class Gate:
         """
         with self._lock:
             while self.inflight >= self._send_limit:
-                if not self._stopped:
-                    self._has_room.wait()
+                self._waiting += 1
+                try:
+                    if not self._stopped:
+                        self._has_room.wait()
+                finally:
+                    self._waiting -= 1
                 if self._stopped:
                     return False
             self.inflight += 1
             return True
+
+    def goes_on(self, permit: Permit) -> bool:
+        """Whether the next may go out at once in the place of one that the destination took.
+
+        If so there is nothing to tell about that one; `abandoned` gives the place back if nothing follows after all.
+        Without the lock: that is so for as long as all is well and nobody waits for the place.
+        """
+        return permit is self._current and not self._failing and not self._waiting
 
     # -- what became of it -------------------------------------------------------------------------------------------
 

@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 TURN = 0.2  # seconds that an idle thread waits before it looks whether it is still wanted
 
-_REST = 1.0  # seconds for a batch that met a failure that nobody foresaw
-
 
 class Active:
     """Which threads are at work. Without a lock: each sets and clears its own entry, and a dict does that whole."""
@@ -51,10 +49,13 @@ class Active:
 class Workers:
     """Threads that send what the source holds, until they are stopped."""
 
-    def __init__(self, source: Source, delivery: Delivery, gate: Gate, config: SendQueueConfig, clock: Clock) -> None:
+    def __init__(
+        self, source: Source, delivery: Delivery, gate: Gate, tally: Tally, config: SendQueueConfig, clock: Clock
+    ) -> None:
         self._source = source
         self._delivery = delivery
         self._gate = gate
+        self._tally = tally
         self.preparing = Active()
         self._channel: Channel | None = None
         self._preparers: Pool | None = None
@@ -122,6 +123,7 @@ class Workers:
 
     def _send(self, number: int, retired: Retired) -> None:
         crew = self._crew
+        send_on = self._sender(number, retired)
         while not retired():
             if number and crew is not None and crew.is_alone:
                 crew.wait(TURN)
@@ -142,16 +144,26 @@ class Workers:
                 continue
             self.active.enter(number)
             try:
-                self._send_from(job, permit, number, retired)
+                self._send_from(job, permit, send_on, retired)
             finally:
                 self.active.leave(number)
 
-    def _send_from(self, job: Job, permit: Permit, number: int, retired: Retired) -> None:
-        """Send the batch, and those that follow for as long as all is well: each is leased as the last one is acked.
+    def _sender(self, number: int, retired: Retired) -> Callable[[Job, Permit], None]:
+        """How this worker sends: a batch and those that follow while all is well and it is wanted; of the split one."""
+        crew, delivery = self._crew, self._delivery
+        if crew is None:
+            return delivery.send_one
+        sent = self._tally.of_worker(number)
 
-        If the gate was closed while we waited for the first, hold it until it opens.
-        """
-        crew, gate, delivery = self._crew, self._gate, self._delivery
+        def stays(now: float) -> bool:
+            crew.sent(now)
+            return not (retired() or (number and crew.is_alone))
+
+        return lambda job, permit: delivery.send_row(job, permit, sent, stays)
+
+    def _send_from(self, job: Job, permit: Permit, send_on: Callable[[Job, Permit], None], retired: Retired) -> None:
+        """Send from this batch on. If the gate was closed while we waited for it, hold it until it opens."""
+        gate = self._gate
         if not gate.is_current(permit):
             gate.release(permit)
             while (again := gate.enter(TURN)) is None:
@@ -159,23 +171,7 @@ class Workers:
                     self._nack(job.lease)
                     return
             permit = again
-        following: Job | None = job
-        while following is not None:
-            job = following
-            try:
-                if not delivery.send(job, permit):
-                    return
-                if crew is None:
-                    delivery.done(job.lease)
-                    return
-                crew.sent()
-                if retired() or (number and crew.is_alone) or not gate.is_current(permit):
-                    delivery.done(job.lease)
-                    return
-                following = delivery.exchange(job.lease)
-            except Exception:  # nobody foresaw it: the pool logs it, and the batch comes again
-                self._nack(job.lease, _REST)
-                raise
+        send_on(job, permit)
 
     def _lease_and_prepare(self, timeout: float) -> Job | None:
         leases = self._source.lease(1, timeout=timeout)
@@ -201,9 +197,9 @@ class Workers:
                 elif job is not None:
                     self._channel.put(job)
 
-    def _nack(self, lease: Lease, delay: float = 0.0) -> None:
+    def _nack(self, lease: Lease) -> None:
         try:
-            self._source.nack(lease, delay, keep=True)
+            self._source.nack(lease, keep=True)
         except QueueClosed:
             pass  # it was never acked: it comes again when the queue is opened
 
