@@ -303,7 +303,7 @@ class DrainTask:
         self.nudge()
 
     def under_way(self) -> IdleCalls | None:
-        """The idle calls that are being made, by us or on the rounds."""
+        """The idle calls that are being made, by us or on the rounds, who may also be just passing them by."""
         return self.idling or IDLE_ROUNDS.under_way(self)
 
     def replace_idle_calls(self, calls: IdleCalls) -> None:

@@ -190,8 +190,8 @@ class Layout:
             for task in self.tasks:
                 task.replace_idle_calls(NO_CALLS)
         for task in self.tasks:
-            IDLE_ROUNDS.leave(task)
-            if task.under_way() is not None:
+            # Not what is `under_way`: the rounds may be passing by our own, and we have the turn.
+            if IDLE_ROUNDS.leave(task) or task.idling is not None:
                 with task.turn:
                     pass
 

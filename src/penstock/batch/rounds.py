@@ -124,12 +124,12 @@ class IdleRounds:
         due = max(task.pace.due, now)
         return None if due < self._looks_at <= now + NAP else Round(task.longest_pause, due)
 
-    def leave(self, task: "DrainTask") -> None:
-        """Call them no more. A call under way is finished, and only then is the turn free."""
+    def leave(self, task: "DrainTask") -> bool:
+        """Call them no more. True if a call is under way: it is finished, and only then is the turn free."""
         with self._lock:
             left = task.round
             if left is None:
-                return
+                return task in self._leaving
             left.tasks = tuple(other for other in left.tasks if other is not task)
             left.calls = None
             if not left.tasks:
@@ -139,9 +139,11 @@ class IdleRounds:
             task.round = None
             # First owed, then looked: else the thread could have looked for the last time just before.
             self._leaving.append(task)
-            if self.under_way(task) is None:
-                self._leaving.remove(task)
-                task.turn.release()
+            if self.under_way(task) is not None:
+                return True
+            self._leaving.remove(task)
+            task.turn.release()
+            return False
 
     def renew(self, task: "DrainTask") -> None:
         """The calls of `task` have changed: none of the former is begun any more."""
@@ -156,7 +158,7 @@ class IdleRounds:
             calls.clear()
 
     def under_way(self, task: "DrainTask") -> IdleCalls | None:
-        """Those of `task`, if they are being made."""
+        """Those of `task`, if they are being made, or passed by because it has left."""
         calling = self.calling
         return calling.made_of if calling is not None and calling.task is task else None
 
