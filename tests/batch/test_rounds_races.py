@@ -9,7 +9,9 @@ import pytest
 
 from penstock import BatchQueue, BatchQueueConfig
 from penstock.batch import rounds
-from tests.batch.support import A, Recorder, open_queue
+from penstock.batch.pace import IdlePace
+from penstock.testing import wait_until
+from tests.batch.support import A, B, Recorder, open_queue
 from tests.batch.test_rounds import PAIR, Named
 
 
@@ -63,3 +65,34 @@ def test_a_queue_closes_while_the_rounds_pass_by_what_its_task_has_left_there(mo
             go_on.set()
 
     assert len(handler.items) == 1
+
+
+def test_handlers_that_get_nothing_are_called_while_others_of_the_thread_keep_it_busy() -> None:
+    """Also where the first pause is the longest already, so that it could go to the rounds after every batch."""
+    done = threading.Event()
+
+    class Busy(Named):
+        def consume(self, batch: list[Any]) -> None:
+            if not done.is_set():
+                queue.produce(A())
+
+    with open_queue(**{**PAIR, "min_idle": 0.01}) as queue:
+        busy, quiet = Busy(), Named()
+        queue.add_handler(A, busy)
+        queue.add_handler(type("Between", (), {}), print)  # so that A and B are of one thread
+        queue.add_handler(B, quiet)
+        queue.produce(A())
+        try:
+            wait_until(lambda: quiet.idle_on.count("penstock-test-0") >= 5, timeout=10)
+        finally:
+            done.set()
+
+
+def test_a_pace_is_not_steady_between_data_and_the_next_call() -> None:
+    pace = IdlePace(1.0, 1.0, now=0.0)
+    assert pace.is_steady()
+    pace.had_data(5.0)
+    assert not pace.is_steady()
+    pace.was_called(6.0)
+    assert pace.is_steady()
+    assert pace.due == 7.0

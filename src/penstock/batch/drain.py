@@ -142,10 +142,10 @@ class DrainTask:
                 partition.seconds += (now - started) / len(mine)
                 self._release(partition)
         if self.idle_calls is not NO_CALLS:
-            if had_data:
-                self.pace.had_data(now)
             if self.pace.is_late(now):
                 self.idle(now, absent_only=True)
+            if had_data:
+                self.pace.had_data(now)
         if self._on_cycle is not None:
             self._on_cycle(now)
 

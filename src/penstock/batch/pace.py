@@ -18,7 +18,7 @@ class IdlePace:
 
     def had_data(self, now: float) -> None:
         """Start over."""
-        self._delay = self._shortest
+        self._delay = 0.0  # not `_shortest`, which may be the longest too: steady it is after the next call
         self.due = now + self._shortest
 
     def is_late(self, now: float) -> bool:
@@ -32,5 +32,5 @@ class IdlePace:
     def was_called(self, now: float) -> None:
         """Wait longer the next time."""
         self.called = now
-        self._delay = min(self._delay * 2, self.longest)
+        self._delay = min(max(self._delay, self._shortest) * 2, self.longest)
         self.due = now + self._delay
