@@ -3,14 +3,17 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from penstock import BatchQueue, BatchQueueConfig
+from penstock import BatchQueue, BatchQueueConfig, ThreadPolicy
 from penstock.batch import rounds
+from penstock.batch.drain import DrainTask
 from penstock.batch.pace import IdlePace
-from penstock.testing import wait_until
+from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, open_queue
 from tests.batch.test_rounds import PAIR, Named
 
@@ -96,3 +99,47 @@ def test_a_pace_is_not_steady_between_data_and_the_next_call() -> None:
     pace.was_called(6.0)
     assert pace.is_steady()
     assert pace.due == 7.0
+
+
+class Machine(FakeClock):
+    """Whose time passes only while the rounds sleep, for whom it stands for their alarm too."""
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    def acquire(self, blocking: bool, timeout: float) -> None:
+        self.advance(timeout)
+
+    def locked(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("pauses", [(0.05, 1.0), (0.05, 0.06), (0.05, 0.1, 86_400.0)])
+def test_every_pause_is_kept_beside_shorter_ones(monkeypatch: pytest.MonkeyPatch, pauses: tuple[float, ...]) -> None:
+    machine = Machine()
+    monkeypatch.setattr(rounds, "time", machine)
+    idle_rounds = rounds.IdleRounds()
+    idle_rounds._alarm = machine  # type: ignore[assignment]
+    idle_rounds._thread = rounds.IdleThread(idle_rounds)  # which never runs: we make the rounds
+    calls: list[list[float]] = [[] for _ in pauses]
+    started, span = machine.monotonic(), 100 * pauses[1]
+    tasks: list[DrainTask] = []
+
+    def on_idle(index: int) -> None:
+        calls[index].append(machine.monotonic() - started)
+        if calls[index][-1] >= span:
+            for task in tasks:
+                idle_rounds.leave(task)
+
+    for index, pause in enumerate(pauses):
+        config = BatchQueueConfig(threads=ThreadPolicy.fixed(1), min_idle=pause, max_idle=pause)
+        task = DrainTask("test", 0, config, machine, merges=False, on_quiet=lambda _: None, on_cycle=None)
+        task.may_join = True
+        task.idle_calls = ((partial(on_idle, index),), ())
+        tasks.append(task)
+        idle_rounds.join(task)
+    idle_rounds.run()
+
+    for times, pause in zip(calls, pauses):
+        assert len(times) == pytest.approx(span / pause, abs=2)
+        assert all(later - earlier < 1.3 * pause for earlier, later in pairwise(times))

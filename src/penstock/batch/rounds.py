@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LONGEST = 86_400.0  # seconds between two looks: any number that a lock can wait for
 LINGER = 1.0  # seconds that the thread waits for a task before it ends
 NAP = 0.1  # seconds up to which it sleeps and cannot be woken, which is cheaper than to wait for a lock
-EARLY = 0.25  # of a round's pause: who is due so soon is called with the others, and from then on together with them
+EARLY = 0.25  # of a round's pause: who is due so soon is called with the others, not to wake up once more for it
 SLOW_CALLS = 0.005  # seconds: who takes so long makes its idle calls itself, not to hold up the others on the rounds
 
 
@@ -46,7 +46,7 @@ class Round:
 
     def __init__(self, pause: float, due: float) -> None:
         self.pause = pause
-        self.due = due  # a pause earlier is when they were last called
+        self.due = due  # a pause earlier is when they were last called, or were due if that was early
         self.tasks: tuple[DrainTask, ...] = ()
         self.calls: tuple[TaskCalls, ...] | None = None  # until they are gathered again
 
@@ -177,7 +177,8 @@ class IdleRounds:
             soonest = now + (LONGEST if rounds else LINGER)
             for each in rounds:
                 if each.due <= now + EARLY * each.pause:
-                    each.due = now + each.pause
+                    # From when it was due, so that who is called early is not called more often.
+                    each.due = (each.due if each.due > now else now) + each.pause
                     for calls in each.calls or self._gather(each):
                         self.calling = calls
                         if self._leaving:
