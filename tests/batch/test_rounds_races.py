@@ -1,7 +1,9 @@
 """The rounds at the moments at which they and somebody else could miss each other, and on a machine of made-up time."""
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -143,3 +145,21 @@ def test_every_pause_is_kept_beside_shorter_ones(monkeypatch: pytest.MonkeyPatch
     for times, pause in zip(calls, pauses):
         assert len(times) == pytest.approx(span / pause, abs=2)
         assert all(later - earlier < 1.3 * pause for earlier, later in pairwise(times))
+
+
+def test_the_rounds_keep_nothing_of_a_closed_queue_while_they_sleep_for_long() -> None:
+    with open_queue("rare", **{**PAIR, "max_idle": 1e3, "min_idle": 1e3}) as rare:
+        rare.add_handler(A, Named())
+        wait_until(lambda: rare._tasks[0].on_rounds)
+        handler = Named()
+        with open_queue("often", **PAIR) as often:
+            often.add_handler(A, handler)
+            handler.wait_for_calls("penstock-idle")
+        gone = weakref.ref(often), weakref.ref(handler)
+        del often, handler
+
+        def are_gone() -> bool:
+            gc.collect()
+            return all(reference() is None for reference in gone)
+
+        wait_until(are_gone, timeout=5)

@@ -171,6 +171,8 @@ class IdleRounds:
     def run(self) -> None:
         """What the thread does."""
         # It mostly finds its caches cold, so what counts is how much code and data it touches: hence one function.
+        calls: TaskCalls | None
+        call: Callable[[], object] | None
         while True:
             rounds = self._rounds
             now = time.monotonic()
@@ -191,7 +193,8 @@ class IdleRounds:
                         started, now = now, time.monotonic()
                         if now - started >= SLOW_CALLS:
                             self._send_away(calls.task)
-                    self.calling = None
+                    # Also what we go through with: it would be kept while we sleep.
+                    self.calling = calls = call = None
                     if self._leaving:
                         self._give_turns_back()
                 if each.due < soonest:
