@@ -163,3 +163,30 @@ def test_the_rounds_keep_nothing_of_a_closed_queue_while_they_sleep_for_long() -
             return all(reference() is None for reference in gone)
 
         wait_until(are_gone, timeout=5)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_ends_the_thread_another_goes_on_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            raise ValueError("not today")
+
+    def fail(*arguments: object) -> None:
+        ended.append(threading.current_thread())
+        raise MemoryError
+
+    ended: list[threading.Thread] = []
+    with open_queue("one", **PAIR) as one, open_queue("two", **PAIR) as two:
+        failing, other = Failing(), Named()
+        two.add_handler(A, other)
+        other.wait_for_calls("penstock-idle")
+        with monkeypatch.context() as patch:
+            patch.setattr(rounds, "log_idle_failure", fail)
+            one.add_handler(A, failing)
+            wait_until(lambda: ended)
+        one.produce(A())
+        wait_until(lambda: failing.consumed_on, timeout=5)
+        for handler in (failing, other):
+            handler.idle_on.clear()
+            handler.wait_for_calls("penstock-idle")

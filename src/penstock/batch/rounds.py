@@ -170,6 +170,18 @@ class IdleRounds:
 
     def run(self) -> None:
         """What the thread does."""
+        try:
+            self._make_rounds()
+        except BaseException:  # no memory, or a log that raises: else nobody gave the turns back, or called any more
+            self.calling = None
+            with self._lock:
+                self._thread = None
+                if self._rounds:
+                    self._has_thread_locked()
+            self._give_turns_back()
+            raise
+
+    def _make_rounds(self) -> None:
         # It mostly finds its caches cold, so what counts is how much code and data it touches: hence one function.
         calls: TaskCalls | None
         call: Callable[[], object] | None
