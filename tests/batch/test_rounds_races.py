@@ -1,6 +1,7 @@
 """The rounds at the moments at which they and somebody else could miss each other, and on a machine of made-up time."""
 
 import gc
+import os
 import threading
 import time
 import weakref
@@ -190,3 +191,25 @@ def test_whatever_ends_the_thread_another_goes_on_in_its_place(monkeypatch: pyte
         for handler in (failing, other):
             handler.idle_on.clear()
             handler.wait_for_calls("penstock-idle")
+
+
+def test_a_handler_that_forks_on_the_rounds_and_goes_on_in_the_child_has_one_thread_for_them_there() -> None:
+    children: list[int] = []
+
+    class Forking(Named):
+        def on_idle(self) -> None:
+            super().on_idle()
+            if self.idle_on[-1] != "penstock-idle":
+                return
+            if not children:
+                children.append(os.fork())
+                if children == [0]:
+                    self.idle_on.clear()
+                    queue.produce(A())  # which gives it a thread
+            elif children == [0] and len(self.idle_on) > 20:
+                os._exit(7 if [thread.name for thread in threading.enumerate()].count("penstock-idle") == 1 else 2)
+
+    with open_queue("fork", **PAIR) as queue:
+        queue.add_handler(A, Forking())
+        wait_until(lambda: children)
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7

@@ -163,9 +163,13 @@ class IdleRounds:
         return calling.made_of if calling is not None and calling.task is task else None
 
     def reset(self) -> None:
-        """We are the child of a fork: the thread and the locks are the parent's."""
-        fresh = IdleRounds()
-        self._alarm, self._lock, self._rounds, self._thread = fresh._alarm, fresh._lock, (), None
+        """We are the child of a fork: the locks are the parent's, so is the thread, unless a handler forked on it."""
+        for each in self._rounds:
+            for task in each.tasks:
+                self._empty_locked(task)
+        fresh, forked = IdleRounds(), threading.current_thread()
+        self._alarm, self._lock, self._rounds = fresh._alarm, fresh._lock, ()
+        self._thread = forked if isinstance(forked, IdleThread) else None
         self.calling, self._leaving = None, []
 
     def run(self) -> None:
