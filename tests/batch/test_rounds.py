@@ -513,25 +513,26 @@ def test_a_thread_that_looks_while_the_rounds_have_the_turn_of_a_task_that_has_l
 
 
 def test_a_task_that_joins_while_its_queue_closes_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    join, closed = rounds.IdleRounds.join, threading.Event()
-    manager = BatchQueueManager()
+    join, tried, closed = rounds.IdleRounds.join, threading.Event(), threading.Event()
+    manager, first = BatchQueueManager(), threading.Lock()
 
     def join_late(idle_rounds: rounds.IdleRounds, task: drain.DrainTask) -> None:
-        if queue is not None and task is queue._tasks[0]:
+        if first.acquire(blocking=False):  # the other thread drains
+            tried.set()
             assert closed.wait(10)
-        join(idle_rounds, task)
+            join(idle_rounds, task)
 
-    queue: BatchQueue | None = None
     monkeypatch.setattr(rounds.IdleRounds, "join", join_late)
     shared = ("pool", ThreadPolicy.fixed(2))
-    queue = manager.create("one", BatchQueueConfig(shared_scheduler=shared, consumer=Named(), max_idle=0.01))
+    # A long pause: nobody would look at it again for as long.
+    rare: dict[str, Any] = {"min_idle": 1e3, "max_idle": 1e3}
+    queue = manager.create("one", BatchQueueConfig(shared_scheduler=shared, consumer=Named(), **rare))
     task = queue._tasks[0]
-    wait_until(lambda: task.pace.is_steady())
+    assert tried.wait(10)
     assert queue.close()
     closed.set()
-    wait_until(lambda: task.on_rounds)
-    wait_until(lambda: not task.on_rounds and not rounds.IDLE_ROUNDS._rounds, timeout=10)
-    assert manager.shutdown_all()
+    assert manager.shutdown_all()  # and so the threads have ended
+    assert not task.on_rounds
 
 
 def test_closing_waits_for_the_call_under_way_and_makes_the_last_one_alone() -> None:

@@ -31,7 +31,6 @@ from penstock.batch.lifecycle import LIVE_QUEUES
 from penstock.batch.partition import Partition
 from penstock.batch.producing import Producing, in_batches, listed, one_by_one
 from penstock.batch.rebalance import Rebalancer
-from penstock.batch.rounds import IDLE_ROUNDS
 from penstock.batch.scheduler import OwnTask, SharedScheduler, SharedTask
 from penstock.batch.stats import BatchQueueStats, snapshot
 from penstock.clock import Clock, SystemClock
@@ -95,6 +94,7 @@ class BatchQueue(Producing):
                 elif isinstance(task, OwnTask):
                     task.start()
         except BaseException:  # no more threads: nobody would ever end those that have started
+            self._layout.silence()
             self._end_tasks()
             raise
         LIVE_QUEUES.add(self)
@@ -263,7 +263,6 @@ class BatchQueue(Producing):
 
     def _end_tasks(self) -> None:
         for task in self._tasks:
-            IDLE_ROUNDS.leave(task)
             if isinstance(task, OwnTask):
                 task.stop()
             elif isinstance(task, SharedTask) and self._scheduler is not None:

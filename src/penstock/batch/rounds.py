@@ -88,7 +88,8 @@ class IdleRounds:
     def join(self, task: "DrainTask") -> None:
         """Call the handlers of `task` from now on, if nobody else has its turn."""
         with self._lock:
-            if task.on_rounds or not task.takes_part or not self._has_thread_locked():
+            # Without calls its queue may have closed since somebody looked, and then nobody would have it leave.
+            if task.on_rounds or not (task.takes_part and task.calls_idle) or not self._has_thread_locked():
                 return
             joined = self._round_locked(task)
             if joined is None:
@@ -246,7 +247,7 @@ class IdleRounds:
                     task.round_calls = TaskCalls(task)
             one.calls = calls = tuple(task.round_calls for task in one.tasks if task.round_calls is not None)
         for of_task in calls:
-            if not of_task.made_of[0]:  # its handlers are gone, or its queue had closed when it joined
+            if not of_task.made_of[0]:  # its handlers are gone
                 self.leave(of_task.task)
                 of_task.task.resume()
         return calls
