@@ -436,6 +436,29 @@ def test_an_item_that_a_scheduler_thread_left_to_the_rounds_is_drained() -> None
     assert manager.shutdown_all()
 
 
+@pytest.mark.parametrize("caller", ["penstock-idle", "penstock-pool-0"])
+def test_a_handler_that_shuts_down_its_own_scheduler_leaves_nothing_undrained(caller: str) -> None:
+    answers: list[bool] = []
+
+    class Stopping(Recorder):
+        def on_idle(self) -> None:
+            super().on_idle()
+            if threading.current_thread().name == caller and not answers:
+                queue.produce_many([A(), A()])
+                answers.append(manager.shutdown_all())
+
+    manager, handler = BatchQueueManager(), Stopping()
+    shared = ("pool", ThreadPolicy.fixed(2 if caller == "penstock-idle" else 1))
+    queue = manager.create("one", BatchQueueConfig(shared_scheduler=shared, consumer=handler, max_idle=0.01))
+    scheduler = queue._scheduler
+    assert scheduler is not None
+    wait_until(lambda: len(handler.items) == 2, timeout=5)
+    assert queue.close()
+    wait_until(lambda: not any(thread.is_alive() for thread in scheduler.threads))
+    assert answers == [False]
+    assert not handler.overlapped
+
+
 class Looks:
     """Counts how often the threads of shared schedulers look whose idle calls are due."""
 

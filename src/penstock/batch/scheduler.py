@@ -4,7 +4,7 @@ import threading
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.batch.crew import DrainThread
+from penstock.batch.crew import DrainThread, is_of_crew
 from penstock.batch.drain import DrainTask
 from penstock.batch.partition import Partition
 from penstock.batch.policies import ThreadPolicy
@@ -154,6 +154,8 @@ class SharedScheduler:
     def remove(self, task: SharedTask) -> None:
         with self._lock:
             self._tasks = tuple(other for other in self._tasks if other is not task)
+        if self._stopping:
+            self._have_threads_look()
 
     def inbox(self) -> "SimpleQueue[Partition | None]":
         """Where partitions of any of the queues are put."""
@@ -162,15 +164,22 @@ class SharedScheduler:
         return self._ready
 
     def stop(self, timeout: float) -> bool:
-        """End the threads; False if one is still in a handler after `timeout` seconds."""
+        """Have the threads end once all their queues have; False if one is still there after `timeout` seconds.
+
+        In one of them, or in a handler that is called for them, it does not wait.
+        """
         self._stopping = True
         deadline = self._clock.monotonic() + timeout
+        self._have_threads_look()
+        if is_of_crew(self):
+            return False
+        for thread in self.threads:
+            thread.join(max(0.0, deadline - self._clock.monotonic()))
+        return not any(thread.is_alive() for thread in self.threads)
+
+    def _have_threads_look(self) -> None:
         for _ in self.threads:
             self._ready.put(None)
-        for thread in self.threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - self._clock.monotonic()))
-        return not any(thread.is_alive() for thread in self.threads)
 
     def reset(self) -> None:
         """We are the child of a fork: the threads are the parent's."""
@@ -179,7 +188,7 @@ class SharedScheduler:
         self.threads = []
 
     def _run(self) -> None:
-        while not self._stopping:
+        while self._tasks or not self._stopping:
             try:
                 partition = self._ready.get(timeout=self._until_idle_is_due())
             except Empty:
