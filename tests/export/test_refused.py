@@ -145,7 +145,7 @@ def test_dead_letters_are_replayed_while_it_runs(queue: FastQueue) -> None:
 def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
     queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.delivery._REST", 0.01)
+    monkeypatch.setattr("penstock.export.delivery.REST", 0.01)
     bury, refusals = queue.bury, iter([DiskFull("no room"), DiskFull("no room")])
 
     def refuse_twice(block: bytes, reason: str) -> None:

@@ -2,8 +2,8 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from penstock.clock import Clock
@@ -16,17 +16,17 @@ from penstock.errors import (
     TransientExportError,
 )
 from penstock.export.classify import of_exception
-from penstock.export.exporter import Exporter, PartialSuccess, Prepared
+from penstock.export.exporter import Exporter, Finish, OverlappingExporter, PartialSuccess, Prepared
 from penstock.export.gate import Gate, Permit
 from penstock.export.scaler import Ewma
 from penstock.export.source import Source
-from penstock.export.stats import Sent, Tally
+from penstock.export.stats import Tally
 from penstock.spool import Lease
 
 log = logging.getLogger(__name__)
 
 _MOST_IN_PARTS = 100  # batches: more than workers leave behind in an outage
-_REST = 1.0  # seconds before a batch is tried again that met what nobody foresaw, or could not become a dead letter
+REST = 1.0  # seconds before a batch is tried again that met what nobody foresaw, or could not become a dead letter
 
 
 class _Stopped(Exception):
@@ -62,6 +62,8 @@ class Delivery:
         self._gate = gate
         self._tally = tally
         self._clock = clock
+        self.overlaps = isinstance(exporter, OverlappingExporter) and not exporter.in_order
+        self.begin_send = exporter.begin_send if isinstance(exporter, OverlappingExporter) else self._put_off
         self.latency = Ewma()
         self._progress: dict[int, _Progress] = {}  # by sequence; only the thread that has the lease touches its entry
         self._partial_message = ""
@@ -72,12 +74,9 @@ class Delivery:
         try:
             return Job(lease, self._exporter.prepare(lease.data))
         except Exception as error:  # noqa: BLE001 - preparing does no I/O: whatever it raises, it will raise again
-            self._cannot_prepare(lease, error)
+            self._tally.failed(of_exception(error).error_class, is_retry=lease.attempts > 1)
+            self._reject(lease, f"cannot be prepared: {of_exception(error)}")
             return None
-
-    def _cannot_prepare(self, lease: Lease, error: Exception) -> None:
-        self._tally.failed(of_exception(error).error_class, is_retry=lease.attempts > 1)
-        self._reject(lease, f"cannot be prepared: {of_exception(error)}")
 
     def send(self, job: Job, permit: Permit) -> bool:
         """Send; whether the destination took it: then `done` is to follow. If not, the lease is settled.
@@ -96,89 +95,53 @@ class Delivery:
         except ExportError as error:
             return self._failed(lease, permit, error)
         except _Stopped:
-            self._give_back(lease, 0.0)
+            self.give_back(lease)
             return False
         self._tally.sent(len(lease.data), is_retry=is_retry)
         return True
 
-    def send_one(self, job: Job, permit: Permit) -> None:
-        """Send the batch and settle its lease."""
+    def send_one(self, job: Job, permit: Permit) -> bool:
+        """Send the batch and settle its lease; whether the destination took it."""
         try:
-            if self.send(job, permit):
+            is_taken = self.send(job, permit)
+            if is_taken:
                 self.done(job.lease)
         except Exception:  # nobody foresaw it: the pool logs it, and the batch comes again
-            self._give_back(job.lease, _REST)
+            self.give_back(job.lease, REST)
             raise
+        return is_taken
 
-    def send_row(self, job: Job, permit: Permit, sent: Sent, stays: Callable[[float], bool]) -> None:
-        """Send the batch, and those that follow for as long as all is well: each is leased as the last one is acked.
+    # -- for a row ---------------------------------------------------------------------------------------------------
 
-        `sent` counts them; `stays` is told when each was taken, and says whether to go on. All in one loop and in one
-        place at the gate: a destination that answers at once waits for nothing but what lies between two sends.
-        """
-        gate, source, monotonic = self._gate, self._source, self._clock.monotonic
-        lease, prepared = job
-        has_place = False
-        try:
-            while True:
-                if lease.attempts > 1 or self._progress:
-                    if has_place:
-                        has_place = False
-                        gate.abandoned(permit)
-                    if self.send(Job(lease, prepared), permit):
-                        stays(monotonic())
-                        self.done(lease)
-                    return
-                if not has_place:
-                    has_place = gate.begin()
-                    if not has_place:
-                        self._give_back(lease, 0.0)
-                        return
-                try:
-                    began = monotonic()
-                    result = self._exporter.send(prepared)
-                    now = monotonic()
-                except Exception as error:  # noqa: BLE001 - exporters are other people's code: decide by what it is
-                    has_place = False
-                    if self._failed(lease, permit, self._failure(error, permit, is_retry=False)):
-                        self.done(lease)
-                    return
-                self.latency.add(now - began)
-                sent.batches += 1
-                sent.bytes += len(lease.data)
-                if result is not None:
-                    self._note_partial(result)
-                if not stays(now) or not gate.goes_on(permit):
-                    has_place = False
-                    gate.succeeded(permit)
-                    self.done(lease)
-                    return
-                following = source.exchange(lease)
-                if following is None:
-                    return
-                lease = following
-                try:
-                    prepared = self._exporter.prepare(lease.data)
-                except Exception as error:  # noqa: BLE001 - as in `prepare`
-                    self._cannot_prepare(lease, error)
-                    return
-        except QueueClosed:
-            self._closed_too_soon(lease)
-        except Exception:  # nobody foresaw it: the pool logs it, and the batch comes again
-            self._give_back(lease, _REST)
-            raise
-        finally:
-            if has_place:
-                gate.abandoned(permit)
+    def _put_off(self, prepared: Prepared) -> Finish:
+        """For an exporter that cannot begin and go on: it is sent when it is to be finished."""
+        return partial(self._exporter.send, prepared)
+
+    def goes_alone(self, lease: Lease) -> bool:
+        """Whether it is sent again or in parts: that takes more than one send to be settled by."""
+        return lease.attempts > 1 or lease.sequence in self._progress
+
+    def took(self, result: PartialSuccess | None, seconds: float) -> None:
+        """The destination has a batch, or what it would have of it, after so long a time."""
+        self.latency.add(seconds)
+        if result is not None:
+            self._note_partial(result)
+
+    def failed(self, lease: Lease, permit: Permit, error: Exception) -> None:
+        """Settle a batch whose first send ended with the error; the gate is told."""
+        if self._failed(lease, permit, self._failure(error, permit, is_retry=False)):
+            self.done(lease)
+
+    # -- settling ----------------------------------------------------------------------------------------------------
 
     def done(self, lease: Lease) -> None:
         """The destination has it."""
         try:
             self._source.ack(lease)
         except QueueClosed:
-            self._closed_too_soon(lease)
+            self.closed_too_soon(lease)
 
-    def _closed_too_soon(self, lease: Lease) -> None:
+    def closed_too_soon(self, lease: Lease) -> None:
         log.warning("Queue was closed before a send was acknowledged: it will be sent again. %r", lease)
 
     def _transmit(self, prepared: Prepared, permit: Permit, is_retry: bool) -> None:
@@ -244,7 +207,7 @@ class Delivery:
                 self._back_off(lease, current, error)
                 return False
             except _Stopped:
-                self._give_back(lease, 0.0)
+                self.give_back(lease)
                 return False
             progress.waiting.popleft()
         return self._settle_parts(lease, progress)
@@ -277,7 +240,7 @@ class Delivery:
         except QueueError as error:
             log.warning("Dead letter cannot be written, the batch stays. %r error=%s", lease, error)
             self._remember(lease, progress)
-            self._give_back(lease, _REST)
+            self.give_back(lease, REST)
             return False
         self._tally.sent(len(lease.data), is_retry=lease.attempts > 1)
         return True
@@ -297,9 +260,9 @@ class Delivery:
 
     def _back_off(self, lease: Lease, permit: Permit, error: TransientExportError) -> None:
         delay = self._gate.failed(permit, error, lease.attempts)
-        self._give_back(lease, delay, keep=not self._gate.blames_batch(error))
+        self.give_back(lease, delay, keep=not self._gate.blames_batch(error))
 
-    def _give_back(self, lease: Lease, delay: float, *, keep: bool = True) -> None:
+    def give_back(self, lease: Lease, delay: float = 0.0, *, keep: bool = True) -> None:
         try:
             self._source.nack(lease, delay, keep=keep)
         except QueueClosed:

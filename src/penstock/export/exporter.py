@@ -1,6 +1,6 @@
 """What an exporter is: the seam between the send queue and a destination."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -49,6 +49,19 @@ class Exporter(Protocol):
 
     def close(self) -> None:
         """End what is under way and let go of connections."""
+        ...
+
+
+Finish = Callable[[], PartialSuccess | None]
+"""Waits for what `Exporter.send` would have returned or raised. Called once, by the thread that began the send."""
+
+
+@runtime_checkable
+class OverlappingExporter(Exporter, Protocol):
+    """An exporter that can have several sends under way from one thread: while one is answered, the next goes out."""
+
+    def begin_send(self, prepared: Prepared) -> Finish:
+        """Send the batch and do not wait for the answer. Where it cannot even be sent it raises as `send` does."""
         ...
 
 

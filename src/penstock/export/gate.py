@@ -127,6 +127,15 @@ class Gate:
             self.inflight += 1
             return True
 
+    def begin_at_once(self, permit: Permit) -> bool:
+        """The same for one more beside those that its holder has under way; False if it would have to wait."""
+        if not self.goes_on(permit):
+            return False
+        with self._lock:
+            has_room = self.inflight < self._send_limit and not self._stopped
+            self.inflight += has_room
+            return has_room
+
     def goes_on(self, permit: Permit) -> bool:
         """Whether the next may go out at once in the place of one that the destination took.
 

@@ -1,4 +1,4 @@
-"""HTTP for exporters: one kept-alive connection per thread, deadlines, nothing that retries behind our back.
+"""HTTP for exporters: kept-alive connections of each thread, deadlines, nothing that retries behind our back.
 
 On the standard library's client: per request of 50 KB it takes about 120 µs of processor time, urllib3 twice and httpx
 five times as much, and all that we need beyond it is in this file.
@@ -9,7 +9,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -140,12 +140,22 @@ class Answer(NamedTuple):
     body: bytes
 
 
+class _Line:
+    """One kept-alive connection, and the headers of ours that were made with it."""
+
+    __slots__ = ("__weakref__", "connection", "headers")
+
+    def __init__(self, connection: http.client.HTTPConnection, headers: dict[str, str]) -> None:
+        self.connection = connection
+        self.headers = headers
+
+
 class HttpClient:
     """Posts to one URL.
 
     Errors: an answer that is no success is raised as what `classify` says it means; so is everything the socket says.
-    Threads: `post` may be called from any thread; each has its own connection. `close` ends all of them, also those
-        with a request under way.
+    Threads: `post` and `begin` may be called from any thread; each has its own connections, as many as it has requests
+        under way at a time. `close` ends all of them, also those with a request under way.
     """
 
     def __init__(self, config: HttpConfig, path: str = "", *, may_pass: Container[int] = range(500, 600)) -> None:
@@ -159,37 +169,61 @@ class HttpClient:
         self._local = threading.local()
         # _lock guards everything below.
         self._lock = threading.Lock()
-        # Weak: the connection of a worker that has ended goes with it.
-        self._connections: WeakSet[http.client.HTTPConnection] = WeakSet()
+        # Weak: the connections of a worker that has ended go with it.
+        self._lines: WeakSet[_Line] = WeakSet()
         self._closed = False
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
         """The answer, if it is a success; else an ExportError."""
+        return self.begin(body, headers)()
+
+    def begin(self, body: bytes, headers: Mapping[str, str]) -> Callable[[], Answer]:
+        """Send the request, and return what waits for its answer; to be called once, as `post` would have been.
+
+        The time in between is not the server's: it does not count against the timeout.
+        """
         deadline = time.monotonic() + self._timeout
-        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if connection is not None and connection.sock is not None:
+        idle = self._idle()
+        is_kept = bool(idle)
+        line = idle.pop() if idle else self._connect(deadline)
+        broken = self._ask(line, body, headers, deadline)
+        asked_at = time.monotonic()
+
+        def answer() -> Answer:
+            until = deadline + time.monotonic() - asked_at
             try:
-                return self._exchange(connection, body, headers, deadline)
+                return self._take(line, broken, until)
             except (http.client.RemoteDisconnected, ConnectionError):
                 # A server may end an idle connection at any time: that is no failure of the destination, a second
                 # one on a fresh connection is.
-                self._forget(connection)
-        connection = self._connect(deadline)
-        return self._exchange(connection, body, headers, deadline)
+                if not is_kept:
+                    raise
+            fresh = self._connect(until)
+            return self._take(fresh, self._ask(fresh, body, headers, until), until)
+
+        return answer
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            connections = list(self._connections)
-        for connection in connections:
-            sock = connection.sock
+            lines = list(self._lines)
+        for line in lines:
+            sock = line.connection.sock
             if sock is not None:
                 try:
                     sock.shutdown(SHUT_RDWR)  # wakes a thread that reads from it, which closing would not
                 except OSError:
                     pass  # it was closed already
 
-    def _connect(self, deadline: float) -> http.client.HTTPConnection:
+    def _idle(self) -> list[_Line]:
+        """Connections of this thread that have no request under way."""
+        try:
+            idle: list[_Line] = self._local.idle
+        except AttributeError:
+            idle = self._local.idle = []
+        return idle
+
+    def _connect(self, deadline: float) -> _Line:
         self._check_open()
         headers = self._own_headers()
         timeout = max(0.001, deadline - time.monotonic())
@@ -200,16 +234,15 @@ class HttpClient:
         else:
             connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         connection.connect()
+        line = _Line(connection, headers)
         with self._lock:
-            self._connections.add(connection)
+            self._lines.add(line)
         try:
             self._check_open()  # again: it may have been closed while we connected
         except ConnectionAbortedError:
-            self._forget(connection)
+            self._forget(line)
             raise
-        self._local.connection = connection
-        self._local.headers = headers
-        return connection
+        return line
 
     def _check_open(self) -> None:
         if self._closed:
@@ -221,48 +254,57 @@ class HttpClient:
             headers["Authorization"] = f"Bearer {_token(self._config.token_file)}"
         return headers
 
-    def _exchange(
-        self, connection: http.client.HTTPConnection, body: bytes, headers: Mapping[str, str], deadline: float
-    ) -> Answer:
-        keep = False
+    def _ask(self, line: _Line, body: bytes, headers: Mapping[str, str], deadline: float) -> ConnectionError | None:
+        """Send the request. An error that the server has ended the connection meanwhile: it may have said why."""
+        connection = line.connection
         try:
             connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
-            response = _ask(connection, self._path, body, {**self._local.headers, **headers})
-            answer, keep = _read(connection, response, deadline)
-        finally:
-            if not keep:
-                self._forget(connection)
-        if 200 <= answer.status < 300:
-            return answer
-        after = classify.retry_after(response.getheader("Retry-After"), time.time())
-        error = classify.of_status(answer.status, message_of(answer), after, may_pass=self._may_pass)
-        if error.error_class is ErrorClass.AUTH:
-            self._forget(connection)  # the next one is made with what the token file holds by then
-        raise error
+            connection.request("POST", self._path, body, {**line.headers, **headers})
+        except ConnectionError as error:
+            return error
+        except BaseException:
+            self._forget(line)
+            raise
+        return None
 
-    def _forget(self, connection: http.client.HTTPConnection) -> None:
-        connection.close()
-        self._local.connection = None
-        with self._lock:
-            self._connections.discard(connection)
-
-
-def _ask(
-    connection: http.client.HTTPConnection, path: str, body: bytes, headers: Mapping[str, str]
-) -> http.client.HTTPResponse:
-    """Post, and wait for the answer."""
-    try:
-        connection.request("POST", path, body, headers)
-    except (BrokenPipeError, ConnectionResetError) as error:
-        # A server that will not have the request may say so before it has read it, and end the connection.
+    def _take(self, line: _Line, broken: ConnectionError | None, deadline: float) -> Answer:
+        """The answer to what was asked."""
+        connection = line.connection
+        keep = False
         try:
-            response = connection.getresponse()
-        except (http.client.HTTPException, OSError):
-            raise error from None
-        if response.status < 300:
-            raise  # it cannot have taken what it has not read
-        return response
-    return connection.getresponse()
+            response = _response(connection, broken)
+            answer, can_keep = _read(connection, response, deadline)
+            keep = can_keep and broken is None
+            if 200 <= answer.status < 300:
+                return answer
+            after = classify.retry_after(response.getheader("Retry-After"), time.time())
+            error = classify.of_status(answer.status, message_of(answer), after, may_pass=self._may_pass)
+            if error.error_class is ErrorClass.AUTH:
+                keep = False  # the next one is made with what the token file holds by then
+            raise error
+        finally:
+            if keep:
+                self._idle().append(line)
+            else:
+                self._forget(line)
+
+    def _forget(self, line: _Line) -> None:
+        line.connection.close()
+        with self._lock:
+            self._lines.discard(line)
+
+
+def _response(connection: http.client.HTTPConnection, broken: ConnectionError | None) -> http.client.HTTPResponse:
+    """What the server says; of one that would not have the whole request, why, if it said so before it hung up."""
+    if broken is None:
+        return connection.getresponse()
+    try:
+        response = connection.getresponse()
+    except (http.client.HTTPException, OSError):
+        raise broken from None
+    if response.status < 300:
+        raise broken  # it cannot have taken what it has not read
+    return response
 
 
 def _read(

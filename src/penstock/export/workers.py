@@ -19,6 +19,7 @@ from penstock.export.delivery import Delivery, Job
 from penstock.export.exporter import GroupExporter
 from penstock.export.gate import Gate, Permit
 from penstock.export.pool import Pool, Retired
+from penstock.export.row import Row
 from penstock.export.source import Source
 from penstock.export.stats import Tally
 from penstock.spool import FastQueue, Lease
@@ -56,6 +57,7 @@ class Workers:
         self._delivery = delivery
         self._gate = gate
         self._tally = tally
+        self._clock = clock
         self.preparing = Active()
         self._channel: Channel | None = None
         self._preparers: Pool | None = None
@@ -148,20 +150,28 @@ class Workers:
             finally:
                 self.active.leave(number)
 
-    def _sender(self, number: int, retired: Retired) -> Callable[[Job, Permit], None]:
+    def _sender(self, number: int, retired: Retired) -> Callable[[Job, Permit], object]:
         """How this worker sends: a batch and those that follow while all is well and it is wanted; of the split one."""
-        crew, delivery = self._crew, self._delivery
+        crew = self._crew
         if crew is None:
-            return delivery.send_one
-        sent = self._tally.of_worker(number)
+            return self._delivery.send_one
 
-        def stays(now: float) -> bool:
+        def wanted(now: float) -> int:
             crew.sent(now)
-            return not (retired() or (number and crew.is_alone))
+            if retired():
+                return 0
+            if not crew.is_alone:
+                return 1
+            return 0 if number else self._most_alone()
 
-        return lambda job, permit: delivery.send_row(job, permit, sent, stays)
+        sent = self._tally.of_worker(number)
+        return Row(self._source, self._delivery, self._gate, sent, wanted, self._clock).send
 
-    def _send_from(self, job: Job, permit: Permit, send_on: Callable[[Job, Permit], None], retired: Retired) -> None:
+    def _most_alone(self) -> int:
+        """Sends under way of one that works alone: as many as all of them would have, if the exporter lets it."""
+        return self._pool.size if self._delivery.overlaps else 1
+
+    def _send_from(self, job: Job, permit: Permit, send_on: Callable[[Job, Permit], object], retired: Retired) -> None:
         """Send from this batch on. If the gate was closed while we waited for it, hold it until it opens."""
         gate = self._gate
         if not gate.is_current(permit):

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import cramjam
 
 from penstock.errors import ConfigError
-from penstock.export.exporter import PartialSuccess, Prepared
+from penstock.export.exporter import Finish, PartialSuccess, Prepared
 from penstock.export.http import HttpClient, HttpConfig
 from penstock.export.wire import get_bytes, get_varint, halve
 
@@ -67,8 +67,11 @@ class OtlpHttpExporter:
         return Prepared(batch, self._headers)
 
     def send(self, prepared: Prepared) -> PartialSuccess | None:
-        answer = self._client.post(prepared.body, prepared.headers)
-        return partial_success(answer.body)
+        return self.begin_send(prepared)()
+
+    def begin_send(self, prepared: Prepared) -> Finish:
+        answer = self._client.begin(prepared.body, prepared.headers)
+        return lambda: partial_success(answer().body)
 
     def split(self, batch: bytes) -> list[bytes] | None:
         """By resource; if there is one only, by scope; then by metric, span or record; then by point."""

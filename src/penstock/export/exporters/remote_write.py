@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import cramjam
 
-from penstock.export.exporter import PartialSuccess, Prepared
+from penstock.export.exporter import Finish, PartialSuccess, Prepared
 from penstock.export.http import HttpClient, HttpConfig
 from penstock.export.wire import field_bytes, field_double, field_varint, halve
 
@@ -48,8 +48,15 @@ class RemoteWriteExporter:
         return Prepared(bytes(cramjam.snappy.compress_raw(batch)), _HEADERS)
 
     def send(self, prepared: Prepared) -> PartialSuccess | None:
-        self._client.post(prepared.body, prepared.headers)
-        return None
+        return self.begin_send(prepared)()
+
+    def begin_send(self, prepared: Prepared) -> Finish:
+        answer = self._client.begin(prepared.body, prepared.headers)
+
+        def finish() -> None:
+            answer()
+
+        return finish
 
     def split(self, batch: bytes) -> list[bytes] | None:
         """By series; if there is one only, by sample."""
