@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         Exporter,
         FailoverConfig,
         GroupExporter,
+        OverlappingExporter,
         PartialSuccess,
         PipelineSplitConfig,
         Prepared,
@@ -74,8 +75,8 @@ _HOMES = {
     ),
     "penstock.export": (
         "AdaptiveWorkersConfig Backoff BackoffConfig BreakerConfig CircuitBreaker CircuitState Exporter "
-        "FailoverConfig GroupExporter PartialSuccess PipelineSplitConfig Prepared SendQueue SendQueueConfig "
-        "SendQueueStats WorkerScaler"
+        "FailoverConfig GroupExporter OverlappingExporter PartialSuccess PipelineSplitConfig Prepared SendQueue "
+        "SendQueueConfig SendQueueStats WorkerScaler"
     ),
     "penstock.export.exporters.amqp": "AmqpConfig AmqpExporter",
     "penstock.export.exporters.console": "ConsoleExporter",
@@ -135,6 +136,7 @@ __all__ = [
     "NoHandler",
     "OtlpHttpConfig",
     "OtlpHttpExporter",
+    "OverlappingExporter",
     "PartialSuccess",
     "PartitionPolicy",
     "PartitionSelector",

@@ -111,7 +111,7 @@ class Row:
             goes_on = not self._ends and len(self._flights) < self._width and self._gate.goes_on(permit)
             has_place = False
             if goes_on:
-                return self._next(permit, partial(self._source.exchange, lease))
+                return self._next(permit, partial(self._exchange, lease))
             self._gate.succeeded(permit)
             self._delivery.done(lease)
             return None
@@ -142,6 +142,10 @@ class Row:
             if job is None:
                 self._gate.abandoned(permit)
         return job
+
+    def _exchange(self, lease: Lease) -> Lease | None:
+        # A queue does not exchange while one that failed waits for its time, but leases others.
+        return self._source.exchange(lease) or self._lease()
 
     def _lease(self) -> Lease | None:
         try:

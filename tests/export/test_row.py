@@ -1,0 +1,341 @@
+"""Several sends under way from one worker: nothing lost, nothing twice, places and leases given back, in order."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import cycle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import PayloadTooLarge, PermanentExportError, QueueClosed, TransientExportError
+from penstock.export import Backoff, BackoffConfig, BreakerConfig, CircuitBreaker, PartialSuccess, Prepared
+from penstock.export.delivery import Delivery
+from penstock.export.exporter import Finish
+from penstock.export.gate import Gate
+from penstock.export.row import Row
+from penstock.export.source import LeasedMemory
+from penstock.export.stats import Sent, Tally
+from penstock.spool import MemoryQueue
+from penstock.testing import FakeClock
+
+Outcome = Exception | PartialSuccess | None
+
+
+@dataclass
+class Overlapping:
+    """An exporter whose sends end as told, by batch and in turn, and with success when nothing is told any more.
+
+    `cannot_begin`: those fail before they are under way. `prepare` refuses what begins with "bad".
+    """
+
+    outcomes: dict[bytes, deque[Outcome]] = field(default_factory=dict)
+    cannot_begin: set[bytes] = field(default_factory=set)
+    in_order: bool = False
+    begun: list[bytes] = field(default_factory=list)
+    finished: list[bytes] = field(default_factory=list)
+    taken: list[bytes] = field(default_factory=list)
+    most_under_way: int = 0
+    on_finish: Callable[[bytes], None] = lambda body: None
+
+    def prepare(self, batch: bytes) -> Prepared:
+        if batch.startswith(b"bad"):
+            raise ValueError("no batch")
+        return Prepared(batch)
+
+    def begin_send(self, prepared: Prepared) -> Finish:
+        body = prepared.body
+        if body in self.cannot_begin:
+            self.cannot_begin.remove(body)
+            raise ConnectionRefusedError("nobody listens")
+        self.begun.append(body)
+        self.most_under_way = max(self.most_under_way, len(self.begun) - len(self.finished))
+
+        def finish() -> PartialSuccess | None:
+            self.finished.append(body)
+            self.on_finish(body)
+            outcome = self.outcomes[body].popleft() if self.outcomes.get(body) else None
+            if isinstance(outcome, Exception):
+                raise outcome
+            self.taken.append(body)
+            return outcome
+
+        return finish
+
+    def send(self, prepared: Prepared) -> PartialSuccess | None:
+        return self.begin_send(prepared)()
+
+    def split(self, batch: bytes) -> list[bytes] | None:
+        middle = len(batch) // 2
+        return [batch[:middle], batch[middle:]] if middle else None
+
+    def close(self) -> None: ...
+
+
+class Bench:
+    """A row and all that it works with."""
+
+    def __init__(self, exporter: Overlapping, *, limit: int = 8, widths: Iterator[int] | None = None) -> None:
+        self.clock = FakeClock()
+        self.exporter = exporter
+        self.source = LeasedMemory(MemoryQueue(), clock=self.clock)
+        breaker = CircuitBreaker(BreakerConfig(threshold=5, reset_timeout=30.0))
+        self.gate = Gate(breaker, Backoff(BackoffConfig(jitter=0.0)), limit, self.clock)
+        self.delivery = Delivery(self.source, exporter, self.gate, Tally(), self.clock)
+        self.sent = Sent()
+        widths = widths or cycle([3])
+        self.row = Row(self.source, self.delivery, self.gate, self.sent, lambda now: next(widths), self.clock)
+
+    def push(self, count: int) -> list[bytes]:
+        batches = [b"batch %04d" % number for number in range(count)]
+        for batch in batches:
+            self.source.push(batch)
+        return batches
+
+    def send(self) -> None:
+        """What a worker does, once."""
+        permit = self.gate.enter(0.0)
+        if permit is None:
+            self.clock.advance(max(self.gate.rest(), 0.1))
+            return
+        leases = self.source.lease(1)
+        job = self.delivery.prepare(leases[0]) if leases else None
+        if job is None:
+            self.gate.release(permit)
+            self.clock.advance(0.1)  # until one that failed may go out again
+            return
+        self.row.send(job, permit)
+
+    def check_at_rest(self) -> None:
+        assert self.gate.inflight == 0
+        assert self.source.stats().leased == 0
+
+    def drain(self) -> None:
+        for _ in range(10_000):
+            if not len(self.source):
+                return
+            self.send()
+            self.check_at_rest()
+        raise AssertionError(f"{len(self.source)} batches never came to an end")
+
+
+def down() -> Exception:
+    return TransientExportError("503")
+
+
+def test_as_many_are_under_way_as_are_wanted_and_they_keep_their_order() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(50)
+    bench.send()
+    bench.check_at_rest()
+    assert exporter.taken == exporter.begun == batches
+    assert exporter.most_under_way == 3
+    assert (bench.sent.batches, bench.sent.bytes) == (50, sum(map(len, batches)))
+
+
+def test_it_never_exceeds_the_limit_of_all_sends() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter, limit=2)
+    bench.push(20)
+    bench.send()
+    bench.check_at_rest()
+    assert exporter.most_under_way == 2
+
+
+def test_one_that_is_not_wanted_any_more_finishes_what_is_under_way_and_begins_nothing() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter, widths=iter([3, 3, 0, 0, 0]))
+    batches = bench.push(20)
+    bench.send()
+    bench.check_at_rest()
+    assert exporter.taken == batches[:5]
+    assert len(bench.source) == 15
+
+
+def test_fewer_are_under_way_when_fewer_are_wanted() -> None:
+    widths = iter([4, 4, 4] + [1] * 100)
+    exporter = Overlapping()
+    under_way: list[int] = []
+    exporter.on_finish = lambda body: under_way.append(len(exporter.begun) - len(exporter.finished) + 1)
+    bench = Bench(exporter, widths=widths)
+    bench.push(20)
+    bench.send()
+    assert max(under_way) == 4
+    assert under_way[-10:] == [1] * 10
+
+
+def test_after_a_failure_nothing_is_begun_and_what_was_under_way_is_settled() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(10)
+    exporter.outcomes[batches[4]] = deque([down()])
+    bench.send()
+    bench.check_at_rest()
+    assert exporter.begun == batches[:7]  # two more were under way
+    assert exporter.taken == [batch for batch in batches[:7] if batch != batches[4]]
+    assert len(bench.source) == 4
+    bench.drain()
+    assert sorted(exporter.taken) == batches
+
+
+def test_one_that_cannot_even_be_sent_fails_when_its_turn_comes() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(10)
+    exporter.cannot_begin = {batches[3]}
+    bench.send()
+    bench.check_at_rest()
+    assert exporter.taken == [batches[number] for number in (0, 1, 2, 4, 5)]
+    bench.drain()
+    assert sorted(exporter.taken) == batches
+
+
+def test_a_batch_that_comes_again_goes_alone_after_the_others_are_settled() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(6)
+    first = bench.source.lease(1)[0]
+    under_way_then: list[int] = []
+
+    def look(body: bytes) -> None:
+        if body == batches[2]:
+            bench.source.nack(first)  # it is the next one to be leased
+        if body == batches[0]:
+            under_way_then.append(len(exporter.begun) - len(exporter.finished))
+
+    exporter.on_finish = look
+    bench.send()
+    bench.check_at_rest()
+    assert under_way_then == [0]
+    bench.drain()
+    assert sorted(exporter.taken) == batches
+
+
+def test_a_batch_that_comes_again_is_given_back_if_the_destination_failed_meanwhile() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(6)
+    first = bench.source.lease(1)[0]
+    exporter.outcomes = {batch: deque([TransientExportError("429", retry_after=60.0)]) for batch in batches[3:]}
+    exporter.on_finish = lambda body: bench.source.nack(first) if body == batches[2] else None
+    bench.send()
+    bench.check_at_rest()
+    assert batches[0] not in exporter.begun
+
+
+def test_a_queue_that_is_closed_meanwhile_ends_it_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(10)
+
+    def close(*_: object) -> None:
+        raise QueueClosed("closed")
+
+    def close_at(body: bytes) -> None:
+        if body == batches[2]:
+            bench.source.exchange = close  # type: ignore[method-assign,assignment]
+            bench.source.lease = bench.source.ack = close  # type: ignore[method-assign,assignment]
+
+    exporter.on_finish = close_at
+    bench.send()
+    assert bench.gate.inflight == 0
+    assert exporter.begun == exporter.finished
+    assert caplog.text.count("Queue was closed before a send was acknowledged") == 3
+
+
+def test_what_nobody_foresaw_is_raised_after_what_is_under_way_is_settled() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(10)
+    exchange = bench.source.exchange
+
+    def fail_at(body: bytes) -> None:
+        def fail(lease: object) -> None:
+            bench.source.exchange = exchange  # type: ignore[method-assign]
+            raise ZeroDivisionError("a mistake of ours")
+
+        if body == batches[3]:
+            bench.source.exchange = fail  # type: ignore[method-assign]
+
+    exporter.on_finish = fail_at
+    with pytest.raises(ZeroDivisionError):
+        bench.send()
+    bench.check_at_rest()
+    assert exporter.finished == exporter.begun == batches[:6]
+    assert len(bench.source) == 5  # the one that it happened to comes again: nobody knows whether it was acked
+    bench.drain()
+    assert set(exporter.taken) == set(batches)
+
+
+def test_a_probe_is_alone() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(10)
+    for batch in batches:
+        exporter.outcomes[batch] = deque([ConnectionResetError("reset")] * 100)
+    while bench.gate.opened == 0:
+        bench.send()
+    bench.clock.advance(30.0)
+    before = len(exporter.begun)
+    exporter.on_finish = lambda body: under_way.append(len(exporter.begun) - len(exporter.finished) + 1)
+    under_way: list[int] = []
+    bench.send()
+    assert len(exporter.begun) == before + 1
+    assert under_way == [1]
+
+
+outcomes = st.sampled_from(
+    ["ok", "ok", "ok", "partial", "down", "timeout", "later", "refused", "server error", "too large", "cannot begin"]
+)
+
+
+def outcome_of(kind: str) -> Outcome:
+    made: dict[str, Outcome] = {
+        "partial": PartialSuccess(1, "one was too old"),
+        "down": ConnectionResetError("reset"),
+        "timeout": TimeoutError("late"),
+        "later": TransientExportError("429", retry_after=5.0),
+        "refused": PermanentExportError("400"),
+        "server error": TransientExportError("503"),
+        "too large": PayloadTooLarge("413"),
+    }
+    return made.get(kind)
+
+
+@given(
+    plans=st.lists(st.lists(outcomes, max_size=3), min_size=1, max_size=30),
+    widths=st.lists(st.integers(0, 5), min_size=1, max_size=8),
+    limit=st.integers(1, 4),
+    bad=st.sets(st.integers(0, 29), max_size=3),
+)
+def test_whatever_happens_every_batch_arrives_once_or_is_a_dead_letter(
+    plans: list[list[str]], widths: list[int], limit: int, bad: set[int]
+) -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter, limit=limit, widths=cycle(widths))
+    batches = []
+    refused = set()
+    for number, plan in enumerate(plans):
+        batch = b"bad %04d" % number if number in bad else b"%04d-%04d" % (number, number)
+        batches.append(batch)
+        bench.source.push(batch)
+        exporter.outcomes[batch] = deque(outcome_of(kind) for kind in plan if kind != "cannot begin")
+        if "cannot begin" in plan:
+            exporter.cannot_begin.add(batch)
+        decisive = next((kind for kind in plan if kind in ("ok", "partial", "refused", "too large")), "ok")
+        if number in bad or decisive == "refused":
+            refused.add(batch)
+    bench.drain()
+    whole = sorted(set(batches) - refused)
+    arrived = sorted(body for body in exporter.taken if body in batches)
+    halves = [body for body in exporter.taken if body not in batches]
+    joined = sorted(first + second for first in halves for second in halves if first + second in batches)
+    assert sorted(arrived + joined) == whole
+    assert len(halves) == 2 * len(joined)
+    assert {letter.data for letter in bench.source.dead_letters} == refused
+    assert [body for body in exporter.finished if body in batches] == [
+        body for body in exporter.begun if body in batches
+    ]
+    assert exporter.most_under_way <= max(1, min(limit, max(widths)))
