@@ -32,7 +32,7 @@ class Backlog(Intake):
         # two holds anything, since reading goes on only when both are empty.
         self._ready: deque[Lease] = deque()
         self._ready_ref = FrameRef(0, 0, 0)
-        self._ahead: deque[tuple[Lease, FrameRef, bytes]] = deque()
+        self._ahead: deque[tuple[Lease, FrameRef]] = deque()
         self._due: list[int] = []  # heap of returned sequences that may go out again
         self._delayed: list[tuple[float, int]] = []  # heap of those that may not yet
 
@@ -48,7 +48,7 @@ class Backlog(Intake):
     def take_next(self) -> Lease | None:
         """Lease the next block, where none has come back; None if there is none."""
         if self._ahead:
-            lease, ref, _ = self._ahead.popleft()
+            lease, ref = self._ahead.popleft()
             self.leased[lease.sequence] = ref
             return lease
         if not self._log_has_more and not self._ready:
@@ -64,7 +64,7 @@ class Backlog(Intake):
                 return leases[0]
             if found := self.store.read_ahead():
                 self._ahead.extend(found)
-                lease, ref, _ = self._ahead.popleft()
+                lease, ref = self._ahead.popleft()
                 self.leased[lease.sequence] = ref
                 return lease
         taken = self._take(1, 0.0, None)
@@ -74,14 +74,6 @@ class Backlog(Intake):
         """Lease the next block, if there is one at once and none was handed out before, and tell the journal of it and
         of the one that was settled just now, in one record where it can be."""
         store = self.store
-        if self._ahead and not self.returned and not store.attempts:
-            following, ref, record = self._ahead.popleft()
-            sequence = following[0]
-            self.leased[sequence] = ref
-            if store.journals:
-                is_next = record and sequence == done[0] + 1
-                store.note(record if is_next else journal.exchanged(done[0], len(done[2]), sequence))
-            return following
         found = None
         try:
             if not self.returned and not store.attempts:
@@ -112,7 +104,7 @@ class Backlog(Intake):
             self._take_returned(most, now, taken)
         while len(taken) < most:
             if self._ahead:
-                lease, ref, _ = self._ahead.popleft()
+                lease, ref = self._ahead.popleft()
                 self.leased[lease.sequence] = ref
                 taken.append(lease)
                 continue

@@ -184,12 +184,8 @@ class Store:
         self.unread_bytes -= length
         return ref, leases
 
-    def read_ahead(self) -> list[tuple[Lease, FrameRef, bytes]]:
-        """The next frames, if they are of one block each; empty if the next one is not. They count as read then.
-
-        With each comes the journal's record of its lease in exchange for the one before, but with the first: made in
-        a row, they cost a third of what each would by itself between two sends.
-        """
+    def read_ahead(self) -> list[tuple[Lease, FrameRef]]:
+        """The next frames, if they are of one block each; empty if the next one is not. They count as read then."""
         first = self._expected
         if not self._looks_ahead or first < self.seen_below or not self._upcoming.most_blocks:
             return []
@@ -199,13 +195,8 @@ class Store:
             return []
         self._expected = first + len(found)
         self._refs.extend([ref for _, ref in found])
-        self.unread_count -= len(found)
-        lengths = [len(lease[2]) for lease, _ in found]
-        self.unread_bytes -= sum(lengths)
-        if not self.journals:
-            return [(lease, ref, b"") for lease, ref in found]
-        records = [journal.exchanged(at, length, at + 1) for at, length in enumerate(lengths[:-1], first)]
-        return [(lease, ref, record) for (lease, ref), record in zip(found, [b"", *records])]
+        self.count_read([lease for lease, _ in found])
+        return found
 
     def is_done_or_held(self, sequence: int) -> bool:
         return sequence in self.acked or sequence in self._held
