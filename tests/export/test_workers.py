@@ -167,6 +167,24 @@ class TestWorkers:
         assert queue.stats().leased == 0
         assert len(queue) == 10
 
+    def test_what_is_prepared_too_late_is_given_back_by_the_preparer(self, queue: FastQueue) -> None:
+        may_go_on = threading.Event()
+
+        class Slow(MemoryExporter):
+            def prepare(self, batch: bytes) -> Prepared:
+                may_go_on.wait(20)
+                return super().prepare(batch)
+
+        exporter = Slow()
+        sender = SendQueue(queue, exporter, quick(pipeline_split=SPLIT)).start()
+        sender.push(b"one")
+        wait_until(lambda: sender.stats().preparers_active == 1)
+        assert sender.close(timeout=0.1) == ["penstock-preparer-0"]
+        may_go_on.set()
+        wait_until(lambda: queue.stats().leased == 0)
+        assert len(queue) == 1
+        assert exporter.batches == []
+
     def test_a_batch_that_comes_after_the_gate_has_closed_is_held(
         self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
