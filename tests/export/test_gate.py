@@ -190,6 +190,21 @@ def test_no_more_sends_are_under_way_than_allowed(clock: FakeClock) -> None:
     assert gate.inflight == 2
 
 
+def test_everyone_who_waits_for_room_is_told_of_it_when_several_sends_end_at_once(clock: FakeClock) -> None:
+    gate = gate_of(clock, limit=2)
+    permits = [entered(gate) for _ in range(2)]
+    waiting = [threading.Thread(target=gate.begin, daemon=True) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    wait_until(lambda: gate._waiting == 2)
+    with gate._lock:  # before the first of them can look
+        for _ in permits:
+            gate._ended_locked()
+    for thread in waiting:
+        thread.join(5)
+    assert gate.inflight == 2
+
+
 def test_the_next_goes_out_in_the_place_of_the_last_while_all_is_well_and_nobody_waits_for_it(clock: FakeClock) -> None:
     gate = gate_of(clock, limit=1)
     permit = entered(gate)

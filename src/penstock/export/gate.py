@@ -268,7 +268,7 @@ class Gate:
 
     def _ended_locked(self) -> None:
         self.inflight -= 1
-        if self.inflight >= self._send_limit - 1:
+        if self._waiting:
             self._has_room.notify()
 
     def _refresh_locked(self, now: float) -> None:
