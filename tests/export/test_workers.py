@@ -185,18 +185,22 @@ class TestWorkers:
         assert len(queue) == 1
         assert exporter.batches == []
 
-    def test_a_batch_that_comes_after_the_gate_has_closed_is_held(
+    def test_a_batch_that_comes_after_the_gate_has_closed_is_left_to_whoever_has_the_probe(
         self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(workers, "TURN", 5.0)
         exporter = MemoryExporter()
-        sender = SendQueue(queue, exporter, quick(workers=1)).start()
+        breaker = BreakerConfig(threshold=1, reset_timeout=0.0)
+        sender = SendQueue(queue, exporter, quick(workers=1, circuit_breaker=breaker)).start()
         wait_until(lambda: queue._waiting_to_lease)  # so it has its leave to send
         gate = sender._gate
         gate.begin()
-        gate.failed(gate.permit(), TransientExportError("429", retry_after=60.0), attempts=1)
+        gate.failed(gate.permit(), TransientExportError("503"), attempts=1)
+        probe = gate.enter(0.0)
+        assert probe is not None
         sender.push(b"one")
-        wait_until(lambda: queue.stats().leased == 1)
+        wait_until(lambda: queue.stats().nacked == 1)
+        assert [lease.attempts for lease in queue.lease()] == [1]  # it was not sent
         assert sender.close() == []
         assert exporter.batches == []
         assert len(queue) == 1

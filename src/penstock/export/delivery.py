@@ -95,7 +95,7 @@ class Delivery:
         except ExportError as error:
             return self._failed(lease, permit, error)
         except _Stopped:
-            self.give_back(lease)
+            self.unsent(lease)
             return False
         self._tally.sent(len(lease.data), is_retry=is_retry)
         return True
@@ -267,6 +267,10 @@ class Delivery:
             self._source.nack(lease, delay, keep=keep)
         except QueueClosed:
             pass  # it was never acked: it comes again when the queue is opened
+
+    def unsent(self, lease: Lease) -> None:
+        """Nothing of it has left: it comes again at once, and as what it was, since that was no attempt."""
+        self.give_back(lease._replace(attempts=lease.attempts - 1))
 
     def _reject(self, lease: Lease, reason: str) -> None:
         try:

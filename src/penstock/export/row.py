@@ -64,7 +64,7 @@ class Row:
             self._send_alone(job, permit)
             return
         if not self._gate.begin():
-            self._delivery.give_back(job.lease)
+            self._delivery.unsent(job.lease)
             return
         self._reset()
         at_hand: Job | None = job  # who has one has a place for it
@@ -160,7 +160,7 @@ class Row:
         if self._gate.is_current(permit):
             self._send_alone(job, permit)
         else:
-            self._delivery.give_back(job.lease)
+            self._delivery.unsent(job.lease)
 
     def _send_alone(self, job: Job, permit: Permit) -> None:
         if self._delivery.send_one(job, permit):

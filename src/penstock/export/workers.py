@@ -119,7 +119,7 @@ class Workers:
     def give_back(self) -> None:
         """Return what was prepared and not sent to the queue."""
         for job in self._channel.drain() if self._channel is not None else ():
-            self._nack(job.lease)
+            self._delivery.unsent(job.lease)
 
     # -- threads -----------------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Workers:
                 continue
             self.active.enter(number)
             try:
-                self._send_from(job, permit, send_on, retired)
+                self._send_from(job, permit, send_on)
             finally:
                 self.active.leave(number)
 
@@ -171,17 +171,16 @@ class Workers:
         """Sends under way of one that works alone: as many as all of them would have, if the exporter lets it."""
         return self._pool.size if self._delivery.overlaps else 1
 
-    def _send_from(self, job: Job, permit: Permit, send_on: Callable[[Job, Permit], object], retired: Retired) -> None:
-        """Send from this batch on. If the gate was closed while we waited for it, hold it until it opens."""
-        gate = self._gate
-        if not gate.is_current(permit):
-            gate.release(permit)
-            while (again := gate.enter(TURN)) is None:
-                if retired():
-                    self._nack(job.lease)
-                    return
-            permit = again
-        send_on(job, permit)
+    def _send_from(self, job: Job, permit: Permit, send_on: Callable[[Job, Permit], object]) -> None:
+        """Send from this batch on, unless the gate was closed while we waited for it: another may have the probe."""
+        current: Permit | None = permit
+        if not self._gate.is_current(permit):
+            self._gate.release(permit)
+            current = self._gate.enter(0.0)
+        if current is None:
+            self._delivery.unsent(job.lease)
+        else:
+            send_on(job, current)
 
     def _lease_and_prepare(self, timeout: float) -> Job | None:
         leases = self._source.lease(1, timeout=timeout)
@@ -203,15 +202,9 @@ class Workers:
                 finally:
                     self.preparing.leave(number)
                 if job is not None and retired():  # nobody would take it from the channel any more
-                    self._nack(job.lease)
+                    self._delivery.unsent(job.lease)
                 elif job is not None:
                     self._channel.put(job)
-
-    def _nack(self, lease: Lease) -> None:
-        try:
-            self._source.nack(lease, keep=True)
-        except QueueClosed:
-            pass  # it was never acked: it comes again when the queue is opened
 
 
 class GroupWorker:
