@@ -37,6 +37,7 @@ class Overlapping:
     finished: list[bytes] = field(default_factory=list)
     taken: list[bytes] = field(default_factory=list)
     most_under_way: int = 0
+    on_begin: Callable[[bytes], None] = lambda body: None
     on_finish: Callable[[bytes], None] = lambda body: None
 
     def prepare(self, batch: bytes) -> Prepared:
@@ -50,6 +51,7 @@ class Overlapping:
             self.cannot_begin.remove(body)
             raise ConnectionRefusedError("nobody listens")
         self.begun.append(body)
+        self.on_begin(body)
         self.most_under_way = max(self.most_under_way, len(self.begun) - len(self.finished))
 
         def finish() -> PartialSuccess | None:
@@ -142,6 +144,21 @@ def test_it_never_exceeds_the_limit_of_all_sends() -> None:
     bench.send()
     bench.check_at_rest()
     assert exporter.most_under_way == 2
+
+
+def test_what_others_have_under_way_counts_against_as_many_as_are_wanted() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(20)
+    bench.gate.begin()
+    permit = bench.gate.permit()
+    exporter.on_finish = lambda body: bench.gate.succeeded(permit) if body == batches[9] else None
+    under_way: list[int] = []
+    exporter.on_begin = lambda body: under_way.append(bench.gate.inflight)
+    bench.send()
+    bench.check_at_rest()
+    assert max(under_way) == exporter.most_under_way == 3
+    assert exporter.taken == batches
 
 
 def test_one_that_is_not_wanted_any_more_finishes_what_is_under_way_and_begins_nothing() -> None:

@@ -127,12 +127,12 @@ class Gate:
             self.inflight += 1
             return True
 
-    def begin_at_once(self, permit: Permit) -> bool:
-        """The same for one more beside those that its holder has under way; False if it would have to wait."""
+    def begin_at_once(self, permit: Permit, most: int) -> bool:
+        """The same for one more beside those that its holder has under way; False if `most` are, with all others'."""
         if not self.goes_on(permit):
             return False
         with self._lock:
-            has_room = self.inflight < self._send_limit and not self._stopped
+            has_room = self.inflight < min(most, self._send_limit) and not self._stopped
             self.inflight += has_room
             return has_room
 

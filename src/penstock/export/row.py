@@ -43,7 +43,10 @@ class Row:
     def __init__(
         self, source: Source, delivery: Delivery, gate: Gate, sent: Sent, wanted: Callable[[float], int], clock: Clock
     ) -> None:
-        """`wanted` is told when a batch was taken, and says how many to have under way from then on; 0: no more."""
+        """`wanted` is told when a batch was taken, and says how many may be under way from then on; 0: no more.
+
+        Those of others count as well, as far as another is begun beside its own.
+        """
         self._source = source
         self._delivery = delivery
         self._gate = gate
@@ -88,7 +91,7 @@ class Row:
         except Exception as error:  # noqa: BLE001 - it is settled when its turn comes
             finish = partial(_fail, error)
         self._flights.append(_Flight(job.lease, finish, began))
-        if self._ends or len(self._flights) >= self._width or not self._gate.begin_at_once(permit):
+        if self._ends or len(self._flights) >= self._width or not self._gate.begin_at_once(permit, self._width):
             return None
         return self._next(permit, self._lease)
 
