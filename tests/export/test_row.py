@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -284,6 +285,54 @@ def test_what_nobody_foresaw_is_raised_after_what_is_under_way_is_settled() -> N
     assert len(bench.source) == 5  # the one that it happened to comes again: nobody knows whether it was acked
     bench.drain()
     assert set(exporter.taken) == set(batches)
+
+
+class Cancelled(BaseException):
+    """As what asyncio raises: no Exception, and the thread does not go on."""
+
+
+@pytest.mark.parametrize("when", ["prepare", "begin", "finish", "exchange", "alone"])
+def test_what_is_no_exception_ends_it_as_well_with_everything_settled(when: str) -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(10)
+
+    def cancel(*_: object) -> NoReturn:
+        vars(bench.source).pop("exchange", None)
+        vars(exporter).pop("prepare", None)
+        raise Cancelled
+
+    def cancel_at(number: int) -> Callable[[bytes], None]:
+        return lambda body: cancel() if body == batches[number] else None
+
+    def from_there_on(body: bytes) -> None:
+        if body == batches[3]:
+            if when == "exchange":
+                bench.source.exchange = cancel  # type: ignore[method-assign,assignment]
+            if when == "prepare":
+                exporter.prepare = cancel  # type: ignore[method-assign,assignment]
+
+    exporter.on_finish = {"finish": cancel_at(3), "alone": cancel_at(0)}.get(when, from_there_on)
+    if when == "alone":
+        bench.source.nack(bench.source.lease(1)[0])
+    if when == "begin":
+        exporter.on_begin = cancel_at(6)
+    with pytest.raises(Cancelled):
+        bench.send()
+    bench.check_at_rest()
+    exporter.on_begin = exporter.on_finish = lambda body: None
+    bench.drain()
+    assert set(exporter.taken) == set(batches)
+
+
+def test_what_was_sent_last_is_let_go_of() -> None:
+    bench = Bench(Overlapping())
+    bench.push(4)
+    first = bench.source.lease(1)[0]
+    bench.exporter.on_begin = lambda body: bench.source.nack(first) if body == b"batch 0002" else None
+    bench.send()
+    assert len(bench.source) < 3
+    assert bench.row._last is None
 
 
 def test_a_probe_is_alone() -> None:

@@ -106,7 +106,7 @@ class Delivery:
             is_taken = self.send(job, permit)
             if is_taken:
                 self.done(job.lease)
-        except Exception:  # nobody foresaw it: the pool logs it, and the batch comes again
+        except BaseException:  # nobody foresaw it: the pool logs it, and the batch comes again
             self.give_back(job.lease, REST)
             raise
         return is_taken

@@ -71,15 +71,16 @@ class Row:
             return
         self._reset()
         at_hand: Job | None = job  # who has one has a place for it
-        problem: Exception | None = None
+        problem: BaseException | None = None
         while at_hand is not None or self._flights:
             try:
                 at_hand = self._settle(permit) if at_hand is None else self._begin(at_hand, permit)
-            except Exception as error:  # noqa: BLE001 - nobody foresaw it: what is under way is settled first
+            except BaseException as error:  # noqa: BLE001 - nobody foresaw it: what is under way is settled first
                 at_hand, self._ends = None, True
                 problem = problem or error
-        if self._last is not None:
-            self._send_last(self._last, permit)
+        last, self._last = self._last, None
+        if last is not None:
+            self._send_last(last, permit)
         if problem is not None:
             raise problem
 
@@ -88,7 +89,7 @@ class Row:
         began = self._monotonic()
         try:
             finish = self._delivery.begin_send(job.prepared)
-        except Exception as error:  # noqa: BLE001 - it is settled when its turn comes
+        except BaseException as error:  # noqa: BLE001 - it is settled when its turn comes
             finish = partial(_fail, error)
         self._flights.append(_Flight(job.lease, finish, began))
         if self._ends or len(self._flights) >= self._width or not self._gate.begin_at_once(permit, self._width):
@@ -122,7 +123,7 @@ class Row:
             self._ends = True
             self._delivery.closed_too_soon(lease)
             return None
-        except Exception:
+        except BaseException:
             self._delivery.give_back(lease, REST)
             raise
         finally:
@@ -137,7 +138,7 @@ class Row:
             job = self._delivery.prepare(leased) if leased is not None else None
             if job is not None and self._delivery.goes_alone(job.lease):
                 self._last, self._ends, job = job, True, None
-        except Exception:
+        except BaseException:
             if leased is not None:
                 self._delivery.give_back(leased, REST)
             raise
@@ -170,5 +171,5 @@ class Row:
             self._wanted(self._monotonic())
 
 
-def _fail(error: Exception) -> NoReturn:
+def _fail(error: BaseException) -> NoReturn:
     raise error
