@@ -232,6 +232,15 @@ def test_nothing_goes_on_after_a_failure_of_another_or_when_the_gate_stops(clock
     assert not gate.goes_on(again)
 
 
+def test_nothing_is_current_any_more_when_it_has_stopped(clock: FakeClock) -> None:
+    gate = gate_of(clock)
+    permit = gate.enter(0.0)
+    assert permit is not None
+    assert gate.is_current(permit)
+    gate.stop()
+    assert not gate.is_current(permit)
+
+
 def test_who_waits_for_the_gate_is_told_when_it_stops(clock: FakeClock) -> None:
     gate = gate_of(clock, threshold=1)
     gate.failed(entered(gate), DOWN, attempts=1)

@@ -102,7 +102,8 @@ class Gate:
         if permit is self._current:
             return True
         with self._lock:
-            return permit == self._permit_locked() and self._pause_locked(self._clock.monotonic()) <= 0
+            well = not self._stopped and self._pause_locked(self._clock.monotonic()) <= 0
+            return well and permit == self._permit_locked()
 
     def permit(self) -> Permit:
         """For what is sent because the destination has just answered: the halves of a batch that was too large."""
