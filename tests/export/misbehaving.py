@@ -95,9 +95,23 @@ class Misbehaving:
                 break
         return False
 
+    def dripping_headers(self, connection: socket.socket) -> bool:
+        """The same before its body."""
+        connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+        for _ in range(1000):
+            connection.sendall(b"x")
+            if self.slow.wait(0.02):
+                break
+        return False
+
     @property
     def url(self) -> str:
         return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
+
+    @property
+    def open(self) -> int:
+        """Connections that it has not ended."""
+        return len(self._open)
 
     @contextmanager
     def running(self) -> Iterator[Self]:
@@ -131,6 +145,7 @@ class Misbehaving:
     def _serve(self, accepted: socket.socket) -> None:
         try:
             connection = accepted
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # an answer leaves before it hangs up
             if self.tls is not None:
                 connection = self.tls.wrap_socket(accepted, server_side=True)
             with connection, connection.makefile("rb") as reader:

@@ -1,11 +1,14 @@
 """OTLP/HTTP against a real server that misbehaves in every way, checked with the official protobuf definitions."""
 
+import random
+import socket
 import ssl
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
+from http.client import RemoteDisconnected
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from penstock.errors import (
     PermanentExportError,
     TransientExportError,
 )
-from penstock.export import PartialSuccess, SendQueue
+from penstock.export import PartialSuccess, SendQueue, http1
 from penstock.export.classify import of_exception
 from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter, partial_success
 from penstock.export.http import TlsConfig
@@ -139,6 +142,32 @@ def test_a_connection_that_the_server_ended_while_idle_is_replaced_unseen(
     assert server.connections == 2
 
 
+def test_what_a_server_says_to_an_idle_connection_is_no_answer_to_the_next_request(server: Misbehaving) -> None:
+    client = exporter(server)
+    is_idle = threading.Event()
+
+    def give_up(connection: socket.socket) -> bool:
+        answer(200)(connection)
+        is_idle.wait(30)
+        answer(408)(connection)
+        return False
+
+    server.behaviours = [give_up]
+    assert send(client, metrics()) is None
+    is_idle.set()
+    wait_until(lambda: not server.open)
+    assert send(client, metrics()) is None
+    assert server.connections == 2
+
+
+def test_a_connection_that_the_server_will_end_is_not_used_again(server: Misbehaving) -> None:
+    client = exporter(server)
+    server.behaviours = [answer(200, Connection="close")]
+    assert send(client, metrics()) is None
+    assert send(client, metrics()) is None
+    assert server.connections == 2
+
+
 @pytest.mark.parametrize(
     ("behaviour", "error_class"),
     [
@@ -176,7 +205,7 @@ def test_other_server_errors_must_not_be_sent_again(server: Misbehaving, status:
     assert caught.value.error_class is ErrorClass.SERVER_ERROR
 
 
-@pytest.mark.parametrize("how", ["silent", "dripping"])
+@pytest.mark.parametrize("how", ["silent", "dripping", "dripping_headers"])
 def test_a_slow_server_is_held_to_the_timeout(server: Misbehaving, how: str) -> None:
     client = exporter(server, timeout=0.15)
     server.behaviours = [getattr(server, how)]
@@ -358,6 +387,43 @@ def test_one_that_we_do_not_trust_is_an_error_and_nothing_is_sent(tls_server: Mi
     assert tls_server.requests == []
 
 
+def test_a_large_request_goes_over_tls_whole(tls_server: Misbehaving, certificate: tuple[Path, Path]) -> None:
+    client = exporter(tls_server, tls=TlsConfig(ca_file=certificate[1]), compression="none")
+    large = random.randbytes(10_000_000)
+    for _ in range(2):
+        assert send(client, large) is None
+    assert [request.body == large for request in tls_server.requests] == [True, True]
+    assert tls_server.connections == 1
+
+
+def test_a_refusal_before_the_request_was_read_is_understood_over_tls(
+    tls_server: Misbehaving, certificate: tuple[Path, Path]
+) -> None:
+    tls_server.is_hasty = True
+    tls_server.behaviours = [answer(413)]
+    client = exporter(tls_server, tls=TlsConfig(ca_file=certificate[1]), compression="none")
+    with pytest.raises(PayloadTooLarge):
+        send(client, bytes(20_000_000))
+
+
+def test_an_answer_that_had_come_over_tls_can_be_read_after_the_connection_was_cut(
+    tls_server: Misbehaving, certificate: tuple[Path, Path]
+) -> None:
+    deadline = time.monotonic() + 30.0
+    connection = http1.connect("127.0.0.1", tls_server.port, TlsConfig(ca_file=certificate[1]).context(), deadline)
+    start = http1.start_of_post("/", "127.0.0.1")
+    connection.send(start, b"", deadline)
+    assert connection.receive(100, deadline).can_go_on
+    assert connection.is_quiet()
+    connection.send(start, b"", deadline)
+    wait_until(lambda: not connection.is_quiet())
+    connection.cut()
+    assert connection.receive(100, deadline).status == 200
+    with pytest.raises(RemoteDisconnected):
+        connection.receive(100, deadline)
+    connection.close()
+
+
 def test_close_ends_a_request_that_hangs(server: Misbehaving) -> None:
     client = exporter(server, timeout=30.0)
     server.behaviours = [server.silent]
@@ -428,6 +494,9 @@ def test_through_the_queue_every_point_arrives_whatever_the_server_does(server: 
         ({"url": "user:hidden@x"}, "url must look like .*, got 'x'"),
         ({"url": "http://x", "token_file": "no/such"}, "token_file must name a file that can be read, got 'no/such'"),
         ({"url": "http://x", "headers": {"X": "a\nb"}}, "headers must be one line of plain text each: 'X'"),
+        ({"url": "http://x", "headers": {"X:": "a"}}, "headers must be one line of plain text each: 'X:'"),
+        ({"url": "http://x", "headers": {"content-length": "1"}}, "headers must not hold content-length"),
+        ({"url": "http://" + "x" * 64}, "url names no host that can be looked up: 'xxx"),
         ({"url": "http://x", "headers": {"X": 5}}, "headers must be one line of plain text each: 'X'"),
     ],
 )
