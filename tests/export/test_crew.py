@@ -94,6 +94,37 @@ def test_one_that_was_compared_with_a_lucky_window_is_compared_again_at_once() -
     assert was_alone == [False, True, True]
 
 
+def test_one_that_falls_behind_each_time_is_compared_later_and_later() -> None:
+    shift = Shift()
+    waits = []
+    for _ in range(4):
+        windows = 0
+        while not shift.crew.is_alone:
+            shift.send(4000)
+            windows += 1
+        waits.append(windows * WINDOW)
+        shift.send(4000)
+        assert shift.crew.is_alone
+        shift.send(2000, 2)
+        assert not shift.crew.is_alone
+    assert waits[0] == waits[1] < SOON <= waits[2] + WINDOW < 3 * SOON <= waits[3] + WINDOW
+
+
+def test_after_a_whole_second_alone_it_is_forgotten_how_often_it_fell_behind() -> None:
+    shift = Shift()
+    waits = []
+    for rate in (1000, 1000, 1000, 4000, 1000, 1000):
+        windows = 0
+        while not shift.crew.is_alone:
+            shift.send(4000)
+            windows += 1
+        waits.append(windows * WINDOW)
+        while shift.crew.is_alone:
+            shift.send(rate)
+    assert waits[3] >= 4 * SOON
+    assert waits[4] < SOON <= waits[5] + WINDOW < 2 * SOON
+
+
 def test_an_empty_queue_is_no_reason_to_try_later() -> None:
     shift = Shift()
     shift.try_alone(together=5600, alone=6000)

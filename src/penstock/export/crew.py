@@ -81,22 +81,24 @@ class Crew:
                 self.is_alone = self._is_try = True
             self._begin_locked(now)
         elif now >= self._keep_until and not self._is_try:
+            self._patience = SOON
             self._all_locked(now)
         elif counts and rate >= _AS_FAST * self._together:
             if self._is_try:
-                self._is_try, self._patience, self._keep_until = False, SOON, now + KEEP
+                self._is_try, self._keep_until = False, now + KEEP
             self._was_slow = False
             self._begin_locked(now)
         elif counts and not self._is_try and not self._was_slow:
             self._was_slow = True  # once is chance nearly as often as not: docs/export.md has how often
             self._begin_locked(now)
         else:
-            # One that had been as fast may have been compared with a lucky window: compare again at once. Only a try
-            # that fails is a reason to wait.
-            failed = self._is_try and counts  # else there was nothing left to be slow with
+            # One that had been as fast may have been compared with a lucky window: compare again at once, the first
+            # time. Where it is the one that has lucky windows, as with answers of which some are late, it falls behind
+            # each time.
+            wait = self._patience if self._is_try else self._patience - SOON
             self._all_locked(now)
-            if failed:
-                self._next_try = now + self._patience
+            if counts:  # else there was nothing left to be slow with
+                self._next_try = now + wait
                 self._patience = min(2 * self._patience, _LONGEST)
 
     def _all_locked(self, now: float) -> None:
