@@ -1,9 +1,11 @@
 """Several sends under way from one worker: nothing lost, nothing twice, places and leases given back, in order."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -12,14 +14,15 @@ from hypothesis import strategies as st
 
 from penstock.errors import PayloadTooLarge, PermanentExportError, QueueClosed, TransientExportError
 from penstock.export import Backoff, BackoffConfig, BreakerConfig, CircuitBreaker, PartialSuccess, Prepared
+from penstock.export.breaker import CircuitState
 from penstock.export.delivery import Delivery
 from penstock.export.exporter import Finish
 from penstock.export.gate import Gate
 from penstock.export.row import Row
 from penstock.export.source import LeasedMemory
 from penstock.export.stats import Sent, Tally
-from penstock.spool import MemoryQueue
-from penstock.testing import FakeClock
+from penstock.spool import FastQueue, MemoryQueue
+from penstock.testing import FakeClock, wait_until
 
 Outcome = Exception | PartialSuccess | None
 
@@ -82,13 +85,20 @@ class Bench:
     def __init__(self, exporter: Overlapping, *, limit: int = 8, widths: Iterator[int] | None = None) -> None:
         self.clock = FakeClock()
         self.exporter = exporter
+        self.tally = Tally()
         self.source = LeasedMemory(MemoryQueue(), clock=self.clock)
         breaker = CircuitBreaker(BreakerConfig(threshold=5, reset_timeout=30.0))
         self.gate = Gate(breaker, Backoff(BackoffConfig(jitter=0.0)), limit, self.clock)
-        self.delivery = Delivery(self.source, exporter, self.gate, Tally(), self.clock)
+        self.delivery = Delivery(self.source, exporter, self.gate, self.tally, self.clock)
         self.sent = Sent()
         widths = widths or cycle([3])
         self.row = Row(self.source, self.delivery, self.gate, self.sent, lambda now: next(widths), self.clock)
+
+    def use(self, queue: FastQueue) -> None:
+        """Have this one instead of a queue in memory."""
+        self.source = queue  # type: ignore[assignment]
+        self.delivery = Delivery(queue, self.exporter, self.gate, self.tally, self.clock)
+        self.row = Row(queue, self.delivery, self.gate, self.sent, lambda now: 3, self.clock)
 
     def push(self, count: int) -> list[bytes]:
         batches = [b"batch %04d" % number for number in range(count)]
@@ -198,6 +208,74 @@ def test_after_a_failure_nothing_is_begun_and_what_was_under_way_is_settled() ->
     assert sorted(exporter.taken) == batches
 
 
+def test_it_has_several_under_way_again_after_it_has_ended() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(20)
+    exporter.outcomes[batches[4]] = deque([PermanentExportError("400")])
+    bench.send()
+    assert exporter.begun == batches[:7]
+    exporter.most_under_way = 0
+    bench.send()
+    assert exporter.most_under_way == 3
+    assert len(bench.source) == 0
+
+
+def test_it_ends_where_another_waits_for_a_place() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter, limit=3)
+    batches = bench.push(20)
+    other = threading.Thread(target=bench.gate.begin, daemon=True)
+
+    def have_another_wait(body: bytes) -> None:
+        if body == batches[4]:
+            other.start()
+            wait_until(lambda: bench.gate._waiting)
+
+    exporter.on_finish = have_another_wait
+    bench.send()
+    other.join(5)
+    assert exporter.begun == batches[:7]
+    assert bench.gate.inflight == 1
+
+
+def test_it_ends_where_another_has_failed() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(20)
+    bench.gate.begin()
+    permit = bench.gate.permit()
+
+    def fail(body: bytes) -> None:
+        if body == batches[4]:
+            bench.gate.failed(permit, TransientExportError("429", retry_after=60.0), 1)
+
+    exporter.on_finish = fail
+    bench.send()
+    bench.check_at_rest()
+    assert exporter.taken == exporter.begun == batches[:6]
+
+
+def test_it_tells_how_long_they_took_and_what_was_refused_of_them() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(3)
+    exporter.outcomes[batches[1]] = deque([PartialSuccess(7, "too old")])
+    exporter.on_finish = lambda body: bench.clock.advance(0.25)
+    bench.send()
+    assert bench.tally["partial_rejected"] == 7
+    assert bench.delivery.latency.value == pytest.approx(0.25 + 0.2 * 0.25)  # the last one waited behind another
+
+
+def test_what_it_sends_alone_is_told_of_as_well() -> None:
+    widths = iter([3, 3])
+    bench = Bench(Overlapping(), widths=widths)
+    bench.push(1)
+    bench.source.nack(bench.source.lease(1)[0])
+    bench.send()
+    assert len(list(widths)) == 1
+
+
 def test_one_that_cannot_even_be_sent_fails_when_its_turn_comes() -> None:
     exporter = Overlapping()
     bench = Bench(exporter)
@@ -231,6 +309,35 @@ def test_a_batch_that_comes_again_goes_alone_after_the_others_are_settled() -> N
     assert sorted(exporter.taken) == batches
 
 
+def test_two_that_come_again_go_out_one_after_the_other() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(10)
+    again = bench.source.lease(2)
+
+    def let_both_come_again(body: bytes) -> None:
+        for lease in again if body == batches[4] else ():
+            bench.source.nack(lease)
+
+    exporter.on_finish = let_both_come_again
+    bench.send()
+    bench.check_at_rest()
+    bench.drain()
+    assert sorted(exporter.taken) == batches
+
+
+def test_a_batch_that_waits_for_its_time_holds_up_no_others(tmp_path: Path) -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    with FastQueue(tmp_path, clock=bench.clock) as queue:
+        bench.use(queue)
+        batches = bench.push(10)
+        queue.nack(queue.lease(1)[0], delay=60.0)
+        bench.send()
+        assert exporter.taken == batches[1:]
+        assert queue.stats().leased == bench.gate.inflight == 0
+
+
 def test_a_batch_that_comes_again_is_given_back_if_the_destination_failed_meanwhile() -> None:
     exporter = Overlapping()
     bench = Bench(exporter)
@@ -261,6 +368,17 @@ def test_a_queue_that_is_closed_meanwhile_ends_it_quietly(caplog: pytest.LogCapt
     assert bench.gate.inflight == 0
     assert exporter.begun == exporter.finished
     assert caplog.text.count("Queue was closed before a send was acknowledged") == 3
+
+
+def test_a_queue_that_is_closed_before_the_next_is_leased_ends_it_as_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(10)
+    exporter.on_begin = lambda body: bench.source.close() if body == batches[1] else None
+    bench.send()
+    bench.check_at_rest()
+    assert exporter.taken == exporter.begun == batches[:2]
+    assert caplog.text == ""
 
 
 def test_what_nobody_foresaw_is_raised_after_what_is_under_way_is_settled() -> None:
@@ -333,6 +451,58 @@ def test_what_was_sent_last_is_let_go_of() -> None:
     bench.send()
     assert len(bench.source) < 3
     assert bench.row._last is None
+
+
+def test_the_first_that_nobody_foresaw_is_the_one_that_is_raised() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    batches = bench.push(10)
+    errors = iter([ZeroDivisionError("first"), LookupError("second")])
+
+    def fail(lease: object) -> NoReturn:
+        raise next(errors)
+
+    def fail_from(body: bytes) -> None:
+        if body == batches[3]:
+            bench.source.exchange = bench.source.ack = fail  # type: ignore[method-assign,assignment]
+
+    exporter.on_finish = fail_from
+    with pytest.raises(ZeroDivisionError):
+        bench.send()
+    bench.check_at_rest()
+
+
+def test_one_that_can_neither_be_prepared_nor_be_a_dead_letter_rests() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    bench.push(3)
+    bench.source.push(b"bad")
+
+    def fail(lease: object, reason: str) -> NoReturn:
+        raise ZeroDivisionError("a mistake of ours")
+
+    bench.source.reject = fail  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        bench.send()
+    bench.check_at_rest()
+    assert bench.source.lease(1) == []
+    bench.clock.advance(1.0)
+    assert [lease.data for lease in bench.source.lease(9)] == [b"bad"]
+
+
+def test_a_probe_that_succeeds_closes_the_circuit() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    permit = bench.gate.permit()
+    for _ in range(5):
+        bench.gate.begin()
+        bench.gate.failed(permit, TransientExportError("503"), 1)
+    assert bench.gate.opened == 1
+    bench.clock.advance(30.0)
+    batches = bench.push(10)
+    bench.send()
+    assert exporter.taken == batches[:1]
+    assert bench.gate.state is CircuitState.CLOSED
 
 
 def test_a_probe_is_alone() -> None:

@@ -92,7 +92,7 @@ class Row:
         except BaseException as error:  # noqa: BLE001 - it is settled when its turn comes
             finish = partial(_fail, error)
         self._flights.append(_Flight(job.lease, finish, began))
-        if self._ends or len(self._flights) >= self._width or not self._gate.begin_at_once(permit, self._width):
+        if len(self._flights) >= self._width or not self._gate.begin_at_once(permit, self._width):
             return None
         return self._next(permit, self._lease)
 
@@ -120,7 +120,6 @@ class Row:
             self._delivery.done(lease)
             return None
         except QueueClosed:
-            self._ends = True
             self._delivery.closed_too_soon(lease)
             return None
         except BaseException:
@@ -155,8 +154,7 @@ class Row:
         try:
             leases = self._source.lease(1)
         except QueueClosed:
-            self._ends = True  # those under way find out by themselves
-            return None
+            return None  # those under way find out by themselves
         return leases[0] if leases else None
 
     def _send_last(self, job: Job, permit: Permit) -> None:
