@@ -1,8 +1,9 @@
 """Several sends under way from one worker: nothing lost, nothing twice, places and leases given back, in order."""
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import PayloadTooLarge, PermanentExportError, QueueClosed, TransientExportError
+from penstock.errors import DiskFailed, PayloadTooLarge, PermanentExportError, QueueClosed, TransientExportError
 from penstock.export import Backoff, BackoffConfig, BreakerConfig, CircuitBreaker, PartialSuccess, Prepared
 from penstock.export.breaker import CircuitState
 from penstock.export.delivery import Delivery
@@ -112,7 +113,11 @@ class Bench:
         if permit is None:
             self.clock.advance(max(self.gate.rest(), 0.1))
             return
-        leases = self.source.lease(1)
+        try:
+            leases = self.source.lease(1)
+        except DiskFailed:
+            self.gate.release(permit)
+            raise
         job = self.delivery.prepare(leases[0]) if leases else None
         if job is None:
             self.gate.release(permit)
@@ -206,6 +211,34 @@ def test_after_a_failure_nothing_is_begun_and_what_was_under_way_is_settled() ->
     assert len(bench.source) == 4
     bench.drain()
     assert sorted(exporter.taken) == batches
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_what_waits_for_a_place_when_the_gate_is_stopped_is_given_back_as_it_was(attempts: int) -> None:
+    bench = Bench(Overlapping(), limit=1)
+    bench.push(1)
+    for _ in range(attempts - 1):
+        bench.source.nack(bench.source.lease(1)[0])
+    bench.gate.begin()
+    sending = threading.Thread(target=bench.send, daemon=True)
+    sending.start()
+    wait_until(lambda: bench.gate._waiting)
+    bench.gate.stop()
+    sending.join(5)
+    assert bench.exporter.begun == []
+    assert [lease.attempts for lease in bench.source.lease(1)] == [attempts]
+
+
+def test_parts_that_were_taken_are_not_sent_again_even_where_every_attempt_is_the_first() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    bench.source._max_attempts = 1
+    bench.push(1)
+    exporter.outcomes = {b"batch 0000": deque([PayloadTooLarge("413")]), b" 0000": deque([ConnectionResetError()])}
+    bench.send()
+    assert exporter.taken == [b"batch"]
+    bench.drain()
+    assert exporter.taken == [b"batch", b" 0000"]
 
 
 def test_it_has_several_under_way_again_after_it_has_ended() -> None:
@@ -575,3 +608,39 @@ def test_whatever_happens_every_batch_arrives_once_or_is_a_dead_letter(
         body for body in exporter.begun if body in batches
     ]
     assert exporter.most_under_way <= max(1, min(limit, max(widths)))
+
+
+@given(
+    count=st.integers(1, 30),
+    widths=st.lists(st.integers(0, 5), min_size=1, max_size=8),
+    faults=st.lists(st.tuples(st.sampled_from(["lease", "exchange", "ack"]), st.integers(1, 20)), max_size=6),
+    failing=st.sets(st.integers(0, 29), max_size=4),
+)
+def test_whatever_the_queue_raises_every_batch_arrives_and_what_was_leased_is_settled(
+    count: int, widths: list[int], faults: list[tuple[str, int]], failing: set[int]
+) -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter, widths=cycle(widths))
+    batches = bench.push(count)
+    exporter.outcomes = {batches[number]: deque([down()]) for number in failing if number < count}
+    calls: Counter[str] = Counter()
+
+    def broken(name: str, method: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            calls[name] += 1
+            if (name, calls[name]) in faults:
+                raise DiskFailed("it cannot be read")
+            return method(*arguments)
+
+        return call
+
+    for name in ("lease", "exchange", "ack"):
+        setattr(bench.source, name, broken(name, getattr(bench.source, name)))
+    for _ in range(1000):
+        if not len(bench.source):
+            break
+        with suppress(DiskFailed):
+            bench.send()
+        bench.check_at_rest()
+    assert set(exporter.taken) == set(batches)
+    assert len(exporter.taken) <= count + sum(name != "lease" for name, _ in faults)

@@ -2,13 +2,22 @@
 
 import math
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import ConfigError, TransientExportError
-from penstock.export import AdaptiveWorkersConfig, BreakerConfig, PipelineSplitConfig, Prepared, SendQueue, workers
+from penstock.export import (
+    AdaptiveWorkersConfig,
+    BreakerConfig,
+    PartialSuccess,
+    PipelineSplitConfig,
+    Prepared,
+    SendQueue,
+    workers,
+)
 from penstock.export.channel import Channel
 from penstock.export.delivery import Job
 from penstock.export.workers import Workers
@@ -53,6 +62,29 @@ class TestWorkers:
         assert sorted(exporter.batches) == numbered(10)
         if not hangs:
             assert exporter.batches == numbered(10)  # one alone keeps the order
+
+    def test_one_that_there_is_not_to_be_any_more_ends_after_what_it_is_at(self, queue: FastQueue) -> None:
+        senders: Counter[str] = Counter()
+
+        class Named(MemoryExporter):
+            def take(self, prepared: Prepared) -> PartialSuccess | None:
+                name = threading.current_thread().name
+                senders[name] += 1
+                for thread in threading.enumerate() if name == "penstock-worker-0" else ():
+                    if thread.name == "penstock-worker-1":
+                        thread.join(10)
+                return super().take(prepared)
+
+        exporter = Named()
+        exporter.hold()
+        with SendQueue(queue, exporter, quick(workers=2)) as sender:
+            for batch in numbered(50):
+                sender.push(batch)
+            wait_until(lambda: exporter.at_once == 2)
+            sender._workers.resize(1)
+            exporter.release()
+            wait_until(lambda: not len(sender))
+        assert senders == {"penstock-worker-0": 49, "penstock-worker-1": 1}
 
     def test_lanes_of_the_split_are_never_left_to_one(self, queue: FastQueue) -> None:
         sender = SendQueue(queue, MemoryExporter(), quick(pipeline_split=SPLIT))
