@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PayloadTooLarge, TransientExportError
-from penstock.export import SendQueue
+from penstock.export import SendQueue, http1
 from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
 from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter
 from penstock.export.http import HttpClient, HttpConfig
@@ -72,13 +72,29 @@ def test_each_answer_is_that_to_its_own_request(server: Misbehaving) -> None:
     client.close()
 
 
-def test_the_time_until_somebody_waits_is_not_the_servers(server: Misbehaving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_comes_after_the_timeout_gets_what_is_there_and_waits_for_nothing_more(
+    server: Misbehaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = client_of(server, timeout=5.0)
-    take = client.begin(b"1", {})
+    server.behaviours = [answer(200), server.silent]
+    there = client.begin(b"1", {})
     wait_until(lambda: len(server.requests) == 1)
+    hanging = client.begin(b"2", {})
+    wait_until(lambda: len(server.requests) == 2)
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 60.0)
-    assert take().status == 200
+    assert there().status == 200
+    waited: list[float] = []
+    receive = http1.Connection.receive
+
+    def note(connection: http1.Connection, most: int, deadline: float) -> http1.Answer:
+        waited.append(deadline - time.monotonic())
+        return receive(connection, most, deadline)
+
+    monkeypatch.setattr(http1.Connection, "receive", note)
+    with pytest.raises(TimeoutError):
+        hanging()
+    assert waited[0] <= 0.1  # not the five seconds once more
     client.close()
 
 

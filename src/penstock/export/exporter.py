@@ -58,7 +58,10 @@ Finish = Callable[[], PartialSuccess | None]
 
 @runtime_checkable
 class OverlappingExporter(Exporter, Protocol):
-    """An exporter that can have several sends under way from one thread: while one is answered, the next goes out."""
+    """An exporter that can have several sends under way from one thread: while one is answered, the next goes out.
+
+    Workers then send with `begin_send` and not with `send`: who overrides one of them overrides both.
+    """
 
     def begin_send(self, prepared: Prepared) -> Finish:
         """Send the batch and do not wait for the answer. Where it cannot even be sent it raises as `send` does."""

@@ -20,6 +20,7 @@ from penstock.export.wire import get_bytes
 from penstock.units import parse_duration
 
 MOST_ANSWER = 64 * 1024  # bytes of an answer that we read: enough for any message of an OTLP or Prometheus server
+_TO_READ = 0.1  # seconds to read an answer that may have come while nobody waited for it
 _MESSAGE = 500  # characters of it that go into an error
 _FRAMING = ("content-length", "transfer-encoding")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -174,6 +175,7 @@ class HttpClient:
         self._host_header = _host_header(parts)
         self._path = (parts.path.rstrip("/") + path or "/") + (f"?{parts.query}" if parts.query else "")
         self._timeout = float(config.timeout)
+        self._to_read = min(_TO_READ, self._timeout)
         self._context = (config.tls or TlsConfig()).context() if parts.scheme == "https" else None
         self._local = threading.local()
         # _lock guards everything below.
@@ -189,23 +191,22 @@ class HttpClient:
     def begin(self, body: bytes, headers: Mapping[str, str]) -> Callable[[], Answer]:
         """Send the request, and return what waits for its answer; to be called once, as `post` would have been.
 
-        The time in between is not the server's: it does not count against the timeout.
+        Who comes for it after the timeout, having waited for something else, still gets what is there by then.
         """
         deadline = time.monotonic() + self._timeout
         kept = self._kept()
         line = kept or self._connect(deadline)
         broken = self._ask(line, body, headers, deadline)
-        asked_at = time.monotonic()
 
         def answer() -> Answer:
-            until = deadline + time.monotonic() - asked_at
             try:
-                return self._take(line, broken, until)
+                return self._take(line, broken, max(deadline, time.monotonic() + self._to_read))
             except ConnectionError:
                 # A server may end an idle connection at any time: that is no failure of the destination, a second
                 # one on a fresh connection is.
                 if kept is None:
                     raise
+            until = time.monotonic() + self._timeout
             fresh = self._connect(until)
             return self._take(fresh, self._ask(fresh, body, headers, until), until)
 
