@@ -2,6 +2,7 @@
 
 import math
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -95,6 +96,37 @@ def test_who_comes_after_the_timeout_gets_what_is_there_and_waits_for_nothing_mo
     with pytest.raises(TimeoutError):
         hanging()
     assert waited[0] <= 0.1  # not the five seconds once more
+    client.close()
+
+
+@pytest.mark.parametrize(("elsewhere", "here", "left"), [(0.0, 3.0, 2.0), (60.0, 0.0, 5.0), (60.0, 3.0, 2.0)])
+def test_a_second_try_has_what_the_first_has_left_of_the_timeout(
+    server: Misbehaving, monkeypatch: pytest.MonkeyPatch, elsewhere: float, here: float, left: float
+) -> None:
+    """Seconds that are spent elsewhere before somebody comes for the answer are not the request's own."""
+    client = client_of(server, timeout=5.0)
+    client.post(b"first", {})
+    passed = 0.0
+    real, receive, connect = time.monotonic, http1.Connection.receive, http1.connect
+    remaining: list[float] = []
+
+    def slowly(connection: http1.Connection, most: int, deadline: float) -> http1.Answer:
+        nonlocal passed
+        passed += 0.0 if remaining else here
+        return receive(connection, most, max(deadline, time.monotonic() + 1.0))
+
+    def note(host: str, port: int, context: ssl.SSLContext | None, deadline: float) -> http1.Connection:
+        remaining.append(deadline - time.monotonic())
+        return connect(host, port, context, deadline)
+
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
+    monkeypatch.setattr(http1.Connection, "receive", slowly)
+    monkeypatch.setattr(http1, "connect", note)
+    server.behaviours = [misbehaving.hang_up]
+    take = client.begin(b"second", {})
+    passed += elsewhere
+    assert take().status == 200
+    assert [round(seconds) for seconds in remaining] == [left]
     client.close()
 
 

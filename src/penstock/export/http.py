@@ -197,16 +197,18 @@ class HttpClient:
         kept = self._kept()
         line = kept or self._connect(deadline)
         broken = self._ask(line, body, headers, deadline)
+        asked_at = time.monotonic()
 
         def answer() -> Answer:
+            came_at = time.monotonic()
             try:
-                return self._take(line, broken, max(deadline, time.monotonic() + self._to_read))
+                return self._take(line, broken, max(deadline, came_at + self._to_read))
             except ConnectionError:
                 # A server may end an idle connection at any time: that is no failure of the destination, a second
                 # one on a fresh connection is.
                 if kept is None:
                     raise
-            until = time.monotonic() + self._timeout
+            until = deadline + came_at - asked_at  # what was waited for in between was not this request
             fresh = self._connect(until)
             return self._take(fresh, self._ask(fresh, body, headers, until), until)
 
