@@ -184,11 +184,7 @@ class Backlog(Intake):
         store = self.store
         if store.attempts:
             store.attempts.pop(sequence, None)
-        acked = store.acked
-        if sequence == acked.low and not acked.starts:  # nearly always
-            acked.low = sequence + 1
-        else:
-            acked.add(sequence, sequence + 1)
+        store.acked.add_one(sequence)
         store.changed = True
         self.count -= 1
         self.bytes -= len(data)
