@@ -88,16 +88,14 @@ class Misbehaving:
 
     def dripping(self, connection: socket.socket) -> bool:
         """Answers a byte at a time, each well within a timeout."""
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-        for _ in range(1000):
-            connection.sendall(b"x")
-            if self.slow.wait(0.02):
-                break
-        return False
+        return self._drip(connection, b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
 
     def dripping_headers(self, connection: socket.socket) -> bool:
         """The same before its body."""
-        connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+        return self._drip(connection, b"HTTP/1.1 200 OK\r\nX: ")
+
+    def _drip(self, connection: socket.socket, start: bytes) -> bool:
+        connection.sendall(start)
         for _ in range(1000):
             connection.sendall(b"x")
             if self.slow.wait(0.02):

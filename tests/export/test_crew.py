@@ -26,6 +26,14 @@ class Shift:
         assert self.crew.is_alone
         self.send(alone)
 
+    def wait_for_a_try(self) -> float:
+        """Seconds until one is left alone."""
+        windows = 0
+        while not self.crew.is_alone:
+            self.send(4000)
+            windows += 1
+        return windows * WINDOW
+
 
 def test_one_that_is_as_fast_as_all_of_them_goes_on_alone() -> None:
     shift = Shift()
@@ -43,11 +51,7 @@ def test_a_try_that_failed_is_repeated_after_longer_and_longer_times() -> None:
     shift = Shift()
     waits = []
     for _ in range(4):
-        windows = 0
-        while not shift.crew.is_alone:
-            shift.send(4000)
-            windows += 1
-        waits.append(windows * WINDOW)
+        waits.append(shift.wait_for_a_try())
         shift.send(1000)
     assert waits[0] < SOON <= waits[1] + WINDOW < 2 * SOON <= waits[2] + WINDOW < 4 * SOON <= waits[3] + WINDOW
 
@@ -98,11 +102,7 @@ def test_one_that_falls_behind_each_time_is_compared_later_and_later() -> None:
     shift = Shift()
     waits = []
     for _ in range(4):
-        windows = 0
-        while not shift.crew.is_alone:
-            shift.send(4000)
-            windows += 1
-        waits.append(windows * WINDOW)
+        waits.append(shift.wait_for_a_try())
         shift.send(4000)
         assert shift.crew.is_alone
         shift.send(2000, 2)
@@ -114,11 +114,7 @@ def test_after_a_whole_second_alone_it_is_forgotten_how_often_it_fell_behind() -
     shift = Shift()
     waits = []
     for rate in (1000, 1000, 1000, 4000, 1000, 1000):
-        windows = 0
-        while not shift.crew.is_alone:
-            shift.send(4000)
-            windows += 1
-        waits.append(windows * WINDOW)
+        waits.append(shift.wait_for_a_try())
         while shift.crew.is_alone:
             shift.send(rate)
     assert waits[3] >= 4 * SOON

@@ -132,17 +132,7 @@ class Delivery:
         if self._failed(lease, permit, self._failure(error, permit, is_retry=False)):
             self.done(lease)
 
-    # -- settling ----------------------------------------------------------------------------------------------------
-
-    def done(self, lease: Lease) -> None:
-        """The destination has it."""
-        try:
-            self._source.ack(lease)
-        except QueueClosed:
-            self.closed_too_soon(lease)
-
-    def closed_too_soon(self, lease: Lease) -> None:
-        log.warning("Queue was closed before a send was acknowledged: it will be sent again. %r", lease)
+    # -- one send ----------------------------------------------------------------------------------------------------
 
     def _transmit(self, prepared: Prepared, permit: Permit, is_retry: bool) -> None:
         """One send. Raises an ExportError of ours; all but a transient one have told the gate. Or _Stopped."""
@@ -246,6 +236,16 @@ class Delivery:
         return True
 
     # -- settling ----------------------------------------------------------------------------------------------------
+
+    def done(self, lease: Lease) -> None:
+        """The destination has it."""
+        try:
+            self._source.ack(lease)
+        except QueueClosed:
+            self.closed_too_soon(lease)
+
+    def closed_too_soon(self, lease: Lease) -> None:
+        log.warning("Queue was closed before a send was acknowledged: it will be sent again. %r", lease)
 
     def _failed(self, lease: Lease, permit: Permit, error: ExportError) -> bool:
         """Settle a lease whose batch was not taken; True if its halves were, so that `done` is to follow."""
