@@ -493,11 +493,11 @@ def test_through_the_queue_every_point_arrives_whatever_the_server_does(server: 
         ({"url": "localhost:4318"}, "url must look like .*, got 'localhost:4318'"),
         ({"url": "user:hidden@x"}, "url must look like .*, got 'x'"),
         ({"url": "http://x", "token_file": "no/such"}, "token_file must name a file that can be read, got 'no/such'"),
-        ({"url": "http://x", "headers": {"X": "a\nb"}}, "headers must be one line of plain text each: 'X'"),
-        ({"url": "http://x", "headers": {"X:": "a"}}, "headers must be one line of plain text each: 'X:'"),
+        ({"url": "http://x", "headers": {"X": "a\nb"}}, "headers must be one line of plain text each: that of 'X'"),
+        ({"url": "http://x", "headers": {"X:": "a"}}, "headers must be named in letters, digits and hyphens, got 'X:'"),
         ({"url": "http://x", "headers": {"content-length": "1"}}, "headers must not hold content-length"),
         ({"url": "http://" + "x" * 64}, "url names no host that can be looked up: 'xxx"),
-        ({"url": "http://x", "headers": {"X": 5}}, "headers must be one line of plain text each: 'X'"),
+        ({"url": "http://x", "headers": {"X": 5}}, "headers must be one line of plain text each: that of 'X'"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:

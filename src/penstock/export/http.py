@@ -88,8 +88,10 @@ class HttpConfig:
         except UnicodeError:
             raise ConfigError(f"url names no host that can be looked up: {parts.hostname!r}") from None
         for name, value in (self.headers or {}).items():
-            if not isinstance(name, str) or not _NAME.fullmatch(name) or not _is_header(value):
-                raise ConfigError(f"headers must be one line of plain text each: {name!r} is not, or its value")
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise ConfigError(f"headers must be named in letters, digits and hyphens, got {name!r}")
+            if not _is_header(value):  # which may be secret
+                raise ConfigError(f"headers must be one line of plain text each: that of {name!r} is not")
             if name.lower() in _FRAMING:
                 raise ConfigError(f"headers must not hold {name}: every request has its own")
 
