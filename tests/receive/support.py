@@ -17,6 +17,7 @@ from penstock.receive.config import HttpReceiverConfig
 from penstock.receive.http import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.receive.sink import Done, Format
+from penstock.telemetry import Sample
 
 NOW = 1_700_000_000_000_000_000  # nanoseconds since the epoch
 SECOND = 1_000_000_000
@@ -97,6 +98,13 @@ def running(intake: Intake, **config: Any) -> Iterator[HttpReceiver]:
 def connected(receiver: HttpReceiver) -> socket.socket:
     """A connection over which a test writes its own bytes."""
     return socket.create_connection(("127.0.0.1", receiver.port), timeout=20)
+
+
+def count(source: Any, name: str, *labels: str) -> float:
+    """What `source` says of that metric."""
+    return sum(
+        one.value for one in source.samples() if isinstance(one, Sample) and one.name == name and one.labels == labels
+    )
 
 
 class Answered(NamedTuple):
