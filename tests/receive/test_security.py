@@ -21,7 +21,7 @@ from penstock.receive.grpc import GrpcReceiver
 from penstock.receive.http import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.testing import wait_until
-from tests.receive.support import KeepingSink, connected, gauge, post, request, running
+from tests.receive.support import KeepingSink, connected, count, gauge, post, request, running
 
 BODY = request(gauge("cpu", 0.5)).SerializeToString()
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
@@ -240,9 +240,10 @@ def test_connections_beyond_the_limit_are_closed_at_once_and_without_a_word(
     intake: Intake, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(intake, limits=Limits(max_connections=1)) as receiver, connected(receiver):
-        wait_until(lambda: next(iter(receiver.samples())).value == 1)
+        wait_until(lambda: count(receiver, "penstock_receive_connections", "http") == 1)
         with connected(receiver) as second:
             assert _ends(second)
+        assert count(intake, "penstock_receive_refused_total", "connections") == 1
     gc.collect()  # what asyncio says of a task that failed, it says when the task is gone
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 

@@ -15,9 +15,8 @@ from penstock.receive.grpc import GrpcReceiver
 from penstock.receive.http import HttpReceiver
 from penstock.receive.http_server import HttpServer
 from penstock.receive.intake import Intake
-from penstock.telemetry import Sample
 from penstock.testing import wait_until
-from tests.receive.support import KeepingSink, gauge, request
+from tests.receive.support import KeepingSink, count, gauge, request
 
 BODY = request(gauge("cpu", 0.5)).SerializeToString()
 HEAD = b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n"
@@ -41,7 +40,7 @@ def all_of(client: socket.socket) -> bytes:
 
 
 def connections(receiver: HttpReceiver) -> float:
-    return next(one.value for one in receiver.samples() if one.name == "penstock_receive_connections")
+    return count(receiver, "penstock_receive_connections", "http")
 
 
 def test_a_body_that_is_half_sent_when_it_stops_is_read_and_answered(
@@ -82,11 +81,7 @@ def test_a_body_that_does_not_come_holds_nobody_up_once_the_intake_is_closed(
     assert not closing.is_alive()
     assert told.startswith(b"HTTP/1.1 503 "), told
     assert b"shutting down: send it again" in told
-    assert [
-        one.value
-        for one in intake.samples()
-        if isinstance(one, Sample) and (one.name, one.labels) == ("penstock_receive_refused_total", ("closed",))
-    ] == [1]
+    assert count(intake, "penstock_receive_refused_total", "closed") == 1
 
 
 def test_answers_under_way_close_their_connections(sink: KeepingSink, intake: Intake, http: HttpReceiver) -> None:
@@ -112,7 +107,7 @@ def test_a_connection_that_comes_while_it_stops_is_closed(sent: bytes) -> None:
 
     async def stop() -> None:
         loop = asyncio.get_running_loop()
-        server = HttpServer(answer, 10, lambda: None)
+        server = HttpServer(answer, 10, lambda _reason: None)
         clients = [socket.socketpair() for _ in range(2)]
         for ours, _ in clients:
             ours.setblocking(False)

@@ -9,7 +9,6 @@ import logging
 import os
 import ssl
 from collections.abc import Iterator
-from functools import partial
 from typing import Self
 
 from aiohttp import web
@@ -131,7 +130,7 @@ class HttpReceiver:
         self._server = HttpServer(
             self._handle,
             limits.max_connections,
-            partial(self._intake.refuse, Refusal.MALFORMED),
+            self._intake.refuse,
             keepalive_timeout=limits.idle_timeout,
             lingering_time=_LINGER,
             auto_decompress=False,

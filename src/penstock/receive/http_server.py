@@ -8,6 +8,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from penstock.receive.sink import Refusal
+
 log = logging.getLogger(__name__)
 
 SERVER = "penstock"  # and not the versions of what it is made of
@@ -15,16 +17,18 @@ _CUT = 0.01  # seconds that aiohttp waits for a handler before it cancels it; wi
 
 
 class HttpServer(web.Server):
-    """Counts connections, and closes those beyond the limit at once. `on_malformed` hears of requests that are none.
+    """Counts connections, and closes those beyond the limit at once. `on_refusal` hears of them, and of bad requests.
 
     Stopping: aiohttp reads nothing more from a connection that it is to close, and yet waits for the rest of a body on
     its way there. Here a request that has begun is read to its end, and its connection closed after the answer.
     """
 
-    def __init__(self, handler: Any, max_connections: int, on_malformed: Callable[[], None], **options: Any) -> None:
+    def __init__(
+        self, handler: Any, max_connections: int, on_refusal: Callable[[Refusal], None], **options: Any
+    ) -> None:
         super().__init__(handler, **options)
         self._max_connections = max_connections
-        self.on_malformed = on_malformed
+        self.on_refusal = on_refusal
         self.open = 0
         self.is_stopping = False
         self._all_gone = asyncio.Event()
@@ -35,7 +39,10 @@ class HttpServer(web.Server):
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         self.open += 1
-        if self.open > self._max_connections or self.is_stopping:
+        is_too_many = self.open > self._max_connections
+        if is_too_many:
+            self.on_refusal(Refusal.CONNECTIONS)
+        if is_too_many or self.is_stopping:
             transport.abort()
 
     def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
@@ -91,7 +98,7 @@ class _Connection(RequestHandler):
             log.error("A request failed. client=%s", request.remote, exc_info=exc)
             message = "something went wrong here; our log says what"
         elif isinstance(self._manager, HttpServer):
-            self._manager.on_malformed()
+            self._manager.on_refusal(Refusal.MALFORMED)
         if request.writer.output_size > 0:
             raise ConnectionError("a part of another answer was sent already")
         text = (message or "not HTTP").partition("\n")[0] + "\n"

@@ -60,6 +60,7 @@ class Refusal(Enum):
     VALUE = "value"  # none, or not a number
     SLOW = "slow"  # a client that took too long to send, or to read our answer
     ABORTED = "aborted"  # one that broke off
+    CONNECTIONS = "connections"  # too many at a time
 
 
 class Status(Enum):
