@@ -24,6 +24,13 @@ from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, dead_letters, numbered, quick
 
 
+class Thirds(FailingExporter):
+    """Splits into parts of eight bytes."""
+
+    def split(self, batch: bytes) -> list[bytes]:
+        return [batch[begin : begin + 8] for begin in range(0, len(batch), 8)]
+
+
 def test_bad_data_is_a_dead_letter_and_does_not_open_the_circuit(queue: FastQueue, tmp_path: Path) -> None:
     exporter = FailingExporter(poison=(b"bad", PermanentExportError("400 Bad Request: no such field")))
     with SendQueue(queue, exporter, quick(circuit_breaker=BreakerConfig(threshold=1))) as sender:
@@ -106,7 +113,65 @@ def test_after_max_attempts_a_batch_is_a_dead_letter(tmp_path: Path) -> None:
         sender.push(b"bad")
         wait_until(lambda: not len(sender))
     assert exporter.attempts == [b"bad"] * 3
-    assert dead_letters(tmp_path) == [(b"bad", "too many attempts")]
+    assert dead_letters(tmp_path) == [(b"bad", "too many attempts, the last: 500")]
+
+
+@pytest.mark.parametrize(
+    "batch", [b"good....bad.....fine....", b"bad.....good....fine....", b"good....fine....bad....."]
+)
+def test_after_max_attempts_only_the_part_that_fails_is_a_dead_letter(tmp_path: Path, batch: bytes) -> None:
+    exporter = Thirds(poison=(b"bad", TransientExportError("500", ErrorClass.SERVER_ERROR)), max_bytes=8)
+    with (
+        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3)) as queue,
+        SendQueue(queue, exporter, quick()) as sender,
+    ):
+        sender.push(batch)
+        assert sender.flush()
+    assert exporter.batches == [b"good....", b"fine...."]
+    assert exporter.attempts.count(b"bad.....") == 3
+    assert dead_letters(tmp_path) == [(b"bad.....", "too many attempts, the last: 500")]
+
+
+def test_parts_behind_one_that_had_all_attempts_have_as_many_again(tmp_path: Path) -> None:
+    broken = TransientExportError("500", ErrorClass.SERVER_ERROR)
+    exporter = Thirds([None, broken, broken, broken, None, broken, broken], max_bytes=8)
+    with (
+        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3)) as queue,
+        SendQueue(queue, exporter, quick(workers=1)) as sender,
+    ):
+        sender.push(b"bad.....good....fine....")
+        assert sender.flush()
+    assert exporter.batches == [b"good....", b"fine...."]
+    assert dead_letters(tmp_path) == [(b"bad.....", "too many attempts, the last: 500")]
+
+
+def test_a_batch_of_which_no_part_was_taken_is_a_dead_letter_whole(tmp_path: Path) -> None:
+    broken = TransientExportError("500", ErrorClass.SERVER_ERROR)
+    config = quick(circuit_breaker=BreakerConfig(threshold=100))  # nothing else succeeds meanwhile
+    with (
+        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=2)) as queue,
+        SendQueue(queue, Thirds(poison=(b"bad", broken), max_bytes=8), config) as sender,
+    ):
+        sender.push(b"bad one.bad two.bad 3...")
+        assert sender.flush()
+    assert dead_letters(tmp_path) == [(b"bad one.bad two.bad 3...", "too many attempts, the last: 500")]
+
+
+def test_parts_that_repeat_what_they_share_are_dead_letters_without_those_that_were_taken(
+    queue: FastQueue, tmp_path: Path
+) -> None:
+    class Repeating(FailingExporter):
+        def split(self, batch: bytes) -> list[bytes]:
+            head, *rest = batch.split(b",")
+            return [head + b"," + part for part in rest]
+
+    exporter = Repeating(poison=(b"bad", PermanentExportError("400")), max_bytes=20)
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"resource-of-it,bad 1,good,bad 2")
+        assert sender.flush()
+    queue.close()
+    assert exporter.batches == [b"resource-of-it,good"]
+    assert dead_letters(tmp_path) == [(b"resource-of-it,bad 1", "400"), (b"resource-of-it,bad 2", "400")]
 
 
 @pytest.mark.parametrize(

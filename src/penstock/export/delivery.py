@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -45,7 +45,9 @@ class _Progress:
     """How far a batch is that has to be sent in parts: those to come, in order, and those refused, with the reason."""
 
     waiting: deque[bytes]
-    refused: list[tuple[bytes, str]]
+    refused: list[tuple[bytes, str]] = field(default_factory=list)
+    is_begun: bool = False
+    """Whether the destination has taken a part."""
 
 
 class Delivery:
@@ -174,7 +176,10 @@ class Delivery:
         return parts
 
     def _send_parts(self, lease: Lease, progress: _Progress, permit: Permit | None = None) -> bool:
-        """Send what is still to come, in order. What the destination has taken is not sent again after a failure."""
+        """Send what is still to come, in order. What the destination has taken is not sent again after a failure.
+
+        A part that fails until all attempts are used up is set aside; those behind it have as many again.
+        """
         if not progress.waiting and permit is not None:
             self._gate.release(permit)
         while progress.waiting:
@@ -193,12 +198,20 @@ class Delivery:
             except PermanentExportError as error:
                 progress.refused.append((part, str(error)))
             except TransientExportError as error:
+                delay = self._gate.failed(current, error, lease.attempts)
+                if self._is_spent(lease, error):
+                    progress.refused.append((progress.waiting.popleft(), _spent(error)))
+                    lease = lease._replace(attempts=0)
+                    if not progress.waiting:
+                        break
                 self._remember(lease, progress)
-                self._back_off(lease, current, error)
+                self.give_back(lease, delay)
                 return False
             except _Stopped:
                 self.give_back(lease)
                 return False
+            else:
+                progress.is_begun = True
             progress.waiting.popleft()
         return self._settle_parts(lease, progress)
 
@@ -218,7 +231,7 @@ class Delivery:
     def _settle_parts(self, lease: Lease, progress: _Progress) -> bool:
         """Only the parts that were refused are dead letters. If these cannot be kept, the batch comes again."""
         refused = progress.refused
-        if sum(len(part) for part, _ in refused) >= len(lease.data):
+        if not progress.is_begun:
             self._reject(lease, refused[0][1])
             return False
         try:
@@ -256,15 +269,22 @@ class Delivery:
         if parts is None:
             self._reject(lease, str(error))
             return False
-        return self._send_parts(lease, _Progress(deque(parts), []))
+        return self._send_parts(lease, _Progress(deque(parts)))
 
     def _back_off(self, lease: Lease, permit: Permit, error: TransientExportError) -> None:
         delay = self._gate.failed(permit, error, lease.attempts)
-        self.give_back(lease, delay, keep=not self._gate.blames_batch(error))
+        if self._is_spent(lease, error):
+            self._reject(lease, _spent(error))
+        else:
+            self.give_back(lease, delay)
 
-    def give_back(self, lease: Lease, delay: float = 0.0, *, keep: bool = True) -> None:
+    def _is_spent(self, lease: Lease, error: TransientExportError) -> bool:
+        """Whether that was the last attempt, and the batch itself may have made it fail: an outage never counts."""
+        return self._source.is_last_attempt(lease) and self._gate.blames_batch(error)
+
+    def give_back(self, lease: Lease, delay: float = 0.0) -> None:
         try:
-            self._source.nack(lease, delay, keep=keep)
+            self._source.nack(lease, delay, keep=True)
         except QueueClosed:
             pass  # it was never acked: it comes again when the queue is opened
 
@@ -289,6 +309,10 @@ class Delivery:
         if result.message != self._partial_message:
             self._partial_message = result.message
             log.warning("Destination refused part of a batch. rejected=%d message=%s", result.rejected, result.message)
+
+
+def _spent(error: TransientExportError) -> str:
+    return f"too many attempts, the last: {error}"
 
 
 def send_directly(exporter: Exporter, batch: bytes) -> PartialSuccess | None:

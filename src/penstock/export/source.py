@@ -28,6 +28,8 @@ class Source(Protocol):
 
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None: ...
 
+    def is_last_attempt(self, lease: Lease) -> bool: ...
+
     def reject(self, lease: Lease, reason: str) -> None: ...
 
     def bury(self, block: bytes, reason: str) -> None: ...
@@ -184,12 +186,11 @@ class LeasedMemory:
 
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
         """Deliver the block again; after `max_attempts` it is a dead letter, unless it is to be kept all the same."""
-        most = self._max_attempts
-        if most is not None and lease.attempts >= most:
+        if self.is_last_attempt(lease):
             if not keep:
                 self.reject(lease, "too many attempts")
                 return
-            lease = lease._replace(attempts=most - 1)
+            lease = lease._replace(attempts=lease.attempts - 1)
         with self._lock:
             if self._leased.pop(lease.sequence, None) is None:
                 return
@@ -200,6 +201,10 @@ class LeasedMemory:
             else:
                 heapq.heappush(self._due, lease.sequence)
             self._not_empty.notify()
+
+    def is_last_attempt(self, lease: Lease) -> bool:
+        """Whether the block has had its `max_attempts` with this one."""
+        return self._max_attempts is not None and lease.attempts >= self._max_attempts
 
     def reject(self, lease: Lease, reason: str) -> None:
         """Keep the block in `dead_letters`, the latest thousand of them."""

@@ -135,18 +135,22 @@ class LeaseSide:
 
         With `keep` it is not, this time: for a failure that had nothing to do with the block.
         """
-        most = self.config.max_attempts
-        if most is not None and lease.attempts >= most:
+        if self.is_last_attempt(lease):
             if not keep:
                 self.reject(lease, "too many attempts")
                 return
-            lease = lease._replace(attempts=most - 1)
+            lease = lease._replace(attempts=lease.attempts - 1)
         with self._lock:
             self._gate.check_open()
             due_at = self._monotonic() + delay if delay > 0 else None
             if self._backlog.give_back(lease, due_at):
                 self._nacked += 1
                 self._not_empty.notify()
+
+    def is_last_attempt(self, lease: Lease) -> bool:
+        """Whether the block has had its `max_attempts` with this one."""
+        most = self.config.max_attempts
+        return most is not None and lease.attempts >= most
 
     def reject(self, lease: Lease, reason: str) -> None:
         """The block can never succeed: move it to the dead-letter queue.
