@@ -41,6 +41,7 @@ class Overlapping:
     begun: list[bytes] = field(default_factory=list)
     finished: list[bytes] = field(default_factory=list)
     taken: list[bytes] = field(default_factory=list)
+    noted: list[bytes] = field(default_factory=list)
     most_under_way: int = 0
     on_begin: Callable[[bytes], None] = lambda body: None
     on_finish: Callable[[bytes], None] = lambda body: None
@@ -239,6 +240,43 @@ def test_parts_that_were_taken_are_not_sent_again_even_where_every_attempt_is_th
     assert exporter.taken == [b"batch"]
     bench.drain()
     assert exporter.taken == [b"batch", b" 0000"]
+
+
+class Noting(Overlapping):
+    def send(self, prepared: Prepared) -> PartialSuccess | None:
+        self.noted.append(prepared.body)
+        return super().send(prepared)
+
+
+class NotingBoth(Noting):
+    def begin_send(self, prepared: Prepared) -> Finish:
+        self.noted.append(prepared.body)
+        return super().begin_send(prepared)
+
+
+def test_a_send_that_a_subclass_overrides_is_not_passed_over() -> None:
+    bench = Bench(Noting())
+    batches = bench.push(5)
+    bench.drain()
+    assert not bench.delivery.overlaps
+    assert bench.exporter.noted == bench.exporter.taken == batches
+
+
+def test_a_send_that_an_object_has_of_its_own_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = Overlapping()
+    monkeypatch.setattr(exporter, "send", lambda prepared: exporter.noted.append(prepared.body))
+    bench = Bench(exporter)
+    batches = bench.push(5)
+    bench.drain()
+    assert exporter.noted == batches
+
+
+def test_a_subclass_that_overrides_both_has_several_under_way() -> None:
+    bench = Bench(NotingBoth())
+    batches = bench.push(5)
+    bench.drain()
+    assert bench.delivery.overlaps
+    assert bench.exporter.noted == bench.exporter.taken == batches
 
 
 def test_it_has_several_under_way_again_after_it_has_ended() -> None:

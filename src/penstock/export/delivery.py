@@ -16,7 +16,7 @@ from penstock.errors import (
     TransientExportError,
 )
 from penstock.export.classify import of_exception
-from penstock.export.exporter import Exporter, Finish, OverlappingExporter, PartialSuccess, Prepared
+from penstock.export.exporter import Exporter, Finish, PartialSuccess, Prepared, can_overlap
 from penstock.export.gate import Gate, Permit
 from penstock.export.scaler import Ewma
 from penstock.export.source import Source
@@ -64,8 +64,8 @@ class Delivery:
         self._gate = gate
         self._tally = tally
         self._clock = clock
-        self.overlaps = isinstance(exporter, OverlappingExporter) and not exporter.in_order
-        self.begin_send = exporter.begin_send if isinstance(exporter, OverlappingExporter) else self._put_off
+        self.overlaps = can_overlap(exporter) and not exporter.in_order
+        self.begin_send = exporter.begin_send if can_overlap(exporter) else self._put_off
         self.latency = Ewma()
         self._progress: dict[int, _Progress] = {}  # by sequence; only the thread that has the lease touches its entry
         self._partial_message = ""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from penstock.spool import Lease
 
@@ -60,12 +60,20 @@ Finish = Callable[[], PartialSuccess | None]
 class OverlappingExporter(Exporter, Protocol):
     """An exporter that can have several sends under way from one thread: while one is answered, the next goes out.
 
-    Workers then send with `begin_send` and not with `send`: who overrides one of them overrides both.
+    Workers then send with `begin_send` and not with `send`, unless a subclass has a `send` of its own and no more.
     """
 
     def begin_send(self, prepared: Prepared) -> Finish:
         """Send the batch and do not wait for the answer. Where it cannot even be sent it raises as `send` does."""
         ...
+
+
+def can_overlap(exporter: Exporter) -> TypeGuard[OverlappingExporter]:
+    """Whether its sends may be begun. Not if its `send` is newer than its `begin_send`, which knows nothing of it."""
+    if not isinstance(exporter, OverlappingExporter):
+        return False
+    layers = [getattr(exporter, "__dict__", {}), *map(vars, type(exporter).__mro__)]
+    return next(("begin_send" in layer for layer in layers if "send" in layer or "begin_send" in layer), True)
 
 
 @runtime_checkable
