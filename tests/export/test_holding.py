@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import (
     CircuitOpen,
     ConfigError,
+    DiskFailed,
     DiskFull,
     ErrorClass,
     PermanentExportError,
@@ -232,6 +233,52 @@ class TestFailover:
         while len(left) < 3:
             left += [lease.data for lease in queue.lease(10, timeout=5)]
         assert sorted(left) == numbered(5)[2:]
+
+    def test_so_many_of_it_are_sent_every_so_often(
+        self, queue: FastQueue, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waited: list[float] = []
+        drained: list[int] = []
+        sender = SendQueue(queue, MemoryExporter(), quick(failover=FailoverConfig(drain_interval="7s", drain_batch=3)))
+        failover = sender._failover
+        assert failover is not None
+
+        def stops(seconds: float) -> bool:
+            waited.append(seconds)
+            return len(waited) == 3
+
+        def drain(most: int) -> int:
+            drained.append(most)
+            return 0
+
+        monkeypatch.setattr(failover._stopping, "wait", stops)
+        monkeypatch.setattr(failover, "drain", drain)
+        sender.push(b"one")
+        wait_until(lambda: failover.join(0.0) == [])
+        assert waited == [7.0] * 3
+        assert drained == [3, 3, 1]  # and at the end as long as one is taken
+
+    def test_what_a_full_disk_does_not_take_back_goes_to_the_destination_at_the_end(
+        self, queue: FastQueue, full: Callable[[bool], None]
+    ) -> None:
+        exporter = MemoryExporter()
+        with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0, drain_batch=1))) as sender:
+            for batch in numbered(3):
+                sender.push(batch)
+        assert exporter.batches == numbered(3)
+        assert sender.stats().data_loss == 0
+
+    def test_a_disk_that_is_broken_is_as_good_as_a_full_one(
+        self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(block: bytes) -> int:
+            raise DiskFailed("Input/output error")
+
+        monkeypatch.setattr(queue, "push", refuse)
+        sender = SendQueue(queue, MemoryExporter(), quick())
+        sender.push(b"one")
+        assert sender.stats().failover_size == 1
+        sender.close()
 
     def test_what_waits_for_its_next_attempt_moves_to_a_disk_that_has_recovered(
         self, queue: FastQueue, full: Callable[[bool], None]

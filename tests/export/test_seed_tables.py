@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from penstock.cli import main
 from penstock.errors import ConfigError
 from penstock.export import (
+    AdaptiveWorkersConfig,
+    FailoverConfig,
     SendQueue,
     SendQueueConfig,
 )
@@ -172,6 +174,16 @@ def test_zeros_stand_for_multiples_of_the_cores() -> None:
     assert config.send_limit() == 8 * cores()
 
 
+def test_adaptive_workers_end_where_the_configuration_says() -> None:
+    assert SendQueueConfig(adaptive_workers=AdaptiveWorkersConfig(max_workers=3)).most_workers() == 3
+    assert SendQueueConfig(adaptive_workers=AdaptiveWorkersConfig(min_workers=1000)).most_workers() == 1000
+
+
+def test_the_failovers_defaults_are_the_known_ones() -> None:
+    known = FailoverConfig(enabled=True, max_size=1000, max_bytes="256MB", drain_interval="5s", drain_batch=10)
+    assert SendQueueConfig().failover == known
+
+
 def test_percentages_bound_what_the_queue_holds_in_memory() -> None:
     config = SendQueueConfig(memory_percent=0.10, memory_limit_ratio=0.85)
     gigabyte = 2**30
@@ -183,10 +195,8 @@ def test_percentages_bound_what_the_queue_holds_in_memory() -> None:
     assert SendQueueConfig(memory_percent=0.0).queue_config(gigabyte).inmemory_bytes is None
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("memory.max", "1073741824"), ("memory/memory.limit_in_bytes", "1073741824")]
-)
-def test_memory_is_the_containers_not_the_machines(tmp_path: Path, name: str, text: str) -> None:
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_memory_is_the_containers_not_the_machines(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("1073741824")
     assert usable_memory(tmp_path) == 2**30

@@ -80,10 +80,11 @@ def test_while_the_destination_is_down_the_oldest_batch_is_the_one_that_is_tried
     assert exporter.batches == numbered(10)
 
 
-def test_an_open_circuit_is_asked_before_a_batch_is_leased(queue: FastQueue) -> None:
+@pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
+def test_an_open_circuit_is_asked_before_a_batch_is_leased(queue: FastQueue, split: PipelineSplitConfig) -> None:
     exporter = FailingExporter()
     exporter.fail_with(DOWN)
-    config = quick(circuit_breaker=BreakerConfig(threshold=1, reset_timeout=60.0))
+    config = quick(circuit_breaker=BreakerConfig(threshold=1, reset_timeout=60.0), pipeline_split=split)
     with SendQueue(queue, exporter, config) as sender:
         sender.push(b"first")
         wait_until(lambda: sender.stats().circuit is CircuitState.OPEN)

@@ -148,6 +148,11 @@ def test_a_delay_is_never_above_its_cap_nor_below_the_jitter(failures: int, chan
     assert 2.5 <= delay <= 300.0
 
 
+@pytest.mark.parametrize(("chance", "delay"), [(0.0, 5.0), (0.5, 3.75), (1.0, 2.5)])
+def test_chance_takes_off_up_to_the_jitter(chance: float, delay: float) -> None:
+    assert Backoff(chance=lambda: chance).delay_after(1) == delay
+
+
 def test_deep_and_fast_adds_one_worker() -> None:
     scaler = WorkerScaler(1, 4)
     workers = 1

@@ -119,6 +119,39 @@ class TestWorkers:
             exporter.release()
             wait_until(lambda: not len(sender))
 
+    def test_the_split_has_as_many_preparers_and_senders_as_configured(self, queue: FastQueue) -> None:
+        split = PipelineSplitConfig(enabled=True, preparer_count=3, sender_count=5)
+        with SendQueue(queue, MemoryExporter(), quick(pipeline_split=split, max_concurrent_sends=2)) as sender:
+            names = {thread.name for thread in threading.enumerate()}
+            assert {name for name in names if "preparer" in name} == {f"penstock-preparer-{n}" for n in range(3)}
+            assert {name for name in names if "sender" in name} == {f"penstock-sender-{n}" for n in range(10)}
+            assert sender.stats().workers_total == 5
+
+    def test_the_split_holds_no_more_than_the_memory_budget(
+        self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.export.config.usable_memory", lambda: 1000)
+        sender = SendQueue(queue, MemoryExporter(), quick(pipeline_split=SPLIT, memory_percent=0.5,
+                                                          memory_limit_ratio=0.5))  # fmt: skip
+        assert isinstance(sender._workers, Workers)
+        channel = sender._workers._channel
+        assert channel is not None
+        channel.put(Job(Lease(0, 1, bytes(150), 0.0), Prepared(bytes(99))))
+        assert channel.wait_room(0.0)
+        channel.put(Job(Lease(1, 1, b"x", 0.0), Prepared(b"")))
+        assert not channel.wait_room(0.0)
+
+    def test_the_split_sends_the_freshest_first_where_that_is_asked_for(self, tmp_path: Path) -> None:
+        exporter = MemoryExporter()
+        exporter.hold()
+        with FastQueue(tmp_path / "queue", FastQueueConfig(order="freshest")) as queue:
+            queue.push_many(numbered(6))
+            with SendQueue(queue, exporter, quick(pipeline_split=SPLIT, max_concurrent_sends=1)) as sender:
+                wait_until(lambda: queue.stats().leased == 6)
+                exporter.release()
+                wait_until(lambda: not len(sender))
+        assert exporter.batches == numbered(6)[::-1]
+
     def test_the_channel_of_the_split_is_bounded_by_bytes_as_well(self) -> None:
         channel = Channel(size=100, max_bytes=250)
         for number in range(2):
