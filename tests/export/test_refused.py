@@ -276,8 +276,11 @@ def test_a_destination_that_refuses_everything_is_one_line_and_a_count(
             sender.push(batch)
         assert sender.flush()
         assert sender.stats().queue.dead_lettered == 21
-    reasons = [record.args[1] for record in caplog.records if "dead letter" in record.msg]  # type: ignore[index]
-    assert reasons == ["400 no", "422 old"]
+    lines = [record.getMessage() for record in caplog.records if "dead letter" in record.msg]
+    assert lines == [
+        f"Batch became a dead letter. queue={queue.path} sequence={number} attempts=1 bytes=12 reason={reason}"
+        for number, reason in ((0, "400 no"), (20, "422 old"))
+    ]
 
 
 def test_an_outage_is_a_line_when_it_begins_when_the_circuit_opens_and_when_it_ends(
@@ -292,5 +295,10 @@ def test_an_outage_is_a_line_when_it_begins_when_the_circuit_opens_and_when_it_e
         wait_until(lambda: sender.stats().circuit_opened > 5)
         exporter.recover()
         assert sender.flush()
-    lines = [record.msg.partition(".")[0] for record in caplog.records if record.name == "penstock.export.gate"]
-    assert lines == ["Export started failing", "Circuit opened", "Export recovered"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "penstock.export.gate"]
+    error = "error_type=network error=ConnectionRefusedError: nobody listens"
+    assert lines == [
+        f"Export started failing. queue={queue.path} {error}",
+        f"Circuit opened. queue={queue.path} {error}",
+        f"Export recovered. queue={queue.path}",
+    ]

@@ -168,7 +168,8 @@ class Delivery:
             parts = self._exporter.split(batch) or []
             is_smaller = len(parts) > 1 and max(map(len, parts)) < len(batch)  # else it would go on for ever
         except Exception:
-            log.exception("Batch is too large, and splitting it failed. bytes=%d", len(batch))
+            text = "Batch is too large, and splitting it failed. queue=%s bytes=%d"
+            log.exception(text, self._gate.queue, len(batch))
             return None
         if not is_smaller:
             return None
@@ -241,7 +242,7 @@ class Delivery:
                 self._note_dead_letter(lease, reason)
                 del refused[0]
         except QueueError as error:
-            log.warning("Dead letter cannot be written, the batch stays. %r error=%s", lease, error)
+            log.warning("Dead letter cannot be written, the batch stays. queue=%s error=%s", self._gate.queue, error)
             self._remember(lease, progress)
             self.give_back(lease, REST)
             return False
@@ -258,7 +259,8 @@ class Delivery:
             self.closed_too_soon(lease)
 
     def closed_too_soon(self, lease: Lease) -> None:
-        log.warning("Queue was closed before a send was acknowledged: it will be sent again. %r", lease)
+        text = "Queue was closed before a send was acknowledged: it will be sent again. queue=%s sequence=%d"
+        log.warning(text, self._gate.queue, lease.sequence)
 
     def _failed(self, lease: Lease, permit: Permit, error: ExportError) -> bool:
         """Settle a lease whose batch was not taken; True if its halves were, so that `done` is to follow."""
@@ -302,17 +304,24 @@ class Delivery:
     def _note_dead_letter(self, lease: Lease, reason: str) -> None:
         if reason != self._last_reason:  # a destination that refuses everything is one line, and a count
             self._last_reason = reason
-            log.warning("Batch became a dead letter. %r reason=%s", lease, reason)
+            log_dead_letter(self._gate.queue, lease, reason)
 
     def _note_partial(self, result: PartialSuccess) -> None:
         self._tally.add(partial_rejected=result.rejected)
         if result.message != self._partial_message:
             self._partial_message = result.message
-            log.warning("Destination refused part of a batch. rejected=%d message=%s", result.rejected, result.message)
+            said = (self._gate.queue, result.rejected, result.message)
+            log.warning("Destination refused part of a batch. queue=%s rejected=%d message=%s", *said)
 
 
 def _spent(error: TransientExportError) -> str:
     return f"too many attempts, the last: {error}"
+
+
+def log_dead_letter(queue: str, lease: Lease, reason: str) -> None:
+    """Said by those who settle leases, in the same words."""
+    text = "Batch became a dead letter. queue=%s sequence=%d attempts=%d bytes=%d reason=%s"
+    log.warning(text, queue, lease.sequence, lease.attempts, len(lease.data), reason)
 
 
 def send_directly(exporter: Exporter, batch: bytes) -> PartialSuccess | None:

@@ -52,9 +52,9 @@ class Failover:
         with self._lock:
             began, self._is_losing = bool(evicted) and not self._is_losing, bool(evicted)
             if began:
-                log.error("Failover is full and loses its oldest batches. lost=%d", evicted)
+                log.error("Failover is full and loses its oldest batches. queue=%s lost=%d", self._gate.queue, evicted)
             if self._thread is None and not self._stopping.is_set():
-                log.warning("Queue cannot take batches: the failover holds them in memory.")
+                log.warning("Queue cannot take batches: the failover holds them in memory. queue=%s", self._gate.queue)
                 self._thread = threading.Thread(target=self._run, name="penstock-failover", daemon=True)
                 self._thread.start()
         return True

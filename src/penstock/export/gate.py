@@ -38,8 +38,17 @@ class Gate:
     """
 
     def __init__(
-        self, breaker: CircuitBreaker, backoff: Backoff, send_limit: int, clock: Clock, *, in_order: bool = False
+        self,
+        breaker: CircuitBreaker,
+        backoff: Backoff,
+        send_limit: int,
+        clock: Clock,
+        *,
+        in_order: bool = False,
+        queue: str = "memory",
     ) -> None:
+        self.queue = queue
+        """What log lines call the queue that waits before it: a process may have several, each to another place."""
         self._clock = clock
         self._in_order = in_order
         self._send_limit = send_limit
@@ -162,7 +171,7 @@ class Gate:
             self._refresh_locked(self._clock.monotonic())
             self._changed.notify_all()
         if recovered:
-            log.info("Export recovered.")
+            log.info("Export recovered. queue=%s", self.queue)
 
     def refused(self, permit: Permit, error: ExportError) -> None:
         """The destination will not have this batch. It counts as a failure where the fault is its own (a 500).
@@ -194,10 +203,11 @@ class Gate:
             else:
                 wait = self._count_failure_locked(now, permit, error, attempts)
             opened = self._breaker.state is CircuitState.OPEN and was is CircuitState.CLOSED
+        said = (self.queue, error.error_class.value, error)
         if began:
-            log.warning("Export started failing. error_type=%s error=%s", error.error_class.value, error)
+            log.warning("Export started failing. queue=%s error_type=%s error=%s", *said)
         if opened:
-            log.warning("Circuit opened. error_type=%s error=%s", error.error_class.value, error)
+            log.warning("Circuit opened. queue=%s error_type=%s error=%s", *said)
         return wait
 
     def _count_failure_locked(self, now: float, permit: Permit, error: TransientExportError, attempts: int) -> float:

@@ -79,7 +79,8 @@ class SendQueue:
         self._tally = Tally()
         breaker = CircuitBreaker(config.circuit_breaker)
         in_order = isinstance(exporter, GroupExporter) or exporter.in_order
-        self._gate = Gate(breaker, config.new_backoff(), config.send_limit(), clock, in_order=in_order)
+        name = queue.path if isinstance(queue, FastQueue) else "memory"
+        self._gate = Gate(breaker, config.new_backoff(), config.send_limit(), clock, in_order=in_order, queue=name)
         self._limit = self._adaptive_limit(queue) if owns_queue and config.adaptive_enabled else None
         self._delivery: Delivery | None = None
         self._failover: Failover | None = None
@@ -248,7 +249,7 @@ class SendQueue:
             lost += len(self._source)
         if lost:
             self._tally.add(data_loss=lost)
-            log.error("Batches in memory were lost at the end. lost=%d", lost)
+            log.error("Batches in memory were lost at the end. queue=%s lost=%d", self._gate.queue, lost)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -5,7 +5,6 @@ split:     preparer: ask the gate ─► lease ─► prepare ─► channel ─
 group:     ask the gate ─► lease many ─► send them as one ─► ack        (one thread, strictly in order)
 """
 
-import logging
 import math
 from collections.abc import Callable
 
@@ -15,7 +14,7 @@ from penstock.export.channel import Channel
 from penstock.export.classify import of_exception
 from penstock.export.config import SendQueueConfig
 from penstock.export.crew import Crew
-from penstock.export.delivery import Delivery, Job
+from penstock.export.delivery import Delivery, Job, log_dead_letter
 from penstock.export.exporter import GroupExporter
 from penstock.export.gate import Gate, Permit
 from penstock.export.pool import Pool, Retired
@@ -23,8 +22,6 @@ from penstock.export.row import Row
 from penstock.export.source import Source
 from penstock.export.stats import Tally
 from penstock.spool import FastQueue, Lease
-
-log = logging.getLogger(__name__)
 
 TURN = 0.2  # seconds that an idle thread waits before it looks whether it is still wanted
 
@@ -288,7 +285,7 @@ class GroupWorker:
         self._gate.succeeded(permit)
         for lease, reason in refused:
             self._source.reject(lease, reason)
-            log.warning("Batch became a dead letter. %r reason=%s", lease, reason)
+            log_dead_letter(self._gate.queue, lease, reason)
         bad = {lease.sequence for lease, _ in refused}
         done = [lease for lease in held if lease.sequence not in bad]
         self._source.ack(done)
