@@ -191,6 +191,8 @@ def test_whatever_ends_the_thread_another_goes_on_in_its_place(monkeypatch: pyte
         for handler in (failing, other):
             handler.idle_on.clear()
             handler.wait_for_calls("penstock-idle")
+    for thread in ended:  # what it raised is told when it ends, and not to a later test
+        thread.join(20)
 
 
 def test_a_handler_that_forks_on_the_rounds_and_goes_on_in_the_child_has_one_thread_for_them_there() -> None:
