@@ -345,15 +345,15 @@ class Intake:
         by_receiver: dict[Deliver, list[tuple[object, Answer]]] = {}
         for request, answer in answers:
             by_receiver.setdefault(request.deliver, []).append((request.token, answer))
-        for deliver, some in by_receiver.items():
-            deliver(some)
-        with self._lock:
+        with self._lock:  # first: who has the answer finds it counted
             for request, answer in answers:
                 if not request.is_ours:
                     continue  # it is counted where it came from
                 self._answers[request.kind, answer.status] += 1
                 if answer.status is not Status.TAKEN:
                     self._refused[_REASONS[answer.status]] += 1
+        for deliver, some in by_receiver.items():
+            deliver(some)
         self._room.answered([request for request, _ in answers])
 
     # -- state -------------------------------------------------------------------------------------------------------
