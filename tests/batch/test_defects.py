@@ -4,8 +4,6 @@ The names carry the numbers of the list of known defects: p1 is a hang at shutdo
 """
 
 import threading
-import time
-from statistics import quantiles
 from typing import Any
 
 import pytest
@@ -270,26 +268,18 @@ def test_p9_statistics_are_computed_when_asked_for_and_never_on_the_way(monkeypa
         wait_until(lambda: len(handler.items) == 100)
         monkeypatch.undo()
 
-        assert queue.stats().types[A].consumed == 100
+        wait_until(lambda: queue.stats().types[A].consumed == 100)  # counted when the handler has returned
 
 
 def test_p10_an_item_is_consumed_at_once_and_not_at_the_next_poll() -> None:
-    """With pauses of half a minute, polling would take as long; waking takes well under a millisecond."""
-    latencies = []
-    with open_queue(min_idle=30.0, max_idle=30.0) as queue:
+    """With pauses of an hour, polling would take as long. How little waking takes is measured in bench/."""
+    with open_queue(min_idle=3600.0, max_idle=3600.0) as queue:
         arrived = threading.Event()
-
-        def consume(batch: list[float]) -> None:
-            latencies.append(time.perf_counter() - batch[0])
-            arrived.set()
-
-        queue.add_handler(float, consume)
+        queue.add_handler(A, lambda batch: arrived.set())
         for _ in range(200):
-            queue.produce(time.perf_counter())
-            assert arrived.wait(10)
+            queue.produce(A())
+            assert arrived.wait(30)
             arrived.clear()
-
-    assert quantiles(latencies, n=2)[0] < 0.005  # ten times what it takes, for a machine that is busy with other things
 
 
 def test_p11_an_idle_queue_does_nothing() -> None:
