@@ -132,7 +132,7 @@ queue = queue_of({settings})
 accepted = interrupts = 0
 deadline = time.monotonic() + 0.4
 signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
-while time.monotonic() < deadline:
+while time.monotonic() < deadline or interrupts <= 20:  # on a busy machine there are fewer of them
     try:
         answer = {produce}
         accepted += answer
@@ -142,7 +142,6 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 started = time.monotonic()
 closed = queue.close(timeout=20.0)
 took = time.monotonic() - started
-assert interrupts > 20, interrupts
 assert closed and took < 10, (closed, took)
 # An interrupt between the append and the count leaves items that were consumed, though nobody was told.
 assert accepted <= len(seen) <= accepted + {most} * interrupts, (accepted, len(seen), interrupts)
