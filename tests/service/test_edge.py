@@ -29,6 +29,8 @@ from penstock.spool import FastQueue
 from penstock.telemetry import Sample, Telemetry
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 
+LONG = 600.0  # seconds: no test lasts as long, unless it waits for nothing
+
 
 class FakeIntake:
     """Records the order in which it is started and closed."""
@@ -198,11 +200,9 @@ def test_stopping_waits_for_a_queue_that_empties_and_not_for_a_destination_that_
     answers: list[BaseException | None] = []
     for number in range(50):
         assert one.relay.submit_raw(Format.OTLP, [b"request %d" % number], answers.append)
-    began = time.monotonic()
 
-    assert one.edge.close(soon(30)) == []
+    assert one.edge.close(soon(LONG)) == []
 
-    assert time.monotonic() - began < 10
     assert answers == [None] * 50
     assert len(good.batches) == 50
 
@@ -273,13 +273,11 @@ def test_a_queue_that_syncs_is_waited_for_by_threads_of_its_own(tmp_path: Path) 
 
 
 def test_segments_are_few_however_many_requests_there_are(rig: Callable[..., Rig], tmp_path: Path) -> None:
-    one = rig("segments: {interval: 60s}")
+    one = rig("segments: {interval: 600s}")
     for _ in range(20):
         wait_until(one.send(1).__len__)  # answered: one after the other, each is a block of its own
-    began = time.monotonic()
-    assert one.edge.close(soon(30)) == []
+    assert one.edge.close(soon(LONG)) == []  # what gathers is not waited for at the end
 
-    assert time.monotonic() - began < 10  # what gathers is not waited for at the end
     assert 1 <= len(sealed(tmp_path / "segments")) <= 3
 
 
