@@ -22,7 +22,7 @@ from penstock.spark import delta
 from penstock.spark.tables import LEVEL_ROWS
 from tests.service.test_query import add
 
-NOW = datetime.now(UTC)
+NOON = datetime(2026, 3, 16, 12, tzinfo=UTC)
 ODD = {
     "[red]": "[/red]",  # markup of the library that draws tables
     "\x1b[2Jname": "\x1b]0;title\x07\x9b31m",  # what a terminal obeys
@@ -37,7 +37,8 @@ ODD = {
 @pytest.fixture(scope="module")
 def location(tmp_path_factory: pytest.TempPathFactory) -> str:
     made = delta.DeltaTables(tmp_path_factory.mktemp("odd") / "tables")
-    times = pa.array([NOW] * 2, pa.timestamp("us", tz="UTC"))
+    now = datetime.now(UTC)  # not when the file was loaded: in a long run, all would be too old by now
+    times = pa.array([now] * 2, pa.timestamp("us", tz="UTC"))
     entities = pa.array([entity_of(ODD), entity_of({"host": "a"})])
     rows = of_columns("[bold]odd", AVG, entities, times, pa.array([1.0, 3.0])).select(LEVEL_ROWS.names)
     for level in Level:
@@ -69,12 +70,12 @@ def test_a_terminal_is_shown_names_as_they_are_and_obeys_none(location: str, mor
 
 def test_nothing_of_a_name_is_taken_for_markup() -> None:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(rows_table([Row(NOW, ODD, "avg", 1, 1.0, 1.0, 1.0)], "[bold]odd", is_top=False))
+    screen.print(rows_table([Row(NOON, ODD, "avg", 1, 1.0, 1.0, 1.0)], "[bold]odd", is_top=False))
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     for text in ("[red]", "[/red]", "[bold]odd", r"\x1b", "noon", "nameless"):
         assert text in shown
     assert is_harmless(shown)
-    drawn = plot([Row(NOW, ODD, "avg", 1, 1.0, 1.0, 1.0)], "\x1bodd", 80)
+    drawn = plot([Row(NOON, ODD, "avg", 1, 1.0, 1.0, 1.0)], "\x1bodd", 80)
     assert r"\x1bodd" in drawn
     assert "\x1bodd" not in drawn
     assert "\x07" not in drawn
