@@ -131,6 +131,18 @@ def taken(running: Running) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in ours)
 
 
+def said_by_all(running: Running, processes: int) -> str:
+    """The metrics with every process in them: one that gets no turn for seconds is left out of a scrape."""
+    texts: list[str] = []
+
+    def is_whole() -> bool:
+        texts.append(running.ask("/metrics")[1])
+        return texts[-1].count("\npenstock_handover_points_total{") == processes * (processes - 1)
+
+    wait_until(is_whole, PATIENCE)
+    return texts[-1]
+
+
 def run_all(programs: list[Program], act: Callable[[Program], None]) -> None:
     with ThreadPoolExecutor(len(programs)) as pool:
         list(pool.map(act, programs))
@@ -161,7 +173,7 @@ def test_senders_that_change_connection_for_every_request_are_counted_exactly(tm
                 assert program.write() == 204
 
         run_all(programs, act)
-        text = running.ask("/metrics")[1]
+        text = said_by_all(running, processes)
         assert running.stop() == 0, running.text()
 
     orders = {program.name: float(program.orders) for program in programs}
@@ -175,7 +187,6 @@ def test_senders_that_change_connection_for_every_request_are_counted_exactly(tm
     # Prometheus says no start: a counter's first value, 1, is only measured from, in both series.
     assert totals(tmp_path, "written_total", label="program") == {n: 2 * (count - 1) for n, count in orders.items()}
     handed = [line for line in text.splitlines() if line.startswith("penstock_handover_points_total")]
-    assert len(handed) == processes * (processes - 1)
     assert all(float(line.split()[-1]) > 0 for line in handed)
     assert 'status="broken"' not in text.split("penstock_handover_requests_total", 1)[1].split("# ")[0]
 
@@ -223,9 +234,10 @@ def test_a_process_that_hangs_is_told_in_time_and_nothing_is_counted_twice_when_
         program.more(10)
         victim.suspend()
         try:
-            # Connections that reach it hang with it; one that reaches the other is told to come again.
-            with ThreadPoolExecutor(8) as pool:
-                asked = [pool.submit(program.report) for _ in range(8)]
+            # Connections that reach it hang with it; one that reaches the other is told to come again. Chance says
+            # which: of 40 one does, but for one time in a million millions.
+            with ThreadPoolExecutor(40) as pool:
+                asked = [pool.submit(program.report) for _ in range(40)]
                 wait_until(lambda: any(one.done() and one.result() == 503 for one in asked), PATIENCE)
         finally:
             victim.resume()
