@@ -18,14 +18,17 @@ from penstock.errors import (
 )
 from penstock.export import (
     BreakerConfig,
+    CircuitState,
     FailoverConfig,
+    PipelineSplitConfig,
     SendQueue,
+    workers,
 )
 from penstock.export.limits import AdaptiveLimit
 from penstock.export.source import LeasedMemory
 from penstock.spool import FastQueue, FastQueueConfig, FullBehavior, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
-from tests.export.quick import DOWN, dead_letters, numbered, quick
+from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
 
 
 class TestMemory:
@@ -214,6 +217,26 @@ class TestFailover:
             assert sender.stats().failover_bytes > 0
             wait_until(lambda: not len(sender))
         assert sorted(exporter.batches) == numbered(25)
+
+    @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
+    def test_workers_that_have_nothing_to_send_do_not_keep_the_probe_from_it(
+        self,
+        queue: FastQueue,
+        full: Callable[[bool], None],
+        split: PipelineSplitConfig,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(workers, "TURN", 60.0)  # whoever waits for a batch while it has the probe has it for good
+        exporter = FailingExporter([DOWN])
+        breaker = BreakerConfig(threshold=1, reset_timeout=0.01)
+        config = quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=0.2), pipeline_split=split)
+        sender = SendQueue(queue, exporter, config)
+        sender.push(b"one")
+        wait_until(lambda: sender.stats().circuit is CircuitState.OPEN)
+        sender.start()
+        wait_until(lambda: sender.stats().circuit is CircuitState.CLOSED)
+        assert exporter.batches == [b"one"]
+        sender.close(timeout=0.1)
 
     def test_its_oldest_go_when_there_is_no_room_and_that_is_data_loss(
         self, queue: FastQueue, full: Callable[[bool], None]

@@ -63,6 +63,10 @@ class Pool:
             self._size = 0
             self._stopping.set()
 
+    def rest(self, seconds: float) -> None:
+        """Wait so long, or until all are asked to end."""
+        self._stopping.wait(seconds)
+
     def join(self, deadline: float) -> list[str]:
         """Wait until they have; the names of those that have not by `deadline`."""
         with self._lock:
@@ -82,4 +86,4 @@ class Pool:
                 return
             except Exception:
                 log.exception("Worker failed and goes on. worker=%s-%d", self._name, number)
-                self._stopping.wait(_REST)
+                self.rest(_REST)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from penstock.clock import Clock
 from penstock.errors import QueueClosed, TransientExportError
+from penstock.export.breaker import CircuitState
 from penstock.export.channel import Channel
 from penstock.export.classify import of_exception
 from penstock.export.config import SendQueueConfig
@@ -130,8 +131,9 @@ class Workers:
             permit = self._gate.enter(TURN)
             if permit is None:
                 continue
+            is_probe = self._gate.state is CircuitState.HALF_OPEN
             try:
-                job = self._take(TURN)
+                job = self._take(0.0 if is_probe else TURN)
             except QueueClosed:
                 self._gate.release(permit)
                 return
@@ -140,6 +142,8 @@ class Workers:
                 raise
             if job is None:
                 self._gate.release(permit)
+                if is_probe:  # it is wanted elsewhere: the failover may have what we have not
+                    self._pool.rest(TURN)
                 continue
             self.active.enter(number)
             try:
