@@ -153,10 +153,26 @@ class Gate:
         is_full = error.errno in DISK_FULL
         self.disk_full += is_full
         self.disk_failures += not is_full
+        if is_full and self._make_disk_room():
+            return
         if is_full and self._behavior is FullBehavior.BLOCK and self._wait(deadline, _DISK_RETRY):
             return
         self.drop("disk_full", count)
         raise disk_error(error) from error
+
+    def _make_disk_room(self) -> bool:
+        """Have the last chunk deleted, if all of it is done; whether it was. All of the disk that is left may be it."""
+        store = self._backlog.store
+        if not store.is_drained:
+            return False
+        before, store.changed = store.chunks.size_bytes, True
+        self._lock.release()
+        try:
+            self._keeper.make_room()
+        finally:
+            self._lock.acquire()
+        self.check_open()
+        return store.chunks.size_bytes < before
 
     def drop(self, reason: str, count: int) -> None:
         self.dropped[reason] += count

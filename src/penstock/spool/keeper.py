@@ -122,7 +122,7 @@ class Keeper:
             self._failed(error)
             raise
 
-    def sync(self, *, clean: bool = False) -> None:
+    def sync(self, *, clean: bool = False, is_disk_full: bool = False) -> None:
         """Write the meta if anything has changed; then delete the chunks that it does not need. Raises OSError."""
         backlog, store = self._backlog, self._backlog.store
         with self._one_meta_at_a_time:
@@ -140,12 +140,20 @@ class Keeper:
                 raise
             with self._lock:
                 backlog.sequence_limit = snapshot.next_sequence
-                store.reclaim()
+                store.reclaim(is_disk_full=is_disk_full)
                 gone = store.chunks.take_gone()
             self._close(gone)
             if self._failing:
                 self._failing = False
                 log.warning("Queue syncs again. queue=%s", store.folder)
+
+    def make_room(self) -> None:
+        """Give back all that is done with, the last chunk too, and have a meta that says so."""
+        with suppress(OSError):
+            self.sync(is_disk_full=True)
+            return
+        with suppress(OSError):  # there was no room for a meta, and may be now
+            self.sync()
 
     def _failed(self, error: OSError) -> None:
         store = self._backlog.store
@@ -156,7 +164,8 @@ class Keeper:
         with self._lock:
             store.changed = True
             if error.errno in DISK_FULL:
-                store.reclaim()  # without the meta that says so: the room for that meta has to come from somewhere
+                # Without the meta that says so: the room for that meta has to come from somewhere.
+                store.reclaim(is_disk_full=True)
             gone = store.chunks.take_gone()
         self._close(gone)
 

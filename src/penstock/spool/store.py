@@ -331,12 +331,18 @@ class Store:
                 with suppress(OSError):
                     self._files.unlink(journal.path(self.folder, generation))
 
-    def reclaim(self) -> int:
+    @property
+    def is_drained(self) -> bool:
+        """Whether there is a last chunk of which every block is done."""
+        return self.acked.low >= self.log_end and self.chunks.last_size > 0
+
+    def reclaim(self, *, is_disk_full: bool = False) -> int:
         """Delete the chunks of which every block is done; how many.
 
-        The last one stays, unless all of it is done and it is large: then the next frame has a new chunk.
+        The last one stays, unless all of it is done and it is large or its room is wanted: then the next frame has a
+        new chunk.
         """
-        if self.acked.low >= self.log_end and self.chunks.last_size > self._keep_drained:
+        if self.is_drained and (is_disk_full or self.chunks.last_size > self._keep_drained):
             with suppress(OSError):
                 self.chunks.begin_empty_chunk(self.log_end)
         done = []

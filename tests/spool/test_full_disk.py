@@ -1,0 +1,86 @@
+"""A disk that has room for so many bytes: what lies there is counted, and a write that does not fit gets what does."""
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import DiskFull
+from penstock.spool import Durability, FastQueue, FastQueueConfig
+from penstock.spool.files import OsFiles
+
+BLOCK = 10_000
+
+
+class SmallDisk(OsFiles):
+    """Real files, of which those in `folder` have no more than `capacity` bytes for blocks."""
+
+    def __init__(self, folder: Path, capacity: int) -> None:
+        self.folder = folder
+        self.capacity = capacity
+        self.asked = 0  # bytes that were to be written
+
+    def pwritev(self, handle: int, buffers: Sequence[bytes], offset: int, /) -> int:  # type: ignore[override]
+        data = b"".join(buffers)
+        self.asked += len(data)
+        used = sum(path.stat().st_size for path in self.folder.iterdir() if len(path.name) == 16)
+        growth = max(0, offset + len(data) - os.fstat(handle).st_size)
+        fits = len(data) - max(0, used + growth - self.capacity)
+        if fits <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.pwrite(handle, data[:fits], offset)
+
+
+def blocks(count: int) -> list[bytes]:
+    return [b"%010d" % number * (BLOCK // 10) for number in range(count)]
+
+
+def taken_of(queue: FastQueue, given: list[bytes]) -> list[bytes]:
+    """Those of them that it takes."""
+    taken = []
+    for block in given:
+        try:
+            queue.push(block)
+        except DiskFull:
+            continue
+        taken.append(block)
+    return taken
+
+
+def drained(queue: FastQueue) -> list[bytes]:
+    out = []
+    while (block := queue.pop()) is not None:
+        out.append(block)
+    return out
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_a_queue_that_was_drained_leaves_its_room_to_what_comes_next(tmp_path: Path, durability: Durability) -> None:
+    disk = SmallDisk(tmp_path, 8 * BLOCK)
+    config = FastQueueConfig(
+        durability=durability, inmemory_blocks=1, compression="none", meta_sync_interval=3600, stale_flush=3600
+    )
+    with FastQueue(tmp_path, config, files=disk) as queue:
+        for _ in range(3):
+            taken = taken_of(queue, blocks(20))
+            assert 7 <= len(taken) <= 8 + (durability is Durability.MEMORY)
+            assert drained(queue) == taken
+            assert queue.stats().chunks == 1
+    with FastQueue(tmp_path, config) as queue:
+        assert len(queue) == 0
+        assert queue.stats().lost_blocks == 0
+
+
+def test_what_is_not_drained_stays_whatever_the_disk_refuses(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, 8 * BLOCK)
+    config = FastQueueConfig(durability=Durability.DISK, compression="none", meta_sync_interval=3600)
+    with FastQueue(tmp_path, config, files=disk) as queue:
+        taken = taken_of(queue, blocks(20))
+        leases = queue.lease(len(taken))
+        queue.ack(leases[:-1])
+        assert taken_of(queue, blocks(20)) == []
+        queue.nack(leases[-1])
+        assert drained(queue) == taken[-1:]
+        assert taken_of(queue, blocks(20))
