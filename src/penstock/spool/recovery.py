@@ -173,6 +173,7 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
     if recounts:
         start, state.count, state.bytes = state.reader_offset, 0, 0
     reader = FrameReader(chunks, start, None)
+    counted = Acked()
     last_good = reader.offset
     while (found := reader.next_header()) is not None:
         offset, header = found
@@ -184,13 +185,15 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
         if done < header.block_count:
             state.count += max(0, live - done)
             state.bytes += header.payload_bytes * (header.block_count - done) // header.block_count
+        counted.add(header.first, header.end)
         state.log_end = max(state.log_end, header.end)
         reader.skip(header)
         last_good = offset + header.size
     for record in [] if recounts else late:
-        held = min(record.block_count, state.log_end - record.first)  # a power cut may have spared the ack alone
-        state.count -= max(0, held)
-        state.bytes -= record.bytes * max(0, held) // record.block_count
+        # A power cut may have spared the ack alone; a full disk may have taken the chunk and left no room for a meta.
+        held = counted.overlap(record.first, record.first + record.block_count)
+        state.count -= held
+        state.bytes -= record.bytes * held // record.block_count
     torn = chunks.chunks[-1] if chunks.chunks else None
     last_good = max(last_good, torn.start) if torn else last_good
     if repair and torn is not None and start <= last_good < torn.end and torn.end > start:
