@@ -90,9 +90,7 @@ def test_what_is_not_drained_stays_whatever_the_disk_refuses(tmp_path: Path) -> 
 @pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
 def test_a_kill_before_the_meta_that_has_no_room_leaves_the_right_count(tmp_path: Path, durability: Durability) -> None:
     disk = SmallDisk(tmp_path / "queue", 8 * BLOCK)
-    config = FastQueueConfig(
-        durability=durability, chunk_size=2 * BLOCK, compression="none", meta_sync_interval=3600
-    )  # fmt: skip
+    config = FastQueueConfig(durability=durability, chunk_size=2 * BLOCK, compression="none", meta_sync_interval=3600)
     with FastQueue(tmp_path / "queue", config, files=disk) as queue:
         taken = taken_of(queue, blocks(20))
         disk.capacity = 0
@@ -106,4 +104,50 @@ def test_a_kill_before_the_meta_that_has_no_room_leaves_the_right_count(tmp_path
         assert len(queue) == len(taken) - 4 + 3
         assert queue.size_bytes == len(queue) * BLOCK
         assert drained(queue) == taken[4:] + more
+        assert queue.stats().lost_blocks == 0
+
+
+def test_a_spill_keeps_what_there_is_room_for(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, 8 * BLOCK)
+    config = FastQueueConfig(inmemory_blocks=20, compression="none", meta_sync_interval=3600, stale_flush=3600)
+    queue = FastQueue(tmp_path, config, files=disk)
+    given = blocks(40)
+    taken = taken_of(queue, given)
+    assert taken == given[:27]  # in memory and on the disk, in order
+    disk.asked = 0
+    assert taken_of(queue, given[:10]) == []
+    assert disk.asked <= 10 * (BLOCK + 1000)  # a push tries one block, not all that is in memory
+    disk.capacity = 100 * BLOCK
+    assert taken_of(queue, given[27:]) == given[27:]
+    assert drained(queue) == given
+    queue.close()
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+def test_a_spill_that_ends_halfway_loses_nothing_that_is_on_lease(tmp_path: Path, order: str) -> None:
+    disk = SmallDisk(tmp_path, 8 * BLOCK)
+    config = FastQueueConfig(
+        inmemory_blocks=20,
+        compression="none",
+        meta_sync_interval=3600,
+        stale_flush=3600,
+        order=order,  # type: ignore[arg-type]
+    )
+    given = blocks(20)
+    queue = FastQueue(tmp_path, config, files=disk)
+    queue.push_many(given)
+    leases = queue.lease(12)
+    queue.ack(leases[::3])
+    done = [lease.data for lease in leases[::3]]
+    with pytest.raises(DiskFull):
+        queue.flush()
+    for lease in leases:
+        queue.nack(lease)  # those that are done are passed over
+    disk.capacity = 100 * BLOCK
+    queue.close()
+    with FastQueue(tmp_path, config) as queue:
+        out = drained(queue)
+        expected = [block for block in given if block not in done]
+        assert sorted(out) == expected
+        assert out == (expected if order == "fifo" else expected[::-1])
         assert queue.stats().lost_blocks == 0

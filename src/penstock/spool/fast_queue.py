@@ -222,11 +222,18 @@ class FastQueue(LeaseSide):
         """Put the blocks where the durability level wants them; the first sequence."""
         backlog = self._backlog
 
+        def has_room(length: int) -> bool:
+            return len(backlog.memory) + len(batch) <= self._inmemory_blocks and self._fits_memory_locked(length)
+
         def take_in() -> int:
             if self._in_memory:
                 length = sum(map(len, batch))
-                if len(backlog.memory) + len(batch) > self._inmemory_blocks or not self._fits_memory_locked(length):
-                    backlog.spill()
+                if not has_room(length):
+                    try:
+                        backlog.spill()
+                    except OSError:
+                        if not has_room(length):  # else it has made enough
+                            raise
                 if len(batch) <= self._inmemory_blocks and length <= (self._inmemory_bytes or length):
                     return backlog.keep(batch, self._time())
             return backlog.write(batch, self._time())

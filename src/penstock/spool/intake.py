@@ -16,6 +16,8 @@ from penstock.spool.lease import Lease
 from penstock.spool.store import Store
 from penstock.spool.upcoming import FrameRef
 
+_LARGEST_PIECE = 4 << 20  # of a spill: as much as is written at once
+
 
 class _Held:
     """The sequences that are out on lease or waiting to go out again."""
@@ -42,6 +44,7 @@ class Intake:
         self.count = self.store.unread_count
         self.bytes = self.store.unread_bytes
         self.flushes = 0
+        self._piece_bytes = _LARGEST_PIECE
 
     def keep(self, batch: Sequence[bytes], now: float) -> int:
         """Put the blocks into the memory layer; the first sequence."""
@@ -109,8 +112,27 @@ class Intake:
         if out:
             self.store.seen_below = max(self.store.seen_below, max(out).sequence + 1)
         for run in runs.to_spill(waiting):
-            self._spill_run(run)
+            self._spill_in_pieces(run)
         self.flushes += 1
+
+    def _spill_in_pieces(self, run: list[Lease]) -> None:
+        """Move as much as the disk has room for. Behind a refusal it is one block, then twice as much each time: a full
+        disk must not cost the writing of all that is in memory whenever somebody pushes."""
+        at = 0
+        while at < len(run):
+            stop, length = at, 0
+            while stop < len(run) and (stop == at or length + len(run[stop].data) <= self._piece_bytes):
+                length += len(run[stop].data)
+                stop += 1
+            try:
+                self._spill_run(run[at:stop])
+            except OSError:
+                self._piece_bytes = 1
+                if stop - at == 1:
+                    raise
+                continue
+            self._piece_bytes = min(2 * max(length, self._piece_bytes), _LARGEST_PIECE)
+            at = stop
 
     def _spill_run(self, run: list[Lease]) -> None:
         first, end = run[0].sequence, run[-1].sequence + 1
