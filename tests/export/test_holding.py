@@ -26,9 +26,13 @@ from penstock.export import (
 )
 from penstock.export.limits import AdaptiveLimit
 from penstock.export.source import LeasedMemory
-from penstock.spool import FastQueue, FastQueueConfig, FullBehavior, MemoryQueue
+from penstock.spool import DeadLetter, FastQueue, FastQueueConfig, FullBehavior, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
+
+
+def _letter(data: bytes, reason: str) -> DeadLetter:
+    return DeadLetter(sequence=0, attempts=1, enqueued_at=0.0, died_at=0.0, reason=reason, data=data)
 
 
 class TestMemory:
@@ -369,6 +373,25 @@ class TestFailover:
             assert sender.flush()
             assert sender.stats().queue.dead_lettered == 1
         assert sender.stats().data_loss == 1
+
+    @pytest.mark.parametrize("drain_interval", [0.02, 60.0], ids=["while it runs", "when it is closed"])
+    def test_a_dead_letter_of_it_is_written_when_the_disk_has_recovered(
+        self, queue: FastQueue, full: Callable[[bool], None], tmp_path: Path, drain_interval: float
+    ) -> None:
+        config = quick(failover=FailoverConfig(drain_interval=drain_interval))
+        sender = SendQueue(queue, MemoryExporter(), config).start()
+        sender.push(b"good")  # its thread starts
+        failover = sender._failover
+        assert failover is not None
+        failover._leased.dead_letters.extend([_letter(b"bad", "400"), _letter(b"worse", "422")])
+        full(False)
+        if drain_interval < 1:
+            wait_until(lambda: not failover.dead_letters)
+        sender.close()
+        assert sender.stats().queue.dead_lettered == 2
+        assert sender.stats().data_loss == 0
+        queue.close()
+        assert dead_letters(tmp_path) == [(b"bad", "400"), (b"worse", "422")]
 
     def test_what_could_never_fit_it_is_refused_with_the_disks_error(
         self, queue: FastQueue, full: Callable[[bool], None]

@@ -121,7 +121,9 @@ class Failover:
     def _run(self) -> None:
         while not self._stopping.wait(float(self._config.drain_interval)):
             self.drain(self._config.drain_batch)
+            self._leased.bury_again()
         self._move_back()
+        self._leased.bury_again()
         while self.drain(1):
             pass
 
@@ -146,3 +148,13 @@ class _Overflow(LeasedMemory):
             self._durable.bury(block, reason)
         except QueueError:
             super().bury(block, reason)
+
+    def bury_again(self) -> None:
+        """Bring dead letters that could not be written to the durable queue, if its disk has recovered."""
+        letters = self.dead_letters
+        while letters:
+            try:
+                self._durable.bury(letters[0].data, letters[0].reason)
+            except QueueError:
+                return
+            letters.popleft()
