@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DiskFull
-from penstock.spool import Durability, FastQueue, FastQueueConfig
+from penstock.spool import Durability, FastQueue, FastQueueConfig, Lease
 from penstock.spool.files import OsFiles
+from penstock.testing import FakeClock
 
 BLOCK = 10_000
 
@@ -151,3 +152,25 @@ def test_a_spill_that_ends_halfway_loses_nothing_that_is_on_lease(tmp_path: Path
         assert sorted(out) == expected
         assert out == (expected if order == "fifo" else expected[::-1])
         assert queue.stats().lost_blocks == 0
+
+
+def test_dead_letters_that_cannot_be_written_are_one_line_until_one_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_room = iter([False, False, True, False, False])
+    clock = FakeClock()
+    with FastQueue(tmp_path, clock=clock) as queue:
+        bury = queue._dead.push
+
+        def bury_if_there_is_room(lease: Lease, reason: str) -> None:
+            if not next(has_room):
+                raise DiskFull("no room on the disk")
+            bury(lease, reason)
+
+        monkeypatch.setattr(queue._dead, "push", bury_if_there_is_room)
+        queue.push_many(blocks(2))
+        for _ in range(5):
+            clock.advance(10.0)
+            queue.reject(queue.lease()[0], "400")
+        assert len(queue) == 1
+    assert sum("Dead letters cannot be written" in record.msg for record in caplog.records) == 2

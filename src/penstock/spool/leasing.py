@@ -38,6 +38,7 @@ class LeaseSide:
         self._time, self._monotonic = clock.time, clock.monotonic
         self._in_memory = config.durability is Durability.MEMORY
         self._dead = dead
+        self._letters_refused = False
         # _lock guards everything below.
         self._lock = lock
         self._not_empty = threading.Condition(lock)
@@ -164,10 +165,13 @@ class LeaseSide:
         try:
             self._dead.push(lease, reason)
         except QueueError as error:
-            log.warning("Dead letter cannot be written, the block stays. queue=%s error=%s", self.path, error)
+            if not self._letters_refused:  # one line, however many there are and however often each is tried
+                self._letters_refused = True
+                log.warning("Dead letters cannot be written, their blocks stay. queue=%s error=%s", self.path, error)
             with self._lock:
                 self._backlog.give_back(lease, self._monotonic() + _DEAD_LETTER_RETRY)
             return
+        self._letters_refused = False
         self.ack(lease)
 
     def bury(self, block: bytes, reason: str) -> None:
