@@ -349,7 +349,10 @@ class TestGroups:
             queue.push(batch)
         with SendQueue(queue, exporter, quick()) as sender:
             wait_until(lambda: not len(sender))
-            assert sender.stats().workers_total == 1
+            stats = sender.stats()
+            assert stats.workers_total == 1
+            assert (stats.retries, stats.retry_successes, stats.retry_failures["unknown"]) == (2, 1, 1)
+            assert (stats.exported_batches, stats.errors["unknown"]) == (20, 2)
         queue.close()
         assert [block for group in exporter.groups for block in group] == numbered(20)
         assert dead_letters(tmp_path) == [(b"bad", "cannot be read")]

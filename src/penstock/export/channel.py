@@ -13,7 +13,7 @@ class Channel:
     Order: lowest sequence first, so a batch that was nacked and prepared again passes the younger ones that wait.
         With `newest_first` the other way round.
     Threads: every method may be called from any thread.
-    Blocks: `put` while it is full, `get` while it is empty, for their timeouts.
+    Blocks: `wait_room` while it is full, `get` while it is empty, for their timeouts.
     """
 
     def __init__(self, size: int, max_bytes: float = math.inf, *, newest_first: bool = False) -> None:

@@ -275,6 +275,8 @@ class GroupWorker:
     def _send(self, held: list[Lease], permit: Permit) -> list[Lease]:
         """Send and ack; what is to be sent again."""
         is_retry = any(lease.attempts > 1 for lease in held)
+        if is_retry:
+            self._tally.add(retries=1)
         self._gate.begin()  # nobody is before us: there is one of us
         try:
             refused = self._exporter.send_group(held)
@@ -284,7 +286,6 @@ class GroupWorker:
             if not isinstance(failure, TransientExportError):
                 failure = TransientExportError(str(failure), failure.error_class)
             self._gate.failed(permit, failure, 1)
-            self._tally.add(retries=1)
             return [lease._replace(attempts=lease.attempts + 1) for lease in held]
         self._gate.succeeded(permit)
         for lease, reason in refused:
@@ -293,6 +294,6 @@ class GroupWorker:
         bad = {lease.sequence for lease, _ in refused}
         done = [lease for lease in held if lease.sequence not in bad]
         self._source.ack(done)
-        for lease in done:
-            self._tally.sent(len(lease.data), is_retry=is_retry)
+        for number, lease in enumerate(done):
+            self._tally.sent(len(lease.data), is_retry=is_retry and not number)  # a group is one send
         return []
