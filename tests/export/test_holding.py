@@ -21,6 +21,7 @@ from penstock.export import (
     CircuitState,
     FailoverConfig,
     PipelineSplitConfig,
+    Prepared,
     SendQueue,
     workers,
 )
@@ -445,6 +446,50 @@ class TestDirect:
             with pytest.raises(CircuitOpen):
                 sender.push(b"three")
         assert len(queue) == 0
+
+    def test_a_batch_that_cannot_be_prepared_says_nothing_about_the_destination(self, queue: FastQueue) -> None:
+        class Picky(FailingExporter):
+            def prepare(self, batch: bytes) -> Prepared:
+                if batch == b"undecodable":
+                    raise ValueError("cannot be decoded")
+                return super().prepare(batch)
+
+        exporter = Picky([DOWN])
+        config = quick(enabled=False, circuit_breaker=BreakerConfig(threshold=1, reset_timeout=0.0))
+        with SendQueue(queue, exporter, config) as sender:
+            with pytest.raises(PermanentExportError, match="cannot be prepared: ValueError: cannot be decoded"):
+                sender.push(b"undecodable")
+            assert sender.stats().circuit is CircuitState.CLOSED
+            with pytest.raises(TransientExportError, match="nobody listens"):
+                sender.push(b"one")
+            with pytest.raises(PermanentExportError, match="cannot be prepared"):
+                sender.push(b"undecodable")  # as the probe: another takes its place
+            assert sender.stats().circuit is CircuitState.HALF_OPEN
+            sender.push(b"one")
+            assert sender.stats().circuit is CircuitState.CLOSED
+            assert sender.stats().errors["unknown"] == 2
+        assert exporter.batches == [b"one"]
+
+    def test_what_is_no_exception_gives_the_place_of_the_send_back(self, queue: FastQueue) -> None:
+        class Interrupted(MemoryExporter):
+            def take(self, prepared: Prepared) -> None:
+                raise KeyboardInterrupt
+
+        sender = SendQueue(queue, Interrupted(), quick(enabled=False))
+        with pytest.raises(KeyboardInterrupt):
+            sender.push(b"one")
+        assert sender.stats().sends_inflight == 0
+
+    def test_what_waits_is_not_overtaken(self, queue: FastQueue) -> None:
+        exporter = MemoryExporter()
+        sender = SendQueue(queue, exporter, quick(always_queue=False))
+        queue.push(b"first")
+        sender.push(b"second")
+        assert len(sender) == 2
+        sender.start()
+        assert sender.flush()
+        sender.close()
+        assert sorted(exporter.batches) == [b"first", b"second"]
 
 
 class TestLimits:

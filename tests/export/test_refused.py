@@ -1,5 +1,7 @@
 """What the destination will not have: cut in two, kept as a dead letter, brought back."""
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,12 @@ from penstock.errors import (
 from penstock.export import (
     BreakerConfig,
     CircuitState,
+    PartialSuccess,
+    Prepared,
     SendQueue,
 )
-from penstock.spool import FastQueue, FastQueueConfig
+from penstock.export.delivery import _Progress
+from penstock.spool import FastQueue, FastQueueConfig, Lease
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, dead_letters, numbered, quick
 
@@ -229,6 +234,50 @@ def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
     assert dead_letters(tmp_path) == [(b"bad.....", "400")]
 
 
+def test_a_probe_that_finds_only_refused_parts_left_gives_its_place_back(
+    queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.export.delivery.REST", 0.01)
+    bury, can_be_kept = queue.bury, threading.Event()
+    refused = []
+
+    def refuse(block: bytes, reason: str) -> None:
+        if not can_be_kept.is_set():
+            refused.append(block)
+            raise DiskFull("no room")
+        bury(block, reason)
+
+    monkeypatch.setattr(queue, "bury", refuse)
+    exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")), max_bytes=8)
+    config = quick(workers=1, circuit_breaker=BreakerConfig(threshold=1, reset_timeout=0.001))
+    with SendQueue(queue, exporter, config) as sender:
+        sender.push(b"good....bad.....")
+        wait_until(lambda: refused)
+        exporter.fail_with(DOWN)
+        sender.push(b"next")
+        wait_until(lambda: sender.stats().circuit_opened)
+        before = len(refused)
+        wait_until(lambda: len(refused) > before + 2)  # each of them had the probe
+        can_be_kept.set()
+        exporter.recover()
+        assert sender.flush()
+    queue.close()
+    assert exporter.batches == [b"good....", b"next"]
+    assert dead_letters(tmp_path) == [(b"bad.....", "400")]
+
+
+def test_how_far_batches_are_that_go_in_parts_is_not_remembered_for_ever(queue: FastQueue) -> None:
+    exporter = FailingExporter(max_bytes=1)
+    sender = SendQueue(queue, exporter, quick())
+    delivery = sender._delivery
+    assert delivery is not None
+    exporter.fail_with(DOWN)
+    for number in range(200):
+        lease = Lease(number, 1, b"ab", 0.0)
+        delivery._send_parts(lease, _Progress(deque([b"a", b"b"])))
+    assert sorted(delivery._progress) == list(range(100, 200))
+
+
 def _raise(batch: bytes) -> None:
     raise RuntimeError("split failed")
 
@@ -280,6 +329,28 @@ def test_a_destination_that_refuses_everything_is_one_line_and_a_count(
     assert lines == [
         f"Batch became a dead letter. queue={queue.path} sequence={number} attempts=1 bytes=12 reason={reason}"
         for number, reason in ((0, "400 no"), (20, "422 old"))
+    ]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_what_was_refused_of_a_batch_is_counted_and_a_line_when_the_reason_is_a_new_one(
+    queue: FastQueue, caplog: pytest.LogCaptureFixture, enabled: bool
+) -> None:
+    class Partial(MemoryExporter):
+        def take(self, prepared: Prepared) -> PartialSuccess | None:
+            super().take(prepared)
+            return PartialSuccess(2, prepared.body.decode())
+
+    with SendQueue(queue, Partial(), quick(workers=1, enabled=enabled)) as sender:
+        for message in (b"too old", b"too old", b"too new"):
+            sender.push(message)
+        assert sender.flush()
+        stats = sender.stats()
+    assert stats.partial_rejected == 6
+    assert stats.latency_ewma > 0
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Destination refused part of a batch. queue={queue.path} rejected=2 message={message}"
+        for message in ("too old", "too new")
     ]
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from penstock.clock import Clock
 from penstock.errors import (
+    CircuitOpen,
     ExportError,
     PayloadTooLarge,
     PermanentExportError,
@@ -113,6 +114,20 @@ class Delivery:
             raise
         return is_taken
 
+    def send_now(self, batch: bytes) -> None:
+        """Send on the caller's thread, without a queue. Raises an ExportError if the destination does not have it."""
+        permit = self._gate.enter(0.0)
+        if permit is None:
+            raise CircuitOpen("the destination keeps failing and is left alone for now")
+        try:
+            self._transmit(self._prepare_alone(batch, permit), permit, is_retry=False)
+        except TransientExportError as error:
+            self._gate.failed(permit, error, 1)
+            raise
+        except _Stopped:
+            raise QueueClosed("the send queue is closed") from None
+        self._tally.sent(len(batch), is_retry=False)
+
     # -- for a row ---------------------------------------------------------------------------------------------------
 
     def _put_off(self, prepared: Prepared) -> Finish:
@@ -187,7 +202,7 @@ class Delivery:
             part = progress.waiting[0]
             current, permit = permit or self._gate.permit(), None
             try:
-                self._transmit(self._prepare_part(part, current), current, lease.attempts > 1)
+                self._transmit(self._prepare_alone(part, current), current, lease.attempts > 1)
             except PayloadTooLarge as error:
                 smaller = self._split(part)
                 progress.waiting.popleft()
@@ -216,12 +231,17 @@ class Delivery:
             progress.waiting.popleft()
         return self._settle_parts(lease, progress)
 
-    def _prepare_part(self, part: bytes, permit: Permit) -> Prepared:
+    def _prepare_alone(self, batch: bytes, permit: Permit) -> Prepared:
+        """What has no lease of its own, ready to travel. If it cannot be, the permit is back: nothing was sent."""
         try:
-            return self._exporter.prepare(part)
-        except Exception as error:
+            return self._exporter.prepare(batch)
+        except BaseException as error:
             self._gate.release(permit)
-            raise PermanentExportError(f"cannot be prepared: {error}") from error
+            if not isinstance(error, Exception):
+                raise
+            failure = of_exception(error)
+            self._tally.failed(failure.error_class, is_retry=False)
+            raise PermanentExportError(f"cannot be prepared: {failure}", failure.error_class) from error
 
     def _remember(self, lease: Lease, progress: _Progress) -> None:
         """For the next attempt. A batch that the queue evicted meanwhile never comes back for its entry."""
@@ -322,13 +342,3 @@ def log_dead_letter(queue: str, lease: Lease, reason: str) -> None:
     """Said by those who settle leases, in the same words."""
     text = "Batch became a dead letter. queue=%s sequence=%d attempts=%d bytes=%d reason=%s"
     log.warning(text, queue, lease.sequence, lease.attempts, len(lease.data), reason)
-
-
-def send_directly(exporter: Exporter, batch: bytes) -> PartialSuccess | None:
-    """Send once, on the caller's thread, without a queue. Raises an ExportError."""
-    try:
-        return exporter.send(exporter.prepare(batch))
-    except ExportError:
-        raise
-    except Exception as error:
-        raise of_exception(error) from error

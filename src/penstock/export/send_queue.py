@@ -14,18 +14,10 @@ from types import TracebackType
 from typing import Self
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import (
-    CircuitOpen,
-    ConfigError,
-    DiskFailed,
-    DiskFull,
-    ExportError,
-    QueueClosed,
-    TransientExportError,
-)
+from penstock.errors import ConfigError, DiskFailed, DiskFull, ExportError, QueueClosed
 from penstock.export.breaker import CircuitBreaker
 from penstock.export.config import SendQueueConfig
-from penstock.export.delivery import Delivery, send_directly
+from penstock.export.delivery import Delivery
 from penstock.export.exporter import Exporter, GroupExporter
 from penstock.export.failover import Failover
 from penstock.export.gate import Gate
@@ -151,29 +143,8 @@ class SendQueue:
                 raise
 
     def _send_now(self, batch: bytes) -> None:
-        """Send on the caller's thread; an ExportError says that the destination does not have the batch."""
-        assert not isinstance(self._exporter, GroupExporter)
-        permit = self._gate.enter(0.0)
-        if permit is None:
-            raise CircuitOpen("the destination keeps failing and is left alone for now")
-        if not self._gate.begin():
-            raise QueueClosed("the send queue is closed")
-        try:
-            result = send_directly(self._exporter, batch)
-        except ExportError as error:
-            self._tally.failed(error.error_class, is_retry=False)
-            if isinstance(error, TransientExportError):
-                self._gate.failed(permit, error, 1)
-            else:
-                self._gate.refused(permit, error)
-            raise
-        except BaseException:
-            self._gate.abandoned(permit)
-            raise
-        self._gate.succeeded(permit)
-        self._tally.sent(len(batch), is_retry=False)
-        if result is not None:
-            self._tally.add(partial_rejected=result.rejected)
+        assert self._delivery is not None  # an exporter of groups always queues
+        self._delivery.send_now(batch)
 
     def _try_now(self, batch: bytes) -> bool:
         try:
