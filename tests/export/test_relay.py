@@ -1,6 +1,7 @@
 """`penstock relay`: a folder is emptied, mistakes are named, and what is left is still there."""
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ from click.testing import CliRunner, Result
 
 from penstock.cli import main
 from penstock.export import SendQueueConfig
+from penstock.export.http import TlsConfig
+from penstock.service.config.destinations import ExporterConfig
 from penstock.service.relay import queue_config
 from penstock.spool import Durability, FastQueue, FastQueueConfig
-from penstock.testing import wait_until
+from penstock.testing import MemoryExporter, wait_until
 from tests.export.misbehaving import Misbehaving, answer
 from tests.export.quick import numbered
 
@@ -52,6 +55,31 @@ def test_what_is_given_for_the_destination_reaches_it(tmp_path: Path) -> None:
     assert (request.headers["x-scope-orgid"], request.headers["authorization"]) == ("a", "Bearer secret")
 
 
+def test_what_is_given_for_a_broker_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[ExporterConfig] = []
+
+    def make_exporter(config: ExporterConfig, signal: str) -> MemoryExporter:
+        given.append(config)
+        return MemoryExporter()
+
+    monkeypatch.setattr("penstock.service.relaying.make_exporter", make_exporter)
+    (tmp_path / "password").write_text("secret")
+    ran = relay(
+        "--to", "amqp", "--url", "amqps://host", "--exchange", "telemetry", "--routing-key", "metrics",
+        "--token-file", tmp_path / "password", "--ca-file", tmp_path / "password", "--queue-path", filled(tmp_path, 1),
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    (config,) = given
+    assert (config.type, config.url, config.exchange, config.routing_key) == (
+        "amqp",
+        "amqps://host",
+        "telemetry",
+        "metrics",
+    )
+    assert config.token_file == tmp_path / "password"
+    assert config.tls == TlsConfig(ca_file=tmp_path / "password")
+
+
 def test_what_became_a_dead_letter_is_an_exit_code_of_1(tmp_path: Path) -> None:
     server = Misbehaving([answer(400, b"no")])
     with server.running():
@@ -88,6 +116,20 @@ def test_sigterm_ends_it_and_leaves_the_rest(tmp_path: Path) -> None:
         assert len(queue) == 5
 
 
+def test_sigterm_ends_it_in_the_time_that_it_was_given(tmp_path: Path) -> None:
+    path = filled(tmp_path, 1)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        command = [*RELAY, "--to", "otlp-http", "--url", url, "--queue-path", str(path), "--timeout", "0"]
+        with subprocess.Popen([*command, "--send-timeout", "10m"], stderr=subprocess.PIPE) as child:
+            connection, _ = deaf.accept()
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(timeout=25) == 1  # with the 30 s that it has otherwise it would still wait
+            connection.close()
+    with FastQueue(path) as queue:
+        assert len(queue) == 1
+
+
 def test_a_reader_that_goes_away_ends_the_console_and_not_the_batches(tmp_path: Path) -> None:
     path = filled(tmp_path, 10_000)
     command = [*RELAY, "--to", "console", "--queue-path", str(path)]
@@ -117,6 +159,14 @@ def test_a_reader_that_goes_away_ends_the_console_and_not_the_batches(tmp_path: 
         ("--to otlp-http --url http://h --token-file none", "'none' does not exist"),
         ("--to amqp --url amqp://h:x --routing-key q", "url must look like amqp://"),
         ("--to console --timeout -1", "--timeout"),
+        ("--to otlp-http --url http://h --ca-file queue/fastqueue.meta", "tls is set, but the url says http://"),
+        ("--to console --url http://h", "--url is for otlp-http, remote-write, amqp, not for console"),
+        ("--to console --header a:b", "--header is for otlp-http, remote-write, not for console"),
+        ("--to remote-write --url http://h --compression zstd", "--compression is for otlp-http, not for remote-write"),
+        ("--to remote-write --url http://h --signal logs", "--signal is for otlp-http, not for remote-write"),
+        ("--to otlp-http --url http://h --routing-key q", "--routing-key is for amqp, not for otlp-http"),
+        ("--to otlp-http --url http://h --exchange x", "--exchange is for amqp, not for otlp-http"),
+        ("--to amqp --url amqp://h --routing-key q --send-timeout 1s", "--send-timeout is for otlp-http, remote-write"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str) -> None:
@@ -134,6 +184,7 @@ def test_a_mistake_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arg
         ("- 1\n", "must be a mapping with exporter.queue, got [1] where exporter should be"),
         ("exporter: {queue: [1, 2]}", "must be a mapping, got [1, 2]"),
         ("exporter: {queue: ", "is not YAML"),
+        ("data_dir: 5", "must name a folder, got 5"),
         ("exporter: {queue: {backoff: 3}}", "exporter.queue.backoff must be a mapping, got 3"),
     ],
 )
@@ -149,3 +200,18 @@ def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str, message:
 def test_what_is_commented_out_is_the_default(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.yaml").write_text(text)
     assert queue_config(tmp_path / "p.yaml", {}) == SendQueueConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("data_dir: /var/lib/penstock", "/var/lib/penstock/queue"),
+        ("data_dir: data\nexporter: {queue: {path: relay}}", "data/relay"),
+        ("data_dir: data\nexporter: {queue: {path: /srv/relay}}", "/srv/relay"),
+        ("exporter: {queue: {path: relay}}", "relay"),
+    ],
+)
+def test_a_folder_that_the_file_names_is_taken_from_its_data_dir(tmp_path: Path, text: str, path: str) -> None:
+    (tmp_path / "p.yaml").write_text(text)
+    assert Path(queue_config(tmp_path / "p.yaml", {}).path) == Path(path)
+    assert queue_config(tmp_path / "p.yaml", {"queue_path": "mine"}).path == "mine"

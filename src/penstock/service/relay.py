@@ -24,6 +24,19 @@ if TYPE_CHECKING:
     from penstock.service.config.destinations import ExporterType
 
 DESTINATIONS = ("otlp-http", "remote-write", "amqp", "console")
+_HTTP = ("otlp-http", "remote-write")
+# Options that are for some destinations only: given for another they would do nothing.
+_FOR = {
+    "url": (*_HTTP, "amqp"),
+    "token_file": (*_HTTP, "amqp"),
+    "ca_file": (*_HTTP, "amqp"),
+    "header": _HTTP,
+    "send_timeout": _HTTP,
+    "signal": ("otlp-http",),
+    "compression": ("otlp-http",),
+    "exchange": ("amqp",),
+    "routing_key": ("amqp",),
+}
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -47,15 +60,20 @@ def _section(file: Path) -> Mapping[str, Any]:
         found: Any = yaml.safe_load(file.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not YAML: {error}") from None
+    data_dir = found.get("data_dir") if isinstance(found, Mapping) else None
+    if not isinstance(data_dir or "", str):
+        raise ConfigError(f"data_dir in {file} must name a folder, got {data_dir!r}")
     for key in ("exporter", "queue"):
-        if found is None:
-            return {}
-        if not isinstance(found, Mapping):
+        if found is not None and not isinstance(found, Mapping):
             raise ConfigError(f"{file} must be a mapping with exporter.queue, got {found!r} where {key} should be")
-        found = found.get(key)
+        found = found.get(key) if found else None
     if not isinstance(found or {}, Mapping):
         raise ConfigError(f"exporter.queue in {file} must be a mapping, got {found!r}")
-    return found or {}
+    section = dict(found or {})
+    path = section.get("path", SendQueueConfig().path)
+    if data_dir and isinstance(path, str):  # as `penstock run` takes them
+        section["path"] = os.path.join(data_dir, path)
+    return section
 
 
 def _require_queue(folder: Path) -> None:
@@ -64,6 +82,13 @@ def _require_queue(folder: Path) -> None:
             raise ConfigError(f"there is no queue in {folder}: name its folder with --queue-path")
     except OSError as error:
         raise ConfigError(f"--queue-path {folder}: {error.strerror}") from error
+
+
+def _refuse_idle(to: str, **given: object) -> None:
+    """ConfigError if an option was given that is not for that destination."""
+    for name, value in given.items():
+        if value and to not in _FOR[name]:
+            raise ConfigError(f"--{name.replace('_', '-')} is for {', '.join(_FOR[name])}, not for {to}")
 
 
 def _headers(lines: Sequence[str]) -> dict[str, str]:
@@ -84,7 +109,7 @@ def _headers(lines: Sequence[str]) -> dict[str, str]:
 @click.option("--compression", help="otlp-http: none, gzip or zstd.")
 @click.option("--exchange", default="", help="amqp: the exchange; without one --routing-key names a queue.")
 @click.option("--routing-key", default="", help="amqp: the routing key.")
-@click.option("--config", "-c", type=_FILE, help="A file with exporter.queue.")
+@click.option("--config", "-c", type=_FILE, help="A file with exporter.queue, as of penstock run.")
 @click.option(
     "--timeout", default=30.0, show_default=True, type=click.FloatRange(0.0), help="Seconds that stopping may take."
 )
@@ -121,6 +146,10 @@ def relay(
     from penstock.service.config.destinations import ExporterConfig
     from penstock.service.relaying import make_exporter
 
+    _refuse_idle(
+        to, url=url, token_file=token_file, ca_file=ca_file, header=headers, send_timeout=send_timeout, signal=kind,
+        compression=compression, exchange=exchange, routing_key=routing_key,
+    )  # fmt: skip
     # Nothing is pushed here, so it costs next to nothing that a kill forgets no acknowledgement either.
     settings = queue_config(config, given, durability="disk")
     if settings.type != "disk" or not settings.enabled:
