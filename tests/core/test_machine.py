@@ -39,6 +39,12 @@ def test_the_groups_own_limits_hold_in_v1(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path, own) == 1.5
 
 
+def test_what_v1_says_where_there_is_no_limit_is_none(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert memory_limit(tmp_path, membership(tmp_path, "4:memory:/\n")) is None
+
+
 def test_a_group_that_is_not_mounted_here_leaves_the_containers_own(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("4096")
     assert memory_limit(tmp_path, membership(tmp_path, "0::/kubepods/pod1\n")) == 4096

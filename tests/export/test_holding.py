@@ -46,7 +46,10 @@ class TestMemory:
             sender.push(batch)
         sender.close()
         assert sorted(exporter.batches) == numbered(50)
-        assert sender.stats().data_loss == 0
+        stats = sender.stats()
+        assert stats.data_loss == 0
+        assert stats.queue.acked == 50
+        assert stats.queue.redelivered >= 2
 
     def test_what_is_lost_at_the_end_is_counted(self) -> None:
         exporter = FailingExporter()

@@ -17,7 +17,7 @@ from penstock.export import (
     SendQueueConfig,
 )
 from penstock.export.flags import FLAGS, merged
-from penstock.machine import cores, usable_memory
+from penstock.machine import cores, machine_memory, usable_memory
 from penstock.service.relay import queue_config
 from penstock.spool import Durability, FastQueueConfig, FullBehavior
 from penstock.testing import MemoryExporter
@@ -195,12 +195,20 @@ def test_percentages_bound_what_the_queue_holds_in_memory() -> None:
     assert SendQueueConfig(memory_percent=0.0).queue_config(gigabyte).inmemory_bytes is None
 
 
+def test_a_queue_in_memory_keeps_to_the_memory_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.export.config.usable_memory", lambda: 1000)
+    sender = SendQueue.open(MemoryExporter(), quick(type="memory", memory_percent=0.5, memory_limit_ratio=0.5))
+    assert sender.stats().queue.max_bytes == 250
+    sender.close()
+
+
 @pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
 def test_memory_is_the_containers_not_the_machines(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("1073741824")
     assert usable_memory(tmp_path) == 2**30
-    assert usable_memory(tmp_path / "none") > 0
+    (tmp_path / name).write_text(str(machine_memory() + 1))
+    assert usable_memory(tmp_path) == usable_memory(tmp_path / "none") == machine_memory()
 
 
 def test_cores_are_the_containers_not_the_machines(tmp_path: Path) -> None:

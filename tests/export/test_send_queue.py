@@ -212,6 +212,15 @@ def test_close_finishes_what_is_under_way_and_leaves_the_rest_durable(
     assert left == sorted(left)
 
 
+def test_close_brings_what_a_queue_of_yours_holds_to_the_disk(queue: FastQueue) -> None:
+    sender = SendQueue(queue, MemoryExporter(), quick())
+    sender.push(b"one")
+    assert queue.stats().inmemory_blocks == 1
+    sender.close()
+    assert queue.stats().inmemory_blocks == 0
+    assert len(queue) == 1
+
+
 class Deaf(MemoryExporter):
     def close(self) -> None:
         """Does not cut anything off."""

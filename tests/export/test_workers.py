@@ -21,7 +21,7 @@ from penstock.export import (
 from penstock.export.channel import Channel
 from penstock.export.delivery import Job
 from penstock.export.workers import Workers
-from penstock.spool import FastQueue, FastQueueConfig, Lease
+from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
 
@@ -371,3 +371,12 @@ class TestGroups:
             pytest.raises(ConfigError, match="must be 'fifo'"),
         ):
             SendQueue(queue, self.Grouping([]), quick())
+
+    @pytest.mark.parametrize("setting", ["enabled", "always_queue"])
+    def test_sending_past_the_queue_is_refused(self, queue: FastQueue, setting: str) -> None:
+        with pytest.raises(ConfigError, match="always queues: enabled and always_queue"):
+            SendQueue(queue, self.Grouping([]), quick(**{setting: False}))
+
+    def test_a_queue_in_memory_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"type must be 'disk' .* got 'memory'"):
+            SendQueue(MemoryQueue(), self.Grouping([]), quick())

@@ -12,7 +12,6 @@ from penstock.export.config import SendQueueConfig
 from penstock.spool import DeadLetter, FastQueue, FullBehavior, Lease, MemoryQueue, QueueStats
 
 MOST_DEAD_LETTERS = 1000
-_LOOK_AGAIN = 0.5  # seconds: somebody else may push straight into the MemoryQueue, and we are not told
 
 
 class Source(Protocol):
@@ -147,7 +146,7 @@ class LeasedMemory:
                 if taken or now >= deadline:
                     return taken
                 due = self._delayed[0][0] if self._delayed else deadline
-                self._not_empty.wait(min(deadline - now, max(due - now, 0.001), _LOOK_AGAIN))
+                self._not_empty.wait(min(deadline - now, max(due - now, 0.001)))
 
     def _take_locked(self, most: int, now: float) -> list[Lease]:
         while self._delayed and self._delayed[0][0] <= now:
