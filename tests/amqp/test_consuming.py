@@ -232,13 +232,13 @@ def test_auto_ack_acknowledges_before_the_handler_has_finished(client: Client, q
     registry = consume(declarations)
     client.publish(queue, b"1", b"2", b"3", b"4", b"5")
 
-    wait_until(lambda: client.depth(queue) == 1)
-    stats = registry.stats().consumers[queue]
+    def delivered_and_unacknowledged() -> tuple[int, int]:
+        stats = registry.stats().consumers[queue]
+        return stats.total("delivered"), stats.in_flight
+
+    wait_until(lambda: delivered_and_unacknowledged() == (4, 1))  # one with the worker, two behind it
+    assert client.depth(queue) == 1
     leave.set()
-    assert (stats.total("delivered"), stats.in_flight) == (
-        4,
-        1,
-    )  # one with the worker, two behind it, one unacknowledged
 
 
 def test_a_slow_message_does_not_stop_the_others_when_the_window_is_full(
@@ -283,11 +283,9 @@ def test_metrics_tell_what_happened_by_queue_and_event_type(client: Client, queu
     wait_until(lambda: registry.stats().consumers[queue].event_types["unknown"].dead_lettered == 1)
     wait_until(lambda: registry.stats().consumers[queue].event_types["good"].acked == 1)
 
-    text = telemetry.render().decode()
-
     good = f'{{event_type="good",queue="{queue}"}}'
     unknown = f'{{event_type="unknown",queue="{queue}"}}'
-    for line in (
+    lines = (
         f"penstock_amqp_acks_total{good} 1.0",
         f"penstock_amqp_deliveries_total{good} 1.0",
         f"penstock_amqp_dead_letters_total{unknown} 1.0",
@@ -297,8 +295,9 @@ def test_metrics_tell_what_happened_by_queue_and_event_type(client: Client, queu
         f'penstock_amqp_in_flight{{queue="{queue}"}} 0.0',
         "penstock_amqp_connected 1.0",
         "penstock_amqp_reconnects_total 0.0",
-    ):
-        assert line in text, line
+    )
+    for line in lines:  # the thread that counts goes on while we look
+        wait_until(lambda line=line: line in telemetry.render().decode())  # type: ignore[misc]
 
 
 def test_every_count_moves(client: Client, queue: str, consume: Consume) -> None:
