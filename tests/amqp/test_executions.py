@@ -195,6 +195,9 @@ def test_batches_are_handed_over_full_or_when_the_first_has_waited(
     client: Client, queue: str, consume: Consume
 ) -> None:
     batches: list[list[bytes]] = []
+    client.channel.queue_declare(queue, durable=True)
+    client.publish_unconfirmed(queue, [str(number).encode() for number in range(25)])
+    wait_until(lambda: client.depth(queue) == 25)  # all are there: no batch waits for us
     declarations = Declarations()
     declarations.queue(queue)
     declarations.consumer(
@@ -203,10 +206,9 @@ def test_batches_are_handed_over_full_or_when_the_first_has_waited(
         workers=1,
         prefetch=1,  # below the size of a batch: raised, or no batch would ever be full
         batch_size=10,
-        batch_timeout=0.2,
+        batch_timeout=1.0,
     )
     registry = consume(declarations)
-    client.publish_unconfirmed(queue, [str(number).encode() for number in range(25)])
 
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 25)
     assert [len(batch) for batch in batches] == [10, 10, 5]
