@@ -28,9 +28,10 @@ class FakeQueue:
         self.refused = threading.Event()
 
     def push(self, block: bytes) -> int:
-        if self.trouble:
+        trouble = self.trouble  # it may end meanwhile
+        if trouble:
             self.refused.set()
-            raise self.trouble
+            raise trouble
         if len(block) > 10:
             raise BlockTooLarge("11 bytes, and 10 is the limit")
         self.blocks.append(block)
