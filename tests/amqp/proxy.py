@@ -4,6 +4,7 @@ import contextlib
 import socket
 import ssl
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +16,8 @@ class Proxy:
         self._target = port
         self._tls = tls  # to be what a broker with TLS is
         self._swallows = False
+        self._is_open = threading.Event()
+        self._is_open.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         # _lock guards everything below.
@@ -25,6 +28,15 @@ class Proxy:
     def swallow(self) -> None:
         """Keep every connection, and let nothing through any more."""
         self._swallows = True
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Let whoever comes meanwhile wait at the door."""
+        self._is_open.clear()
+        try:
+            yield
+        finally:
+            self._is_open.set()
 
     def cut(self) -> None:
         """Drop every connection, without a good-bye in either direction."""
@@ -39,6 +51,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
+                self._is_open.wait()
                 if self._tls:
                     try:
                         near = self._tls.wrap_socket(near, server_side=True)
