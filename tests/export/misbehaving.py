@@ -40,6 +40,17 @@ def answer(status: int, body: bytes = b"", **headers: str) -> Behaviour:
     return behave
 
 
+def said(behave: Behaviour, has_said: threading.Event) -> Behaviour:
+    """The same, and tells when it is done: by then an answer is on the client's side."""
+
+    def behave_and_tell(connection: socket.socket) -> bool:
+        goes_on = behave(connection)
+        has_said.set()
+        return goes_on
+
+    return behave_and_tell
+
+
 def half(connection: socket.socket) -> bool:
     """Promises more than it sends."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
@@ -116,12 +127,14 @@ class Misbehaving:
         """Up; at the end down, with every connection cut. Entered again, it is up on the same port."""
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        accepting = threading.Thread(target=self._accept, args=(listener,), daemon=True)
+        accepting.start()
         try:
             yield self
         finally:
             self.slow.set()
             listener.shutdown(socket.SHUT_RDWR)
+            accepting.join(20)  # whom it has let in by now is cut off with the others
             listener.close()
             for connection in list(self._open):
                 try:

@@ -19,7 +19,7 @@ from penstock.export.workers import Workers
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.testing import wait_until
 from tests.export import misbehaving
-from tests.export.misbehaving import Behaviour, Misbehaving, answer
+from tests.export.misbehaving import Behaviour, Misbehaving, answer, said
 from tests.export.quick import numbered, quick
 
 
@@ -77,9 +77,10 @@ def test_who_comes_after_the_timeout_gets_what_is_there_and_waits_for_nothing_mo
     server: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_of(server, timeout=5.0)
-    server.behaviours = [answer(200), server.silent]
+    is_answered = threading.Event()
+    server.behaviours = [said(answer(200), is_answered), server.silent]
     there = client.begin(b"1", {})
-    wait_until(lambda: len(server.requests) == 1)
+    assert is_answered.wait(20)
     hanging = client.begin(b"2", {})
     wait_until(lambda: len(server.requests) == 2)
     real = time.monotonic
@@ -99,12 +100,14 @@ def test_who_comes_after_the_timeout_gets_what_is_there_and_waits_for_nothing_mo
     client.close()
 
 
-@pytest.mark.parametrize(("elsewhere", "here", "left"), [(0.0, 3.0, 2.0), (60.0, 0.0, 5.0), (60.0, 3.0, 2.0)])
+@pytest.mark.parametrize(
+    ("elsewhere", "here", "left"), [(0.0, 300.0, 200.0), (6000.0, 0.0, 500.0), (6000.0, 300.0, 200.0)]
+)
 def test_a_second_try_has_what_the_first_has_left_of_the_timeout(
     server: Misbehaving, monkeypatch: pytest.MonkeyPatch, elsewhere: float, here: float, left: float
 ) -> None:
     """Seconds that are spent elsewhere before somebody comes for the answer are not the request's own."""
-    client = client_of(server, timeout=5.0)
+    client = client_of(server, timeout=500.0)
     client.post(b"first", {})
     passed = 0.0
     real, receive, connect = time.monotonic, http1.Connection.receive, http1.connect
@@ -113,7 +116,7 @@ def test_a_second_try_has_what_the_first_has_left_of_the_timeout(
     def slowly(connection: http1.Connection, most: int, deadline: float) -> http1.Answer:
         nonlocal passed
         passed += 0.0 if remaining else here
-        return receive(connection, most, max(deadline, time.monotonic() + 1.0))
+        return receive(connection, most, max(deadline, time.monotonic() + 30.0))
 
     def note(host: str, port: int, context: ssl.SSLContext | None, deadline: float) -> http1.Connection:
         remaining.append(deadline - time.monotonic())
@@ -126,7 +129,7 @@ def test_a_second_try_has_what_the_first_has_left_of_the_timeout(
     take = client.begin(b"second", {})
     passed += elsewhere
     assert take().status == 200
-    assert [round(seconds) for seconds in remaining] == [left]
+    assert [round(seconds, -2) for seconds in remaining] == [left]  # beside the little that the test itself takes
     client.close()
 
 
@@ -144,12 +147,12 @@ def test_kept_connections_that_the_server_has_ended_are_made_anew_when_their_tur
 
 def test_an_answer_that_is_there_can_be_read_after_the_client_was_closed(server: Misbehaving) -> None:
     client = client_of(server)
-    server.behaviours = [answer(200, b"taken"), server.silent]
+    is_answered = threading.Event()
+    server.behaviours = [said(answer(200, b"taken"), is_answered), server.silent]
     take = client.begin(b"1", {})
-    wait_until(lambda: len(server.requests) == 1)
+    assert is_answered.wait(20)
     hanging = client.begin(b"2", {})
     wait_until(lambda: len(server.requests) == 2)
-    assert client.begin(b"3", {})().status == 200  # by now the first answer is on our side, too
     client.close()
     with pytest.raises((ConnectionError, TransientExportError)):
         hanging()
@@ -170,7 +173,7 @@ def test_one_that_works_alone_has_as_many_sends_under_way_as_all_would(
         with sender:
             wait_until(lambda: not len(sender))
             assert sender.stats().exported_batches == 50
-            assert sender.stats().sends_inflight == 0
+            wait_until(lambda: not sender.stats().sends_inflight)  # its place is given back when it is settled
     assert sorted(request.body for request in server.requests) == numbered(50)
     assert server.connections == 3
 
