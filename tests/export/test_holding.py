@@ -218,11 +218,13 @@ class TestFailover:
         self, queue: FastQueue, full: Callable[[bool], None]
     ) -> None:
         exporter = FailingExporter([DOWN])
+        exporter.hold()
         with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=0.02, drain_batch=10))) as sender:
             for batch in numbered(25):
                 sender.push(batch)
             assert sender.stats().failover_size > 0
             assert sender.stats().failover_bytes > 0
+            exporter.release()
             wait_until(lambda: not len(sender))
         assert sorted(exporter.batches) == numbered(25)
 
@@ -337,7 +339,7 @@ class TestFailover:
         sender = SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=0.01))).start()
         sender.push(b"one")
         wait_until(lambda: exporter.at_once)
-        assert sender.close(timeout=0.1) == ["penstock-failover"]
+        assert sender.close(timeout=1.0) == ["penstock-failover"]  # time enough for the others to end
         exporter.release()
 
     def test_what_the_destination_refuses_of_it_is_a_dead_letter_of_the_queue(
