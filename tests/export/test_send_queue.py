@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from penstock.export import (
     BackoffConfig,
     BreakerConfig,
     CircuitState,
+    PartialSuccess,
     PipelineSplitConfig,
+    Prepared,
     SendQueue,
 )
 from penstock.spool import FastQueue, Lease
@@ -106,8 +109,14 @@ def test_after_its_rest_exactly_one_probe_goes_out(queue: FastQueue) -> None:
         for batch in numbered(50):
             sender.push(batch)
         wait_until(lambda: sender.stats().circuit is CircuitState.OPEN)
-        wait_until(lambda: not exporter.at_once)
-        exporter.hold()
+
+        def holds_the_next_probe() -> bool:
+            exporter.release()
+            exporter.hold()
+            stats = sender.stats()
+            return stats.circuit is CircuitState.OPEN and not stats.sends_inflight  # so no other is under way
+
+        wait_until(holds_the_next_probe)
         exporter.most_at_once = 0
         wait_until(lambda: exporter.at_once)
         assert sender.stats().circuit is CircuitState.HALF_OPEN
@@ -151,17 +160,22 @@ def test_a_batch_that_always_meets_a_server_error_does_not_hold_up_the_others(qu
 
 
 def test_retry_after_holds_everything_back_and_does_not_count_as_a_failure(queue: FastQueue) -> None:
-    busy = TransientExportError("429", ErrorClass.RATE_LIMIT, retry_after=0.2)
-    exporter = FailingExporter([busy])
+    times: list[float] = []
+
+    class Timed(FailingExporter):
+        def take(self, prepared: Prepared) -> PartialSuccess | None:
+            times.append(time.monotonic())
+            return super().take(prepared)
+
+    exporter = Timed([TransientExportError("429", ErrorClass.RATE_LIMIT, retry_after=0.2)])
     config = quick(workers=1, circuit_breaker=BreakerConfig(threshold=1, reset_timeout=60.0))
     with SendQueue(queue, exporter, config) as sender:
         sender.push(b"one")
-        wait_until(lambda: sender.stats().backoff > 0)
         for batch in numbered(5):
             sender.push(batch)
-        assert exporter.batches == []
         wait_until(lambda: not len(sender))
         assert sender.stats().circuit_opened == 0
+    assert times[1] - times[0] >= 0.2
     assert exporter.batches == [b"one", *numbered(5)]
 
 
@@ -233,7 +247,7 @@ def test_a_send_that_hangs_does_not_keep_close_beyond_its_deadline(tmp_path: Pat
         sender = SendQueue(queue, exporter, quick(workers=1)).start()
         sender.push(b"one")
         wait_until(lambda: exporter.at_once)
-        late = sender.close(timeout=0.1)
+        late = sender.close(timeout=1.0)  # time enough for the others to end
         assert late == ["penstock-worker-0"]
         assert len(queue) == 1
         exporter.release()
@@ -247,7 +261,7 @@ def test_who_waits_for_his_turn_to_send_when_it_is_closed_does_not_begin(tmp_pat
         for batch in numbered(3):
             sender.push(batch)
         wait_until(lambda: exporter.at_once == 1 and sender.stats().workers_active == 3)
-        late = sender.close(timeout=0.1)
+        late = sender.close(timeout=1.0)
         assert len(late) == 1
         exporter.release()
         wait_until(lambda: not any(thread.name in late for thread in threading.enumerate()))
@@ -322,8 +336,8 @@ def test_backoff_without_jitter_is_what_the_configuration_says(queue: FastQueue)
     exporter = FailingExporter([DOWN, DOWN])
     config = quick(
         workers=1,
-        retry_interval=20.0,
-        max_retry_delay=40.0,
+        retry_interval=200.0,
+        max_retry_delay=400.0,
         backoff=BackoffConfig(jitter=0.0),
         circuit_breaker=BreakerConfig(enabled=False),
     )
@@ -332,5 +346,5 @@ def test_backoff_without_jitter_is_what_the_configuration_says(queue: FastQueue)
     sender.push(b"two")
     wait_until(lambda: len(exporter.attempts) == 2)
     wait_until(lambda: sender.stats().backoff > 0)
-    assert 39.0 < sender.stats().backoff <= 40.0
+    assert 350.0 < sender.stats().backoff <= 400.0
     sender.close()
