@@ -342,6 +342,22 @@ class TestFailover:
         assert sender.close(timeout=1.0) == ["penstock-failover"]  # time enough for the others to end
         exporter.release()
 
+    def test_it_goes_on_after_what_nobody_foresaw(
+        self, queue: FastQueue, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.export.delivery.REST", 0.01)
+
+        class Odd(MemoryExporter):
+            def take(self, prepared: Prepared) -> Any:
+                super().take(prepared)
+                return "no answer that there is" if len(self.batches) == 1 else None
+
+        exporter = Odd()
+        with SendQueue(queue, exporter, quick()) as sender:
+            sender.push(b"one")
+            assert sender.flush()
+        assert exporter.batches == [b"one", b"one"]
+
     def test_what_the_destination_refuses_of_it_is_a_dead_letter_of_the_queue(
         self, queue: FastQueue, full: Callable[[bool], None], tmp_path: Path
     ) -> None:

@@ -73,9 +73,8 @@ class Failover:
                 if not leases:
                     break
                 continue
-            if not self._delivery.send(job, permit):
+            if not self._delivery.send_one(job, permit):
                 break
-            self._delivery.done(job.lease)
             taken += 1
         return taken
 
@@ -120,8 +119,11 @@ class Failover:
 
     def _run(self) -> None:
         while not self._stopping.wait(float(self._config.drain_interval)):
-            self.drain(self._config.drain_batch)
-            self._leased.bury_again()
+            try:
+                self.drain(self._config.drain_batch)
+                self._leased.bury_again()
+            except Exception:
+                log.exception("Failover failed and goes on. queue=%s", self._gate.queue)
         self._move_back()
         self._leased.bury_again()
         while self.drain(1):
