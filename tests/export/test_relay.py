@@ -89,6 +89,27 @@ def test_what_became_a_dead_letter_is_an_exit_code_of_1(tmp_path: Path) -> None:
     assert "1 dead letters" in ran.output
 
 
+def test_the_words_of_a_server_do_nothing_to_the_terminal(tmp_path: Path) -> None:
+    server = Misbehaving([answer(400, b"\x1b[2Jgone")])
+    with server.running():
+        command = [*RELAY, "--to", "otlp-http", "--url", server.url, "--queue-path", str(filled(tmp_path, 1))]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "reason=400 Bad Request: \\x1b[2Jgone" in ran.stderr
+
+
+def test_a_broker_that_is_not_there_is_a_line_of_ours_and_none_of_its_clients(tmp_path: Path) -> None:
+    command = [*RELAY, "--to", "amqp", "--url", "amqp://127.0.0.1:1", "--routing-key", "x", "--timeout", "1"]
+    with subprocess.Popen(
+        [*command, "--queue-path", str(filled(tmp_path, 1))], stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stderr is not None
+        first = child.stderr.readline()
+        child.send_signal(signal.SIGTERM)
+        said = child.stderr.readlines()
+    assert "WARNING Export started failing." in first
+    assert [line[:4] for line in said] == ["sent"]
+
+
 def test_a_kill_makes_it_repeat_no_more_than_was_under_way(tmp_path: Path) -> None:
     path = filled(tmp_path, 1000)
     server = Misbehaving()

@@ -17,6 +17,7 @@ from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import Exporter
 from penstock.export.flags import FLAGS, merged
 from penstock.export.send_queue import SendQueue
+from penstock.service.logs import HumanFormatter
 from penstock.service.queue_folder import is_queue
 
 if TYPE_CHECKING:
@@ -169,7 +170,9 @@ def relay(
         **cast("Any", {name: value for name, value in given_too.items() if value}),
     )
     exporter = make_exporter(section, cast("Signal", kind or "metrics"))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    lines = logging.StreamHandler()
+    lines.setFormatter(HumanFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[lines])
     sys.exit(_run(SendQueue.open(exporter, settings), exporter, timeout))
 
 

@@ -1,5 +1,6 @@
 """To RabbitMQ, with publisher confirms: a batch is sent when a queue has it, persistently (extra `[amqp]`)."""
 
+import logging
 import socket
 import ssl
 import threading
@@ -24,6 +25,11 @@ from penstock.errors import (
 )
 from penstock.export.exporter import PartialSuccess, Prepared
 from penstock.export.http import TlsConfig, check_file
+
+# pika reports one failed connect in a dozen lines with tracebacks; the send queue says once what it means. Who wants to
+# hear pika sets a level for it, before or after.
+if logging.getLogger("pika").level == logging.NOTSET:
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 HEARTBEAT = 30  # seconds; a dead broker is noticed after two
 _IDLE = 5.0  # seconds after which a connection is asked for its state before it is used
