@@ -46,9 +46,10 @@ class Downstream:
         self.pushing += 1
         assert self._may_push.wait(20)
         self.pushing -= 1
-        if self.refusal is not None:
+        refusal = self.refusal  # it may end meanwhile
+        if refusal is not None:
             self.refused += 1
-            raise self.refusal
+            raise refusal
         self.pushes.append(list(blocks))
 
     def rows(self) -> pa.Table:

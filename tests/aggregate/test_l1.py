@@ -16,6 +16,7 @@ from penstock.model import point
 from penstock.model.definition import Definitions
 from penstock.model.definition_file import parse_definitions
 from penstock.model.point import Chunk, chunk_type
+from penstock.model.segment import decode
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
 from tests.aggregate.support import Cpu, Downstream, Rps, as_it_is, coded, points
@@ -35,7 +36,10 @@ def test_points_of_all_metrics_leave_merged_in_one_block_every_half_a_second() -
 
     assert all(len(blocks) == 1 for blocks in downstream.pushes)
     assert downstream.counts() == {"cpu": 90, "rps": 90}
-    assert downstream.rows().num_rows == 6 * len(downstream.pushes)
+    for (block,) in downstream.pushes:
+        series = [(row["metric"], row["entity"]) for row in decode(block).to_pylist()]
+        assert len(series) == len(set(series))
+    assert len(series) == 6 or len(downstream.pushes) > 1  # a busy machine may let an interval end before we are done
 
 
 def test_many_rows_leave_at_once_in_blocks_of_bounded_size() -> None:
@@ -70,7 +74,8 @@ def test_what_the_queue_refuses_stays_and_is_handed_over_merged_once_there_is_ro
     l1 = L1.with_own_queue("l1-full", downstream.push, L1Config(flush_interval=0.01), threads=ONE_THREAD)
     for round_number in range(1, 4):
         l1.produce(points(Cpu, 30))
-        wait_until(partial(_refused_more_than, downstream, round_number))
+        wait_until(partial(_has_merged, l1, round_number))
+        wait_until(partial(_refused_more_than, downstream, downstream.refused + 1))  # with it: one may be under way
     downstream.refusal = None
     wait_until(lambda: downstream.pushes)
     l1.close()
@@ -290,6 +295,10 @@ def test_settings_without_sense_are_refused_by_name() -> None:
 
 def _refused_more_than(downstream: Downstream, times: int) -> bool:
     return downstream.refused > times
+
+
+def _has_merged(l1: L1, chunks: int) -> bool:
+    return sum(counts.consumed for counts in l1.queue.stats().types.values()) == chunks
 
 
 def _has_taken(l1: L1, count: int) -> bool:
