@@ -53,11 +53,12 @@ def test_a_closed_queue_refuses_everything_and_closes_twice(open_queue: Open) ->
 
 
 def test_close_leaves_no_thread_behind(open_queue: Open) -> None:
-    before = threading.active_count()
+    before = threading.enumerate()
     queue = open_queue()
-    assert [thread.name for thread in threading.enumerate() if thread.name == "penstock-spool-q"]
+    ours = [thread for thread in threading.enumerate() if thread not in before]
+    assert "penstock-spool-q" in [thread.name for thread in ours]
     queue.close()
-    assert threading.active_count() == before
+    assert not any(thread.is_alive() for thread in ours)
 
 
 def test_one_process_at_a_time_and_the_next_one_when_it_is_closed(open_queue: Open) -> None:
