@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from penstock.errors import MissingRequirement
 from tests.servers import PostgreSQL, Prometheus, RabbitMQ
 
-settings.register_profile("shared machine", deadline=None)  # a slow example there is no slow code
-settings.register_profile("quick", deadline=None, max_examples=20)  # of `make test-fast`
+# On a shared machine a slow example is no slow code, and neither is one that is slow to make.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("shared machine"), max_examples=20)  # of `make test-fast`
 settings.load_profile("shared machine")
 SERVERS = {"shared_rabbitmq", "rabbitmq", "postgres", "shared_postgres", "prometheus"}  # fixtures
 
