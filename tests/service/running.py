@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_DELTA
 
@@ -76,6 +77,11 @@ class Running:
 
     def events(self) -> list[str]:
         return [str(line.get("event", line["message"])) for line in self.log()]
+
+    def workers(self) -> list[psutil.Process]:
+        """In the order of their numbers: they were started one after the other. Their ids may begin anew in between."""
+        assert self.process is not None
+        return sorted(psutil.Process(self.process.pid).children(), key=lambda one: one.create_time())
 
     def signal(self, number: int) -> None:
         assert self.process is not None

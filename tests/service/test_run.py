@@ -78,8 +78,7 @@ def test_kill_9_under_load_loses_nothing_that_was_answered_for(tmp_path: Path, p
 @pytest.mark.timeout(300)
 def test_a_worker_that_dies_is_there_again_and_the_others_go_on(tmp_path: Path) -> None:
     with Running(tmp_path, processes="2") as running:
-        assert running.process is not None
-        victim = psutil.Process(running.process.pid).children()[0]
+        victim = running.workers()[0]
         senders = under_load(running)
         victim.kill()
         wait_until(lambda: 'child_restarts_total{child="receiver-0"} 1.0' in running.ask("/metrics")[1], PATIENCE)

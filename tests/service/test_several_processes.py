@@ -16,7 +16,6 @@ from typing import Any
 import cramjam
 import grpc
 import pika
-import psutil
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
@@ -148,12 +147,6 @@ def run_all(programs: list[Program], act: Callable[[Program], None]) -> None:
         list(pool.map(act, programs))
 
 
-def workers(running: Running) -> list[psutil.Process]:
-    """In the order of their numbers: they were started so."""
-    assert running.process is not None
-    return sorted(psutil.Process(running.process.pid).children(), key=lambda one: one.create_time())
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("processes", [2, 3])
 def test_senders_that_change_connection_for_every_request_are_counted_exactly(tmp_path: Path, processes: int) -> None:
@@ -213,7 +206,7 @@ def test_a_process_that_is_killed_costs_its_streams_what_came_up_to_their_next_p
             until_taken(program.report)
 
         run_all(programs, lambda program: act(program, 100))
-        workers(running)[1].kill()
+        running.workers()[1].kill()
         run_all(programs, lambda program: act(program, 10))
         run_all(programs, lambda program: act(program, 1))
         assert 'child_restarts_total{child="receiver-1"} 1.0' in running.ask("/metrics")[1]
@@ -230,7 +223,7 @@ def test_a_process_that_hangs_is_told_in_time_and_nothing_is_counted_twice_when_
     with Running(tmp_path, processes="2") as running:
         program = Program(0, running.port)
         until_taken(program.more(100).report)
-        victim = workers(running)[home_of(program, "orders", 2)]
+        victim = running.workers()[home_of(program, "orders", 2)]
         program.more(10)
         victim.suspend()
         try:
