@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsPartialSuccess,
     ExportMetricsServiceRequest,
@@ -307,11 +308,23 @@ def test_a_server_that_refuses_a_large_request_before_it_has_read_it_is_understo
         send(client, large)
 
 
-def test_partial_success_tells_how_many_and_why(server: Misbehaving) -> None:
-    partial = ExportMetricsPartialSuccess(rejected_data_points=17, error_message="too old")
+@pytest.mark.parametrize(
+    ("rejected", "message", "found"),
+    [
+        (17, "too old", PartialSuccess(17, "too old")),
+        (0, "a name will be shortened", PartialSuccess(0, "a name will be shortened")),
+        (-1, "nonsense", PartialSuccess(0, "nonsense")),
+        (-1, "", None),
+        (0, "", None),
+    ],
+)
+def test_partial_success_tells_how_many_and_why(
+    server: Misbehaving, rejected: int, message: str, found: PartialSuccess | None
+) -> None:
+    partial = ExportMetricsPartialSuccess(rejected_data_points=rejected, error_message=message)
     response = ExportMetricsServiceResponse(partial_success=partial)
     server.behaviours = [answer(200, response.SerializeToString(), Content_Type="application/x-protobuf")]
-    assert send(exporter(server), metrics()) == PartialSuccess(17, "too old")
+    assert send(exporter(server), metrics()) == found
 
 
 @pytest.mark.parametrize("body", [b"", ExportMetricsServiceResponse().SerializeToString(), b"<html>", b"\x0a\xff"])
@@ -335,6 +348,24 @@ def test_a_request_is_split_without_losing_or_doubling_a_point(
     assert all(facts(part) for part in parts)
 
 
+@pytest.mark.parametrize("kind", ["gauge", "sum", "histogram", "exponential_histogram", "summary"])
+def test_points_of_every_kind_are_split_and_their_metric_stays_what_it_is(server: Misbehaving, kind: str) -> None:
+    request = ExportMetricsServiceRequest()
+    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="m", unit="By")
+    data = getattr(metric, kind)
+    for moment in (1, 2):
+        data.data_points.add(time_unix_nano=moment)
+    if hasattr(data, "aggregation_temporality"):
+        data.aggregation_temporality = 2
+    parts = exporter(server).split(request.SerializeToString())
+    assert parts is not None
+    for moment, part in enumerate(parts, start=1):
+        expected = ExportMetricsServiceRequest.FromString(request.SerializeToString())
+        points = getattr(expected.resource_metrics[0].scope_metrics[0].metrics[0], kind).data_points
+        del points[2 - moment]
+        assert ExportMetricsServiceRequest.FromString(part) == expected
+
+
 def test_a_single_point_and_nonsense_cannot_be_split(server: Misbehaving) -> None:
     client = exporter(server)
     assert client.split(metrics()) is None
@@ -353,6 +384,17 @@ def test_spans_are_split_too(server: Misbehaving) -> None:
     assert [span.name for one in parsed for span in one.resource_spans[0].scope_spans[0].spans] == [
         f"span {number}" for number in range(5)
     ]
+
+
+def test_log_records_are_split_too(server: Misbehaving) -> None:
+    request = ExportLogsServiceRequest()
+    scope = request.resource_logs.add().scope_logs.add()
+    for number in range(3):
+        scope.log_records.add(time_unix_nano=number)
+    parts = exporter(server, signal="logs").split(request.SerializeToString())
+    assert parts is not None
+    parsed = [ExportLogsServiceRequest.FromString(part) for part in parts]
+    assert [log.time_unix_nano for one in parsed for log in one.resource_logs[0].scope_logs[0].log_records] == [0, 1, 2]
 
 
 @pytest.fixture(scope="module")

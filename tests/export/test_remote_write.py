@@ -13,6 +13,7 @@ from penstock.errors import PermanentExportError, TransientExportError
 from penstock.export import SendQueue
 from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter, write_request
 from penstock.export.wire import field_bytes, fields, get_bytes, get_varint, halve, read_varint, varint
+from penstock.machine import cores
 from penstock.spool import FastQueue
 from penstock.spool.dead_letters import unpack
 from penstock.testing import wait_until
@@ -98,9 +99,27 @@ def test_requests_are_split_by_series_and_then_by_sample(prometheus: Prometheus)
     assert client.split(b"\xff") is None
 
 
+def test_labels_are_written_in_order() -> None:
+    labels = {"zone": "a", "__name__": "up", "job": "b"}
+    in_order = {name: labels[name] for name in ("__name__", "job", "zone")}
+    assert write_request([(labels, [(1, 1.0)])]) == write_request([(in_order, [(1, 1.0)])])
+
+
+@pytest.mark.parametrize(("in_order", "workers"), [(True, 1), (False, 2 * cores())])
+def test_a_receiver_that_does_not_mind_the_order_has_all_workers(tmp_path: Path, in_order: bool, workers: int) -> None:
+    client = RemoteWriteExporter(RemoteWriteConfig(url="http://127.0.0.1:1", in_order=in_order))
+    with SendQueue.open(client, quick(path=tmp_path / "queue", workers=0)) as sender:
+        assert sender.stats().workers_total == workers
+
+
 def test_a_block_is_snappy_without_framing(prometheus: Prometheus) -> None:
     prepared = exporter(prometheus).prepare(b"x" * 1000)
     assert bytes(cramjam.snappy.decompress_raw(prepared.body)) == b"x" * 1000
+    assert prepared.headers == {  # what the specification asks for
+        "Content-Type": "application/x-protobuf",
+        "Content-Encoding": "snappy",
+        "X-Prometheus-Remote-Write-Version": "0.1.0",
+    }
 
 
 @given(st.integers(0, 2**64 - 1))
