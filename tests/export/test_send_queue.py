@@ -270,7 +270,7 @@ def test_who_waits_for_his_turn_to_send_when_it_is_closed_does_not_begin(tmp_pat
         assert len(queue) == 2
 
 
-def test_close_cuts_a_hanging_send_off_and_its_batch_stays(tmp_path: Path) -> None:
+def test_close_cuts_a_hanging_send_off_and_its_batch_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     exporter = MemoryExporter()
     exporter.hold()
     with FastQueue(tmp_path / "queue") as queue:
@@ -279,6 +279,7 @@ def test_close_cuts_a_hanging_send_off_and_its_batch_stays(tmp_path: Path) -> No
         wait_until(lambda: exporter.at_once)
         assert sender.close(timeout=0.6) == []
         assert len(queue) == 1
+    assert not caplog.records  # the destination did nothing wrong
 
 
 def test_a_worker_that_meets_the_unforeseen_gives_its_batch_back_and_goes_on(

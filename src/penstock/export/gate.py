@@ -203,10 +203,11 @@ class Gate:
             else:
                 wait = self._count_failure_locked(now, permit, error, attempts)
             opened = self._breaker.state is CircuitState.OPEN and was is CircuitState.CLOSED
+            is_news = not self._stopped  # afterwards it is us who cut sends off
         said = (self.queue, error.error_class.value, error)
-        if began:
+        if began and is_news:
             log.warning("Export started failing. queue=%s error_type=%s error=%s", *said)
-        if opened:
+        if opened and is_news:
             log.warning("Circuit opened. queue=%s error_type=%s error=%s", *said)
         return wait
 
