@@ -31,7 +31,7 @@ from penstock.errors import (
 from penstock.export import PartialSuccess, SendQueue, http1
 from penstock.export.classify import of_exception
 from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter, partial_success
-from penstock.export.http import TlsConfig
+from penstock.export.http import HttpClient, HttpConfig, TlsConfig
 from penstock.export.wire import field_bytes, field_varint
 from penstock.spool import FastQueue
 from penstock.testing import wait_until
@@ -286,6 +286,37 @@ def test_the_servers_words_are_the_reason(server: Misbehaving) -> None:
     with pytest.raises(PermanentExportError, match=r"400 Bad Request$"):
         send(client, metrics())
     assert send(client, metrics()) is None
+
+
+def test_no_more_of_an_answer_is_read_than_we_need(server: Misbehaving) -> None:
+    server.behaviours = [answer(200, bytes(100_000))]
+    client = HttpClient(HttpConfig(url=server.url))
+    assert len(client.post(b"x", {}).body) == 64 * 1024
+    assert client.post(b"x", {}).body == b""  # and not what was left of the one before
+
+
+def test_long_words_of_a_server_are_cut(server: Misbehaving) -> None:
+    server.behaviours = [answer(400, b"x" * 10_000)]
+    with pytest.raises(PermanentExportError, match=r"x{500}$") as caught:
+        send(exporter(server), metrics())
+    assert len(str(caught.value)) < 600
+
+
+def test_a_connection_that_is_made_while_the_client_is_closed_is_not_used(
+    server: Misbehaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = HttpClient(HttpConfig(url=server.url))
+    connect = http1.connect
+
+    def close_meanwhile(*where: Any) -> http1.Connection:
+        made = connect(*where)
+        client.close()
+        return made
+
+    monkeypatch.setattr(http1, "connect", close_meanwhile)
+    with pytest.raises(ConnectionAbortedError, match="the exporter is closed"):
+        client.post(b"x", {})
+    assert server.requests == []
 
 
 def test_too_large_is_its_own_error(server: Misbehaving) -> None:
