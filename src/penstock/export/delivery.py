@@ -81,11 +81,19 @@ class Delivery:
             self._reject(lease, f"cannot be prepared: {of_exception(error)}")
             return None
 
-    def send(self, job: Job, permit: Permit) -> bool:
-        """Send; whether the destination took it: then `done` is to follow. If not, the lease is settled.
+    def send_one(self, job: Job, permit: Permit) -> bool:
+        """Send the batch and settle its lease; whether the destination took it. The permit is back afterwards."""
+        try:
+            is_taken = self._send(job, permit)
+            if is_taken:
+                self.done(job.lease)
+        except BaseException:  # nobody foresaw it: the pool logs it, and the batch comes again
+            self.give_back(job.lease, REST)
+            raise
+        return is_taken
 
-        The permit is back afterwards.
-        """
+    def _send(self, job: Job, permit: Permit) -> bool:
+        """Whether the destination took it: then `done` is to follow. If not, the lease is settled."""
         lease = job.lease
         is_retry = lease.attempts > 1
         if is_retry:
@@ -102,17 +110,6 @@ class Delivery:
             return False
         self._tally.sent(len(lease.data), is_retry=is_retry)
         return True
-
-    def send_one(self, job: Job, permit: Permit) -> bool:
-        """Send the batch and settle its lease; whether the destination took it."""
-        try:
-            is_taken = self.send(job, permit)
-            if is_taken:
-                self.done(job.lease)
-        except BaseException:  # nobody foresaw it: the pool logs it, and the batch comes again
-            self.give_back(job.lease, REST)
-            raise
-        return is_taken
 
     def send_now(self, batch: bytes) -> None:
         """Send on the caller's thread, without a queue. Raises an ExportError if the destination does not have it."""

@@ -111,13 +111,9 @@ class Workers:
         if self._preparers is not None:
             late += self._preparers.join(deadline)
         late += self._pool.join(deadline)
-        self.give_back()
-        return late
-
-    def give_back(self) -> None:
-        """Return what was prepared and not sent to the queue."""
         for job in self._channel.drain() if self._channel is not None else ():
             self._delivery.unsent(job.lease)
+        return late
 
     # -- threads -----------------------------------------------------------------------------------------------------
 
@@ -239,9 +235,6 @@ class GroupWorker:
         self._gate.stop()
         self.stop()
         return self._pool.join(deadline)
-
-    def give_back(self) -> None:
-        """What it held is given back by its own thread."""
 
     def _work(self, number: int, retired: Retired) -> None:
         held: list[Lease] = []
