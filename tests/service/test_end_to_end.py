@@ -73,13 +73,13 @@ def test_an_sdks_metrics_are_in_the_minute_table_and_penstock_query_finds_them(t
                 return []
 
         wait_until(lambda: all(rows(metric) for metric in ("sales", "load", "duration")), 240)
-        wait_until(lambda: sum(row.value or 0 for row in rows("sales")) == 200, 30)
+        wait_until(lambda: sum(row.value or 0 for row in rows("sales")) == 200, 120)
         assert {row.group["shop"]: row.value for row in rows("sales", by=("shop",))} == {"north": 150, "south": 50}
         assert {row.group["host"]: row.value for row in rows("load", by=("host",))} == {"a": 0.5, "b": 1.5}
         (duration,) = rows("duration")
         assert duration.count == 100
 
-        wait_until(lambda: rows("order.duration"), 60)
+        wait_until(lambda: rows("order.duration"), 120)
         command = [sys.executable, "-m", "penstock", "query", "orders", "--by", "shop", "--json"]
         command += ["-c", str(running.file)]
         ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
