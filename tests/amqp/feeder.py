@@ -7,7 +7,8 @@ from penstock.amqp import ConsumerRegistry, Declarations, batches_into_queue
 
 
 def main(url: str, name: str, folder: str) -> None:
-    config = FastQueueConfig(durability=Durability.DISK, full_behavior=FullBehavior.BLOCK)
+    # It has room for some of what the test publishes: there are messages left, however late the kill comes.
+    config = FastQueueConfig(durability=Durability.DISK, full_behavior=FullBehavior.BLOCK, max_size=2000)
     declarations = Declarations()
     declarations.queue(name)
     with FastQueue(folder, config) as queue:
