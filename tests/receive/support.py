@@ -97,7 +97,7 @@ def running(intake: Intake, **config: Any) -> Iterator[HttpReceiver]:
 
 def connected(receiver: HttpReceiver) -> socket.socket:
     """A connection over which a test writes its own bytes."""
-    return socket.create_connection(("127.0.0.1", receiver.port), timeout=20)
+    return socket.create_connection(("127.0.0.1", receiver.port), timeout=60)
 
 
 def count(source: Any, name: str, *labels: str) -> float:
@@ -119,7 +119,7 @@ def post(port: int, path: str, body: bytes, **headers: str) -> Answered:
 
 
 def call(method: str, port: int, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answered:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path, body, dict(headers or {}))
         answer = connection.getresponse()

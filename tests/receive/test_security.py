@@ -84,13 +84,13 @@ def test_grpc_takes_the_same_certificates(intake: Intake, certificates: TlsConfi
             grpc.secure_channel(address, grpc.ssl_channel_credentials(pair[1])) as channel,
             pytest.raises(grpc.RpcError),
         ):
-            channel.unary_unary(EXPORT)(BODY, timeout=5)
+            channel.unary_unary(EXPORT)(BODY, timeout=30)
 
 
 def call_securely(port: int, tls: TlsConfig) -> bytes:
     pair = [Path(path).read_bytes() for path in (tls.key_file, tls.cert_file)]
     with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(pair[1], *pair)) as channel:
-        answer: bytes = channel.unary_unary(EXPORT)(BODY, timeout=5)
+        answer: bytes = channel.unary_unary(EXPORT)(BODY, timeout=30)
         return answer
 
 
