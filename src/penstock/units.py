@@ -59,6 +59,12 @@ def check_number(value: object, field: str, least: float, most: float = math.inf
         raise ConfigError(f"{field} must be a number {bound}, got {value!r}")
 
 
+def check_flag(value: object, field: str) -> None:
+    """ConfigError unless `value` is yes or no: the text `no` would count as yes."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{field} must be true or false, got {value!r}")
+
+
 def format_bytes(count: float) -> str:
     """`1.5 GiB` for people to read."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -554,6 +554,7 @@ def test_through_the_queue_every_point_arrives_whatever_the_server_does(server: 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"url": 4318}, "url must look like http://host:port/path or https://..., got 4318"),
         ({"url": "ftp://x"}, "url must look like"),
         ({"url": "http://user:pw@host"}, "url must not hold a password"),
         ({"url": "http://x/a b?key=hidden"}, "url must be plain ASCII without spaces"),

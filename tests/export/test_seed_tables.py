@@ -12,7 +12,10 @@ from penstock.cli import main
 from penstock.errors import ConfigError
 from penstock.export import (
     AdaptiveWorkersConfig,
+    BackoffConfig,
+    BreakerConfig,
     FailoverConfig,
+    PipelineSplitConfig,
     SendQueue,
     SendQueueConfig,
 )
@@ -135,7 +138,9 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
         ({"max_attempts": "x"}, r"exporter.queue.max_attempts must be >= 1 or None, got 'x'"),
         ({"memory_percent": 1.5}, r"exporter.queue.memory_percent must be a number within 0 and 1, got 1.5"),
         ({"memory_percent": "a tenth"}, r"exporter.queue.memory_percent must be a number .*'a tenth'"),
-        ({"target_utilization": 0.0}, r"exporter.queue.target_utilization must be > 0"),
+        ({"target_utilization": 0.0}, r"exporter.queue.target_utilization must be > 0, got 0"),
+        ({"memory_limit_ratio": 0}, r"exporter.queue.memory_limit_ratio must be > 0, got 0"),
+        ({"circuit_breaker": {"enabled": "off"}}, r"exporter.queue.circuit_breaker.enabled must be true or false, got"),
         ({"full_behavior": "explode"}, r"exporter.queue.full_behavior must be one of .*'explode'"),
         ({"retry_interval": "10m"}, r"exporter.queue.max_retry_delay must be >= retry_interval = 600.0, got 300.0"),
         (
@@ -148,12 +153,36 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
         ({"adaptive_workers": {"max_workers": -1}}, r"adaptive_workers.max_workers must be a whole number >= 0"),
         ({"pipeline_split": {"channel_size": 0}}, r"pipeline_split.channel_size must be a whole number >= 1, got 0"),
         ({"failover": {"max_size": 0}}, r"failover.max_size must be a whole number >= 1, got 0"),
+        ({"failover": {"max_bytes": 0}}, r"failover.max_bytes must be > 0, got 0"),
+        ({"failover": {"drain_interval": "0s"}}, r"failover.drain_interval must be > 0, got '0s'"),
         ({"failover": {"drain_batch": "x"}}, r"failover.drain_batch must be a whole number >= 1, got 'x'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_key(mapping: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SendQueueConfig.from_mapping(mapping)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (SendQueueConfig, {"enabled": "no"}, "enabled must be true or false, got 'no'"),
+        (SendQueueConfig, {"always_queue": 1}, "always_queue must be true or false, got 1"),
+        (SendQueueConfig, {"adaptive_enabled": None}, "adaptive_enabled must be true or false, got None"),
+        (BackoffConfig, {"enabled": "no"}, "backoff.enabled must be true or false"),
+        (BreakerConfig, {"enabled": "no"}, "circuit_breaker.enabled must be true or false"),
+        (PipelineSplitConfig, {"enabled": "no"}, "pipeline_split.enabled must be true or false"),
+        (AdaptiveWorkersConfig, {"enabled": "no"}, "adaptive_workers.enabled must be true or false"),
+        (FailoverConfig, {"enabled": "no"}, "failover.enabled must be true or false"),
+        (SendQueueConfig, {"backoff": {"jitter": 0}}, "backoff must be a BackoffConfig, got {'jitter': 0}"),
+        (SendQueueConfig, {"failover": None}, "failover must be a FailoverConfig, got None"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_name_in_a_program_too(
+    kind: type[Any], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        kind(**settings)
 
 
 @pytest.mark.parametrize("text", ["queue-enabled perhaps", "queue-workers many"])

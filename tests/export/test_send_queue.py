@@ -235,6 +235,13 @@ def test_close_brings_what_a_queue_of_yours_holds_to_the_disk(queue: FastQueue) 
     assert len(queue) == 1
 
 
+def test_what_was_closed_does_not_start_again(queue: FastQueue) -> None:
+    sender = SendQueue(queue, MemoryExporter(), quick())
+    sender.close()
+    with pytest.raises(QueueClosed, match="the send queue is closed"):
+        sender.start()
+
+
 class Deaf(MemoryExporter):
     def close(self) -> None:
         """Does not cut anything off."""

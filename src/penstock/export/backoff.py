@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.units import check_number
+from penstock.units import check_flag, check_number
 
 _MOST_DOUBLINGS = 64  # beyond it every sensible multiplier has met its cap, and floats would overflow
 
@@ -21,6 +21,7 @@ class BackoffConfig:
     """Share of a delay that chance may take off, so that many senders do not come back in one moment."""
 
     def __post_init__(self) -> None:
+        check_flag(self.enabled, "backoff.enabled")
         check_number(self.multiplier, "backoff.multiplier", 1.0)
         check_number(self.jitter, "backoff.jitter", 0.0, 1.0)
 

@@ -8,7 +8,7 @@ closed ──threshold failures in a row──► open ──reset_timeout──
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.units import check_count, parse_duration
+from penstock.units import check_count, check_flag, parse_duration
 
 
 class CircuitState(Enum):
@@ -30,6 +30,7 @@ class BreakerConfig:
     """Seconds that it stays open before one probe may go out."""
 
     def __post_init__(self) -> None:
+        check_flag(self.enabled, "circuit_breaker.enabled")
         check_count(self.threshold, "circuit_breaker.threshold", 1)
         object.__setattr__(self, "reset_timeout", parse_duration(self.reset_timeout, "circuit_breaker.reset_timeout"))
 

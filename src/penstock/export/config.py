@@ -12,7 +12,7 @@ from penstock.export.breaker import BreakerConfig
 from penstock.export.scaler import AdaptiveWorkersConfig
 from penstock.machine import cores, usable_memory
 from penstock.spool import Durability, FastQueueConfig, FullBehavior
-from penstock.units import check_count, check_number, parse_bytes, parse_duration
+from penstock.units import check_count, check_flag, check_number, parse_bytes, parse_duration
 
 _QUEUE_TYPES = ("memory", "disk")
 
@@ -30,6 +30,7 @@ class PipelineSplitConfig:
     """Prepared batches that may wait between the two."""
 
     def __post_init__(self) -> None:
+        check_flag(self.enabled, "pipeline_split.enabled")
         for name, least in (("preparer_count", 0), ("sender_count", 0), ("channel_size", 1)):
             check_count(getattr(self, name), f"pipeline_split.{name}", least)
 
@@ -47,10 +48,16 @@ class FailoverConfig:
     """Batches of one drain at most."""
 
     def __post_init__(self) -> None:
+        check_flag(self.enabled, "failover.enabled")
         for name in ("max_size", "drain_batch"):
             check_count(getattr(self, name), f"failover.{name}", 1)
-        object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "failover.max_bytes"))
-        object.__setattr__(self, "drain_interval", parse_duration(self.drain_interval, "failover.drain_interval"))
+        for name, parsed in (
+            ("max_bytes", parse_bytes(self.max_bytes, "failover.max_bytes")),
+            ("drain_interval", parse_duration(self.drain_interval, "failover.drain_interval")),
+        ):
+            if not parsed:
+                raise ConfigError(f"failover.{name} must be > 0, got {getattr(self, name)!r}")
+            object.__setattr__(self, name, parsed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,11 @@ class SendQueueConfig:
     failover: FailoverConfig = field(default_factory=FailoverConfig)
 
     def __post_init__(self) -> None:
+        for name in ("enabled", "adaptive_enabled", "always_queue"):
+            check_flag(getattr(self, name), name)
+        for name, kind in _SECTIONS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
         if self.type not in _QUEUE_TYPES:
             raise ConfigError(f"type must be one of {', '.join(_QUEUE_TYPES)}, got {self.type!r}")
         for name, least in (("workers", 0), ("max_concurrent_sends", 1), ("global_send_limit", 0)):
@@ -112,8 +124,9 @@ class SendQueueConfig:
             raise ConfigError("order must be 'fifo' where type is 'memory', got 'freshest'")
         if not isinstance(self.path, (str, os.PathLike)):
             raise ConfigError(f"path must name a folder, got {self.path!r}")
-        if self.target_utilization == 0.0:
-            raise ConfigError("target_utilization must be > 0, got 0")
+        for name in ("memory_limit_ratio", "target_utilization"):
+            if not getattr(self, name):
+                raise ConfigError(f"{name} must be > 0, got 0")
         for name in ("retry_interval", "max_retry_delay"):
             self._set(name, parse_duration(getattr(self, name), name))
         self.new_backoff()  # refuses what makes no sense
@@ -192,13 +205,11 @@ _OWN = {f.name for f in fields(SendQueueConfig)}
 
 
 def _known(kind: type[Any], mapping: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """`mapping` if every key is a setting of `kind` and every yes or no is one."""
-    known = {f.name: f.type for f in fields(kind)}
-    for key, value in mapping.items():
+    """`mapping` if every key is a setting of `kind`."""
+    known = {f.name for f in fields(kind)}
+    for key in mapping:
         if key not in known:
             raise ConfigError(f"{where}.{key} is not a setting; there are {', '.join(sorted(known))}")
-        if known[key] in (bool, "bool") and not isinstance(value, bool):
-            raise ConfigError(f"{where}.{key} must be true or false, got {value!r}")
     return mapping
 
 

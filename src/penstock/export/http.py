@@ -107,13 +107,13 @@ class HttpConfig:
 def split_url(url: str, schemes: tuple[str, str], example: str) -> SplitResult:
     """The parts of a URL; ConfigError, without what may be secret in it, if it is none of these schemes."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if isinstance(url, str) else "")
         is_whole = parts.scheme in schemes and bool(parts.hostname)
         parts.port  # noqa: B018 - raises if it is none
     except ValueError as error:
         raise ConfigError(f"url cannot be read: {error}") from None
     if not is_whole:
-        shown = url.rpartition("@")[2]
+        shown = url.rpartition("@")[2] if isinstance(url, str) else url
         raise ConfigError(f"url must look like {example} or {schemes[1]}://..., got {shown!r}")
     return parts
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.units import check_count
+from penstock.units import check_count, check_flag
 
 INTERVAL = 1.0  # seconds between decisions: a few sends of a slow destination, so that each step can be seen to help
 IDLE_AFTER = 30.0  # seconds without a block before workers are given up: shorter than that is a pause between flushes
@@ -24,6 +24,7 @@ class AdaptiveWorkersConfig:
     """0: four for each core."""
 
     def __post_init__(self) -> None:
+        check_flag(self.enabled, "adaptive_workers.enabled")
         check_count(self.min_workers, "adaptive_workers.min_workers", 1)
         check_count(self.max_workers, "adaptive_workers.max_workers")
         if self.max_workers and self.max_workers < self.min_workers:

@@ -113,6 +113,8 @@ class SendQueue:
 
     def start(self) -> Self:
         """Start sending. What is pushed before waits."""
+        if self._closing.is_set():
+            raise QueueClosed("the send queue is closed")
         if not self.config.enabled:
             return self
         adaptive = self.config.adaptive_workers
