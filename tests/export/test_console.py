@@ -23,6 +23,13 @@ def test_text_is_shown_as_it_is() -> None:
     assert out.getvalue() == "grüße\n"
 
 
+def test_a_line_is_out_before_its_batch_counts_as_taken() -> None:
+    out = io.BytesIO()
+    exporter = ConsoleExporter(io.TextIOWrapper(out), style="text")
+    exporter.send(exporter.prepare(b"one"))
+    assert out.getvalue() == b"one\n"
+
+
 def test_a_batch_for_the_console_is_never_split() -> None:
     assert ConsoleExporter().split(b"xx") is None
 

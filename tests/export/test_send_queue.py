@@ -235,6 +235,14 @@ def test_close_brings_what_a_queue_of_yours_holds_to_the_disk(queue: FastQueue) 
     assert len(queue) == 1
 
 
+def test_a_queue_of_yours_may_be_closed_before_it(queue: FastQueue) -> None:
+    sender = SendQueue(queue, MemoryExporter(), quick()).start()
+    sender.push(b"one")
+    assert sender.flush()
+    queue.close()
+    assert sender.close() == []
+
+
 def test_what_was_closed_does_not_start_again(queue: FastQueue) -> None:
     sender = SendQueue(queue, MemoryExporter(), quick())
     sender.close()
