@@ -28,6 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+import psutil
+
 from penstock.errors import MissingRequirement
 
 SYSTEM = ("/usr/bin", "/usr/sbin")  # where packages put programs, whatever PATH says
@@ -128,6 +130,8 @@ class Server(ABC):
     def _end(self, number: int, timeout: float) -> None:
         if self._process is None:
             return
+        # Those of PostgreSQL have groups of their own, and one that goes on keeps the next server from starting.
+        others = self._others()
         try:
             os.killpg(self._process.pid, number)
             self._process.wait(timeout)
@@ -136,16 +140,28 @@ class Server(ABC):
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        for other in others:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                other.kill()
+        psutil.wait_procs(others, timeout)
         self._process = None
         if self._log:
             self._log.close()
+
+    def _others(self) -> list[psutil.Process]:
+        """What it has started."""
+        assert self._process is not None
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
 
     def stop(self) -> None:
         """End it in good order."""
         self._end(signal.SIGTERM, 30)
 
     def kill(self) -> None:
-        """SIGKILL the whole process group."""
+        """SIGKILL it and all that it has started."""
         self._end(signal.SIGKILL, 30)
 
     def __enter__(self) -> Self:
