@@ -67,6 +67,14 @@ def provide(package: str, program: str, *folders: str) -> str:
     return found
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Also if nobody has asked yet how."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 class Server(ABC):
     """One process (and its children) that a test owns."""
 
@@ -143,7 +151,9 @@ class Server(ABC):
         for other in others:
             with contextlib.suppress(psutil.NoSuchProcess):
                 other.kill()
-        psutil.wait_procs(others, timeout)
+        deadline = time.monotonic() + timeout
+        while not all(map(has_ended, others)) and time.monotonic() < deadline:
+            time.sleep(0.01)
         self._process = None
         if self._log:
             self._log.close()
