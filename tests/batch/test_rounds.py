@@ -14,8 +14,10 @@ from penstock import BatchQueue, BatchQueueConfig, BatchQueueManager, HandlerCon
 from penstock.batch import drain, rounds
 from penstock.batch.scheduler import SharedScheduler, SharedTask
 from penstock.testing import FakeClock, wait_until
+from tests.batch.conftest import SLOW
 from tests.batch.support import A, B, Recorder, item_types, open_queue
 
+pytestmark = pytest.mark.usefixtures("patient_rounds")
 PAIR: dict[str, Any] = {"threads": ThreadPolicy.fixed(2), "partitions": PartitionPolicy.fixed(2), "max_idle": 0.01}
 
 
@@ -35,6 +37,11 @@ class Named(HandlerConsumer[Any]):
     def wait_for_calls(self, thread: str, count: int = 3) -> None:
         """Until its last `count` idle calls came from `thread`."""
         wait_until(lambda: len(self.idle_on) >= count and set(self.idle_on[-count:]) == {thread})
+
+    def wait_for_more_calls(self, thread: str, count: int = 3) -> None:
+        """Until it was called so many times more from `thread`."""
+        seen = len(self.idle_on)
+        wait_until(lambda: self.idle_on[seen:].count(thread) >= count)
 
 
 def rounds_thread() -> threading.Thread | None:
@@ -97,7 +104,8 @@ def test_a_call_that_fails_on_the_rounds_is_logged_and_the_others_are_made(caplo
         for handler in handlers:
             handler.wait_for_calls("penstock-idle")
         caplog.clear()
-        handlers[7].wait_for_calls("penstock-idle", len(handlers[7].idle_on) + 2)
+        for handler in handlers:
+            handler.wait_for_more_calls("penstock-idle")
 
     text = "\n".join(record.getMessage() for record in caplog.records)
     for index, kind in enumerate(kinds):
@@ -125,7 +133,7 @@ def test_a_handler_that_is_removed_during_a_round_is_neither_called_nor_kept() -
         queue.add_handler(B, second)
         del second
         wait_until(lambda: removed)
-        first.wait_for_calls("penstock-idle", len(first.idle_on) + 3)
+        first.wait_for_more_calls("penstock-idle")
         wait_until(lambda: gone() is None)
 
     assert removed == [len(calls)]
@@ -269,7 +277,7 @@ def test_handlers_that_take_long_are_called_by_their_own_thread_so_that_nobody_w
     class Slow(Named):
         def on_idle(self) -> None:
             super().on_idle()
-            time.sleep(0.006)
+            time.sleep(1.2 * SLOW)
 
     with open_queue(**PAIR) as queue:
         slow, quick = Slow(), Named()
@@ -278,7 +286,7 @@ def test_handlers_that_take_long_are_called_by_their_own_thread_so_that_nobody_w
         quick.wait_for_calls("penstock-idle")
         slow.wait_for_calls("penstock-test-0")
         seen = len(slow.idle_on)
-        wait_until(lambda: len(slow.idle_on) >= seen + 10)
+        wait_until(lambda: len(slow.idle_on) >= seen + 5)
 
         assert "penstock-idle" not in slow.idle_on[seen:]
 
@@ -290,7 +298,7 @@ def test_a_thread_whose_handlers_are_quick_again_comes_back_to_the_rounds(monkey
         def on_idle(self) -> None:
             super().on_idle()
             if self.idle_on.count("penstock-idle") == 1 and self.idle_on[-1] == "penstock-idle":
-                time.sleep(0.01)
+                time.sleep(1.2 * SLOW)
 
     with open_queue(**PAIR) as queue:
         handler = SlowOnce()
@@ -481,7 +489,6 @@ class Looks:
 def test_handlers_of_a_shared_scheduler_that_take_long_are_called_by_its_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drain, "PATIENCE", 10_000)
     looks, nudge = Looks(monkeypatch), SharedTask.nudge
 
     def nudge_slowly(task: SharedTask) -> None:
@@ -493,7 +500,7 @@ def test_handlers_of_a_shared_scheduler_that_take_long_are_called_by_its_threads
         def on_idle(self) -> None:
             super().on_idle()
             if threading.current_thread().name == "penstock-idle":
-                time.sleep(0.006)
+                time.sleep(1.2 * SLOW)
 
     manager, handler = BatchQueueManager(), SlowOnRounds()
     manager.create(
@@ -510,7 +517,6 @@ def test_handlers_of_a_shared_scheduler_that_take_long_are_called_by_its_threads
 def test_a_thread_that_looks_while_the_rounds_have_the_turn_of_a_task_that_has_left_looks_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drain, "PATIENCE", 10_000)
     looks, passed_by = Looks(monkeypatch), threading.Event()
 
     class Leaving(Named):

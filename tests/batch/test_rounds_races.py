@@ -20,6 +20,8 @@ from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, open_queue
 from tests.batch.test_rounds import PAIR, Named
 
+pytestmark = pytest.mark.usefixtures("patient_rounds")
+
 
 class Time:
     """Stands for the module of that name in the rounds; calls `look` whenever they look at the clock."""
