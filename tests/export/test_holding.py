@@ -1,5 +1,6 @@
 """Where batches wait other than in the durable queue, or do not wait at all."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,46 @@ class TestFailover:
             exporter.release()
             wait_until(lambda: not len(sender))
         assert sorted(exporter.batches) == numbered(25)
+
+    @pytest.fixture
+    def threads(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+        """Whether there are any for the failover."""
+        start = threading.Thread.start
+        state = {"any": True}
+
+        def start_or_not(thread: threading.Thread) -> None:
+            if thread.name == "penstock-failover" and not state["any"]:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_or_not)
+
+        def set_any(value: bool) -> None:
+            state["any"] = value
+
+        return set_any
+
+    def test_where_there_are_no_more_threads_a_batch_is_kept_and_the_next_one_tries_again(
+        self, queue: FastQueue, full: Callable[[bool], None], threads: Callable[[bool], None]
+    ) -> None:
+        exporter = MemoryExporter()
+        with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=0.01))) as sender:
+            threads(False)
+            sender.push(b"one")
+            assert sender.stats().failover_size == 1
+            threads(True)
+            sender.push(b"two")
+            wait_until(lambda: exporter.batches == [b"one", b"two"])
+
+    def test_where_there_is_no_thread_to_the_end_it_is_in_the_queue_if_the_disk_has_recovered(
+        self, queue: FastQueue, full: Callable[[bool], None], threads: Callable[[bool], None]
+    ) -> None:
+        threads(False)
+        with SendQueue(queue, MemoryExporter(), quick()) as sender:
+            sender.push(b"one")
+            full(False)
+        assert sender.stats().data_loss == 0
+        assert [lease.data for lease in queue.lease()] == [b"one"]
 
     @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
     def test_workers_that_have_nothing_to_send_do_not_keep_the_probe_from_it(

@@ -55,9 +55,17 @@ class Failover:
                 log.error("Failover is full and loses its oldest batches. queue=%s lost=%d", self._gate.queue, evicted)
             if self._thread is None and not self._stopping.is_set():
                 log.warning("Queue cannot take batches: the failover holds them in memory. queue=%s", self._gate.queue)
-                self._thread = threading.Thread(target=self._run, name="penstock-failover", daemon=True)
-                self._thread.start()
+                self._start_locked()
         return True
+
+    def _start_locked(self) -> None:
+        thread = threading.Thread(target=self._run, name="penstock-failover", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: the batch is kept all the same, and the next one tries again
+            log.error("Failover cannot send what it holds. queue=%s error=%s", self._gate.queue, error)
+        else:
+            self._thread = thread
 
     def drain(self, most: int) -> int:
         """Send up to `most` batches, as long as the gate lets them out; how many were taken."""
@@ -97,6 +105,7 @@ class Failover:
         """Wait for its thread; its name if it was not done by `deadline`."""
         thread = self._thread
         if thread is None:
+            self._move_back()  # if it holds something, there was no thread to be had
             return []
         thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name] if thread.is_alive() else []
