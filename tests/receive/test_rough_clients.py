@@ -71,11 +71,15 @@ def test_a_client_that_breaks_off_is_counted_and_no_error_of_ours(
 
 
 def test_a_client_that_does_not_listen_is_cut_off(intake: Intake) -> None:
-    with running(intake, limits=Limits(read_timeout=0.2)) as receiver, connected(receiver) as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        with pytest.raises(ConnectionError):
-            # It asks and asks, and reads no answer: until the buffers are full, ours do not grow.
-            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 1_000_000)
+    with running(intake, limits=Limits(read_timeout=0.2)) as receiver:
+        assert receiver._listener is not None
+        # Connections take after their listener: small buffers are soon full, also on a slow machine.
+        receiver._listener.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with connected(receiver) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            with pytest.raises(ConnectionError):
+                # It asks and asks, and reads no answer: until the buffers are full, ours do not grow.
+                client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 1_000_000)
         wait_until(lambda: count(receiver, "penstock_receive_connections", "http") == 0)
 
 
