@@ -16,13 +16,14 @@ from tests.amqp.proxy import Proxy
 from tests.servers import RabbitMQ
 
 _numbers = itertools.count(1)
+_OPTIONS = "?heartbeat=0&blocked_connection_timeout=60"  # else a broker with an alarm is waited for for ever
 
 
 class Client:
     """A plain blocking client: what a test knows about the broker, it knows through this."""
 
     def __init__(self, url: str) -> None:
-        self._connection = pika.BlockingConnection(pika.URLParameters(url + "?heartbeat=0"))
+        self._connection = pika.BlockingConnection(pika.URLParameters(url + _OPTIONS))
         self.channel = self._connection.channel()
         self.channel.confirm_delivery()
 

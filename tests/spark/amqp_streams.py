@@ -7,6 +7,7 @@ from typing import Any
 import pika
 
 _numbers = itertools.count(1)
+_OPTIONS = "?heartbeat=0&blocked_connection_timeout=60"  # else a broker with an alarm is waited for for ever
 # Segments of some twenty messages of 1000 bytes, and room for a few of them.
 SHORT_LIVED = {"x-stream-max-segment-size-bytes": 20_000, "x-max-length-bytes": 60_000}
 
@@ -15,7 +16,7 @@ class Publisher:
     """Declares streams and fills them; what it published, it remembers."""
 
     def __init__(self, url: str) -> None:
-        self._connection = pika.BlockingConnection(pika.URLParameters(url + "?heartbeat=0"))
+        self._connection = pika.BlockingConnection(pika.URLParameters(url + _OPTIONS))
         self.channel = self._connection.channel()
         self.channel.confirm_delivery()
         self.published: dict[str, list[bytes]] = {}
