@@ -12,6 +12,7 @@ from penstock.errors import DiskFull
 from penstock.spool import Durability, FastQueue, FastQueueConfig, Lease
 from penstock.spool.files import OsFiles
 from penstock.testing import FakeClock
+from tests.spool.fake_files import FakeFiles
 
 BLOCK = 10_000
 
@@ -174,3 +175,25 @@ def test_dead_letters_that_cannot_be_written_are_one_line_until_one_can(
             queue.reject(queue.lease()[0], "400")
         assert len(queue) == 1
     assert sum("Dead letters cannot be written" in record.msg for record in caplog.records) == 2
+
+
+def test_a_chunk_that_went_without_a_meta_does_not_make_what_a_kill_skipped_look_lost() -> None:
+    files = FakeFiles()
+    config = FastQueueConfig(durability=Durability.DISK, chunk_size=1000, compression="none", meta_sync_interval=3600)
+    FastQueue("q", config, files=files)
+    files.kill()
+    queue = FastQueue("q", config, files=files)  # its sequences begin behind those that the kill skipped
+    given = [block[:700] for block in blocks(10)]
+    assert taken_of(queue, given) == given
+    queue.ack(queue.lease(5))
+    files._fault = lambda call, number: errno.ENOSPC if call == "write" else None
+    queue._keep()  # the chunks go, and no meta says since when
+    files.heal()
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    counts = []
+    for block in given[5:]:
+        counts.append(len(queue))
+        assert queue.pop() == block
+    assert counts == [5, 4, 3, 2, 1]
+    assert queue.stats().lost_blocks == 0

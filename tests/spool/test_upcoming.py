@@ -200,3 +200,29 @@ def test_a_kill_while_what_was_read_ahead_is_exchanged_forgets_no_ack_and_no_lea
         again = queue.lease(12)
         assert [lease.data for lease in again] == [blocks[i] for i in left]
         assert [lease.sequence for lease in again if lease.attempts == 2] == sorted(out)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_sequences_that_a_kill_skipped_are_done_with_and_not_lost(left: int) -> None:
+    files = FakeFiles()
+    config = replace(DISK, chunk_size=1000)
+    queue = FastQueue("q", config, files=files)
+    queue.push(bytes(200))
+    assert queue.pop() is not None
+    for _ in range(left):
+        queue.push(bytes(100))
+    queue._keep()
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    assert [len(block) for block in drain(queue)] == [100] * left
+    blocks = [bytes([number]) * 700 for number in range(10)]  # each in a chunk of its own
+    for block in blocks:
+        queue.push(block)
+    assert [queue.pop() for _ in range(5)] == blocks[:5]
+    queue._keep()
+    assert queue.stats().chunks == 5
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    assert len(queue) == 5
+    assert drain(queue) == blocks[5:]
+    assert queue.stats().lost_blocks == 0

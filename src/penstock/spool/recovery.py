@@ -55,6 +55,8 @@ def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) 
     late = _replay(files, folder, state, known)
     _count_tail(state, known, late, repair)
     state.next_sequence = max(state.next_sequence, state.log_end, state.acked.top, *(s + 1 for s in state.attempts), 0)
+    if state.acked.low >= state.log_end:  # all is done, and so are the sequences that a crash has skipped
+        state.acked.add(state.acked.low, state.next_sequence)
     state.attempts = {s: count for s, count in state.attempts.items() if s not in state.acked}
     state.unclean = bool(chunks.chunks) if known is None else not known.clean
     if state.unclean and repair:

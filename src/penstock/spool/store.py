@@ -106,13 +106,15 @@ class Store:
 
     def append_one(self, block: bytes, first: int, at: float) -> FrameRef:
         """Write one block, the short way: an OSError leaves everything as it was."""
-        header, body = frames.encode_one(block, first, self.log_end, at, self._codec)
+        follows = self.log_end
+        header, body = frames.encode_one(block, first, follows, at, self._codec)
         length = len(header) + len(body)
         offset = self.chunks.append((header, body), length, first)
         self.log_end = end = first + 1
         self.changed = True
         ref = FrameRef(offset, first, end)
-        self._upcoming.add(ref, offset + length, [Lease(first, 1, block, at)], len(block), self._reader.offset)
+        if first == follows:  # else it has to be read, so that the sequences before it that nobody has are passed
+            self._upcoming.add(ref, offset + length, [Lease(first, 1, block, at)], len(block), self._reader.offset)
         return ref
 
     def _write(
