@@ -2,6 +2,7 @@
 
 import errno
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +24,17 @@ class RefusingFiles(FakeFiles):
             refused, self.refuse = self.refuse, None
             raise refused
         super().sync(handle)
+
+
+class RenamingFiles(FakeFiles):
+    """Does something after each rename."""
+
+    then: Callable[[], object] | None = None
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        if self.then is not None:
+            self.then()
 
 
 def test_the_failed_sync_of_one_chunk_does_not_forget_the_others() -> None:
@@ -114,3 +126,23 @@ def test_nobody_waits_while_a_deleted_chunk_is_closed(durability: Durability) ->
     assert queue.stats().chunks == 1
     files.queue = None
     queue.close()
+
+
+@pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
+def test_what_is_acked_while_the_meta_is_written_waits_for_the_next_one(durability: Durability) -> None:
+    files = RenamingFiles()
+    config = FastQueueConfig(durability=durability, chunk_size=1000, compression="none", meta_sync_interval=3600)
+    FastQueue("q", config, files=files)
+    files.kill()
+    queue = FastQueue("q", config, files=files)  # its sequences begin behind those that the kill skipped
+    blocks = [bytes([number]) * 700 for number in range(10)]
+    for block in blocks:
+        queue.push(block)
+    files.then = lambda: queue.ack(queue.lease(5))
+    queue._keep()
+    assert queue.stats().chunks == 10  # the meta on the disk does not say that they are done
+    files.then = None
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    assert drain(queue) == blocks[5:]
+    assert queue.stats().lost_blocks == 0

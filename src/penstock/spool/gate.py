@@ -163,7 +163,7 @@ class Gate:
     def _make_disk_room(self) -> bool:
         """Have the last chunk deleted, if all of it is done; whether it was. All of the disk that is left may be it."""
         store = self._backlog.store
-        if not store.is_drained:
+        if not store.is_drained(store.acked):
             return False
         before, store.changed = store.chunks.size_bytes, True
         self._lock.release()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
+from penstock.spool.acked import Acked
 from penstock.spool.backlog import Backlog
 from penstock.spool.commit import GroupCommit, Round, Staged
 from penstock.spool.files import DISK_FULL, Files
@@ -140,7 +141,7 @@ class Keeper:
                 raise
             with self._lock:
                 backlog.sequence_limit = snapshot.next_sequence
-                store.reclaim(is_disk_full=is_disk_full)
+                store.reclaim(Acked(snapshot.low, snapshot.acked), is_disk_full=is_disk_full)
                 gone = store.chunks.take_gone()
             self._close(gone)
             if self._failing:
@@ -165,7 +166,7 @@ class Keeper:
             store.changed = True
             if error.errno in DISK_FULL:
                 # Without the meta that says so: the room for that meta has to come from somewhere.
-                store.reclaim(is_disk_full=True)
+                store.reclaim(store.acked, is_disk_full=True)
             gone = store.chunks.take_gone()
         self._close(gone)
 

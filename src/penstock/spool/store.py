@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import accumulate, count, pairwise, repeat
 
 from penstock.spool import frames, journal, meta
+from penstock.spool.acked import Acked
 from penstock.spool.config import Durability, FastQueueConfig, size
 from penstock.spool.files import Files
 from penstock.spool.frames import Frame, FrameHeader
@@ -333,18 +334,17 @@ class Store:
                 with suppress(OSError):
                     self._files.unlink(journal.path(self.folder, generation))
 
-    @property
-    def is_drained(self) -> bool:
+    def is_drained(self, acked: Acked) -> bool:
         """Whether there is a last chunk of which every block is done."""
-        return self.acked.low >= self.log_end and self.chunks.last_size > 0
+        return acked.low >= self.log_end and self.chunks.last_size > 0
 
-    def reclaim(self, *, is_disk_full: bool = False) -> int:
-        """Delete the chunks of which every block is done; how many.
+    def reclaim(self, acked: Acked, *, is_disk_full: bool = False) -> int:
+        """Delete the chunks of which every block is done as `acked` says; how many.
 
-        The last one stays, unless all of it is done and it is large or its room is wanted: then the next frame has a
-        new chunk.
+        That is what the meta on the disk says: sequences that a kill has skipped are in no journal. The last chunk
+        stays, unless all of it is done and it is large or its room is wanted: then the next frame has a new chunk.
         """
-        if self.is_drained and (is_disk_full or self.chunks.last_size > self._keep_drained):
+        if self.is_drained(acked) and (is_disk_full or self.chunks.last_size > self._keep_drained):
             with suppress(OSError):
                 self.chunks.begin_empty_chunk(self.log_end)
         done = []
@@ -353,7 +353,7 @@ class Store:
         for chunk, following in pairwise(chunks):
             first = chunk.first if chunk.first is not None else first
             is_passed = following.first is not None and (self.reads_backward or self._reader.has_passed(chunk))
-            if is_passed and self.acked.covers(first, following.first or 0):
+            if is_passed and acked.covers(first, following.first or 0):
                 done.append(chunk)
         for chunk in done:
             try:
