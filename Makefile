@@ -82,7 +82,7 @@ bench-ingest: setup  ## Points a second from request to segment, beside Promethe
 bench-export: setup  ## The send queue against a plain loop of the same HTTP client
 	@$(BIN)/python -m bench.export
 
-soak-export: setup  ## A destination that is down for a minute under load, a broker that is killed
+soak-export: setup  ## A destination that is down for a minute under load, a broker that is killed, senders killed 200 times a level (PENSTOCK_SOAK_KILLS)
 	@$(BIN)/python -m pytest -m soak tests/export
 
 doctor: setup  ## What this machine has, what is missing, what to do

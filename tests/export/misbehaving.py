@@ -80,9 +80,10 @@ def hang_up(connection: socket.socket) -> bool:
 
 @dataclass
 class Misbehaving:
-    """Answers each request with the next behaviour, and with success when there is none left."""
+    """Answers each request with the next behaviour, and as usually when there is none left."""
 
     behaviours: list[Behaviour] = field(default_factory=list)
+    usually: Behaviour = field(default_factory=lambda: answer(200))
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
     tls: ssl.SSLContext | None = None
@@ -163,7 +164,7 @@ class Misbehaving:
                 while (request := _read(reader, with_body=not self.is_hasty)) is not None:
                     request.body = request.body[: self.keep]
                     self.requests.append(request)
-                    behave = self.behaviours.pop(0) if self.behaviours else answer(200)
+                    behave = self.behaviours.pop(0) if self.behaviours else self.usually
                     if not behave(connection) or self.is_hasty:
                         return
         except (OSError, ValueError):
