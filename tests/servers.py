@@ -258,6 +258,7 @@ class RabbitMQ(Server):
             capture_output=True,
             text=True,
             check=True,
+            timeout=100,
         )
         return ran.stdout
 
