@@ -4,7 +4,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -481,8 +481,9 @@ class Looks:
 
         monkeypatch.setattr(SharedScheduler, "_until_idle_is_due", counted)
 
-    def wait_for_another(self) -> None:
+    def wait_for_one_after(self, act: Callable[[], object]) -> None:
         seen = self.count
+        act()
         wait_until(lambda: self.count > seen)
 
 
@@ -492,9 +493,7 @@ def test_handlers_of_a_shared_scheduler_that_take_long_are_called_by_its_threads
     looks, nudge = Looks(monkeypatch), SharedTask.nudge
 
     def nudge_slowly(task: SharedTask) -> None:
-        seen = looks.count
-        nudge(task)
-        wait_until(lambda: looks.count > seen)  # whoever was woken is quicker than we are
+        looks.wait_for_one_after(lambda: nudge(task))  # whoever was woken is quicker than we are
 
     class SlowOnRounds(Named):
         def on_idle(self) -> None:
@@ -526,8 +525,7 @@ def test_a_thread_that_looks_while_the_rounds_have_the_turn_of_a_task_that_has_l
                 task = queue._tasks[0]
                 rounds.IDLE_ROUNDS.leave(task)
                 for _ in range(2):
-                    task.nudge()
-                    looks.wait_for_another()
+                    looks.wait_for_one_after(task.nudge)
                 passed_by.set()
 
     manager, handler = BatchQueueManager(), Leaving()
