@@ -16,10 +16,11 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from queue import Queue
 
 from penstock import (
     BreakerConfig,
@@ -173,13 +174,58 @@ def push_latencies(port: int, count: int, *, alive: bool) -> list[float]:
         config = SendQueueConfig(adaptive_enabled=False, circuit_breaker=breaker, retry_interval=0.1)
         with SendQueue(queue, OtlpHttpExporter(config_of(target)), config) as sender:
             body = random.randbytes(BATCH)
-            taken = []
-            for _ in range(count):
-                before = time.perf_counter()
-                sender.push(body)
-                taken.append(time.perf_counter() - before)
-                time.sleep(0.001)
+            taken = timed(lambda: sender.push(body), range(count))
             sender.close(1.0)
+    return taken
+
+
+def timed(push: Callable[[], object], turns: Iterable[object]) -> list[float]:
+    """Seconds of each, about a thousand a second."""
+    taken = []
+    for _ in turns:
+        before = time.perf_counter()
+        push()
+        taken.append(time.perf_counter() - before)
+        time.sleep(0.001)
+    return taken
+
+
+def push_beside_drain(port: int, backlog: int, limits: FastQueueConfig) -> list[float]:
+    """Seconds of each push until a backlog is gone that was there before."""
+    body = random.randbytes(BATCH)
+    with tempfile.TemporaryDirectory() as folder, FastQueue(folder, limits) as queue:
+        for _ in range(backlog):
+            queue.push(body)
+        if limits is not IN_MEMORY:
+            queue.flush()
+        with SendQueue(queue, OtlpHttpExporter(config_of(port)), QUIET) as sender:
+            taken = timed(lambda: sender.push(body), iter(sender.__len__, 0))
+            assert sender.flush(300)
+            assert sender.stats().exported_batches == backlog + len(taken)
+    return taken
+
+
+def put_beside_thread(port: int, backlog: int) -> list[float]:
+    """The same with a `queue.Queue` and a thread that does nothing but send what is in it."""
+    body = random.randbytes(BATCH)
+    exporter = OtlpHttpExporter(config_of(port))
+    waiting: Queue[bytes | None] = Queue()
+    sent = []
+
+    def drain() -> None:
+        while (batch := waiting.get()) is not None:
+            exporter.send(exporter.prepare(batch))
+            sent.append(len(batch))
+
+    for _ in range(backlog):
+        waiting.put(body)
+    thread = threading.Thread(target=drain)
+    thread.start()
+    taken = timed(lambda: waiting.put(body), iter(waiting.qsize, 0))
+    waiting.put(None)
+    thread.join()
+    exporter.close()
+    assert len(sent) == backlog + len(taken)
     return taken
 
 
@@ -316,15 +362,26 @@ def split(port: int, rounds: int, count: int) -> None:
 
 def push(port: int, rounds: int, count: int) -> None:
     print(f"\nLatency of push at durability memory, {count} pushes of {BATCH // 1024} KB, a thousand a second")
-    print(f"{'destination':14}{'p50 µs':>9}{'p99 µs':>9}{'max µs':>9}")
-    taken: dict[bool, list[list[float]]] = {True: [], False: []}
+    backlog = 4 * count
+    arms: dict[str, Callable[[], list[float]]] = {
+        "destination alive": lambda: push_latencies(port, count, alive=True),
+        "destination dead": lambda: push_latencies(port, count, alive=False),
+        f"beside a drain of {backlog}": lambda: push_beside_drain(port, backlog, IN_MEMORY),
+        "beside a drain of a spill": lambda: push_beside_drain(port, backlog, replace(IN_MEMORY, inmemory_blocks=2048)),
+        "so with a thread and a queue.Queue": lambda: put_beside_thread(port, backlog),
+    }
+    print(f"{'':36}{'p50 µs':>9}{'p99 µs':>9}{'max µs':>9}")
+    taken: dict[str, list[list[float]]] = {name: [] for name in arms}
     for _ in range(rounds):
-        for alive in (True, False):
-            taken[alive].append(sorted(push_latencies(port, count, alive=alive)))
-    for alive, measured in taken.items():
+        for name, arm in arms.items():
+            taken[name].append(sorted(arm()))
+    p99 = []
+    for name, measured in taken.items():
         figures = [statistics.median(one[int(len(one) * share)] for one in measured) for share in (0.5, 0.99)]
         figures.append(statistics.median(one[-1] for one in measured))
-        print(f"{'alive' if alive else 'dead':14}" + "".join(f"{seconds * 1e6:9.0f}" for seconds in figures))
+        p99.append(figures[1])
+        print(f"{name:36}" + "".join(f"{seconds * 1e6:9.0f}" for seconds in figures))
+    print(f"p99 beside a drain: {p99[2] / p99[4]:.2f} of the thread's, of a spill {p99[3] / p99[4]:.2f}")
 
 
 def main() -> None:
