@@ -34,8 +34,15 @@ class Tally:
 
 
 def _settled(registry: ConsumerRegistry, client: Client, queue: str) -> bool:
-    """Nothing waits and nothing is in hand: also what was handled, but its ack lost with a connection, came again."""
-    return client.depth(queue) == 0 and registry.stats().consumers[queue].in_flight == 0
+    """Nothing waits and nothing is in hand: also what was handled, but its ack lost with a connection, came again.
+
+    It does so when the broker has noticed that the connection is lost, and with it the consumer that it had.
+    """
+
+    def is_idle() -> bool:
+        return client.depth(queue) == 0 and registry.stats().consumers[queue].in_flight == 0
+
+    return client.consumers(queue) == 1 and is_idle() and is_idle()  # twice: it may have been on its way to us
 
 
 def test_a_broker_killed_under_load_loses_nothing_and_its_topology_is_declared_anew(
