@@ -296,18 +296,20 @@ def test_it_ends_where_another_waits_for_a_place() -> None:
     exporter = Overlapping()
     bench = Bench(exporter, limit=3)
     batches = bench.push(20)
-    other = threading.Thread(target=bench.gate.begin, daemon=True)
+    others = [threading.Thread(target=bench.gate.begin, daemon=True) for _ in range(3)]  # one for each that ends
 
-    def have_another_wait(body: bytes) -> None:
+    def have_others_wait(body: bytes) -> None:
         if body == batches[4]:
-            other.start()
-            wait_until(lambda: bench.gate._waiting)
+            for other in others:
+                other.start()
+            wait_until(lambda: bench.gate._waiting == 3)
 
-    exporter.on_finish = have_another_wait
+    exporter.on_finish = have_others_wait
     bench.send()
-    other.join(5)
+    for other in others:
+        other.join(20)
     assert exporter.begun == batches[:7]
-    assert bench.gate.inflight == 1
+    assert bench.gate.inflight == 3
 
 
 def test_it_ends_where_another_has_failed() -> None:
