@@ -21,15 +21,16 @@ class Moments:
     def __init__(self, look: Callable[[], Any]) -> None:
         self.seen: list[Any] = []
         self._look = look
+        self._hook = self._happened  # one and the same: the interpreter calls it after it has let go of it
 
     def _happened(self, frame: Any, event: str, argument: Any) -> None:
         if event in ("call", "c_return", "c_exception"):
             sys.setprofile(None)
             self.seen.append(self._look())
-            sys.setprofile(self._happened)
+            sys.setprofile(self._hook)
 
     def __enter__(self) -> Self:
-        sys.setprofile(self._happened)
+        sys.setprofile(self._hook)
         return self
 
     def __exit__(self, *error: object) -> None:
