@@ -437,6 +437,37 @@ class TestFailover:
             assert sender.stats().queue.dead_lettered == 1
         assert sender.stats().data_loss == 1
 
+    @pytest.mark.parametrize(
+        "failover",
+        [
+            FailoverConfig(drain_interval=0.02, max_size=3),
+            FailoverConfig(drain_interval=0.02, max_bytes=3 * len(numbered(1)[0])),
+        ],
+    )
+    def test_dead_letters_of_it_that_find_no_room_in_memory_either_are_lost_and_counted(
+        self,
+        queue: FastQueue,
+        full: Callable[[bool], None],
+        failover: FailoverConfig,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def refuse(block: bytes, reason: str) -> None:
+            raise DiskFull("no room on the disk")
+
+        exporter = FailingExporter()
+        exporter.fail_with(PermanentExportError("400"))
+        with SendQueue(queue, exporter, quick(failover=failover)) as sender:
+            with monkeypatch.context() as patch:
+                patch.setattr(queue, "bury", refuse)
+                for batch in numbered(5):
+                    sender.push(batch)
+                    assert sender.flush()
+            wait_until(lambda: sender.stats().data_loss == 2)
+        assert sender.stats().data_loss == 2
+        queue.close()
+        assert dead_letters(tmp_path) == [(batch, "400") for batch in numbered(5)[2:]]
+
     @pytest.mark.parametrize("drain_interval", [0.02, 60.0], ids=["while it runs", "when it is closed"])
     def test_a_dead_letter_of_it_is_written_when_the_disk_has_recovered(
         self, queue: FastQueue, full: Callable[[bool], None], tmp_path: Path, drain_interval: float

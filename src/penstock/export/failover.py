@@ -9,7 +9,7 @@ from penstock.export.config import FailoverConfig
 from penstock.export.delivery import Delivery
 from penstock.export.exporter import Exporter
 from penstock.export.gate import Gate
-from penstock.export.source import LeasedMemory, Source
+from penstock.export.source import MOST_DEAD_LETTERS, LeasedMemory, Source
 from penstock.export.stats import Tally
 from penstock.spool import Lease, MemoryQueue
 
@@ -29,7 +29,7 @@ class Failover:
     ) -> None:
         self._config = config
         self._durable = durable
-        self._leased = _Overflow(durable, config, clock)
+        self._leased = _Overflow(durable, config, tally, clock)
         self._delivery = Delivery(self._leased, exporter, gate, tally, clock)
         self._gate = gate
         self._tally = tally
@@ -140,11 +140,17 @@ class Failover:
 
 
 class _Overflow(LeasedMemory):
-    """The failover's memory. What the destination refuses is the durable queue's dead letter, if that can write it."""
+    """The failover's memory. What the destination refuses is the durable queue's dead letter, if that can write it.
 
-    def __init__(self, durable: Source, config: FailoverConfig, clock: Clock) -> None:
+    Until it can, dead letters wait here, within bounds as those of the batches; the oldest that have to go are lost.
+    """
+
+    def __init__(self, durable: Source, config: FailoverConfig, tally: Tally, clock: Clock) -> None:
         super().__init__(MemoryQueue(config.max_size, config.max_bytes, clock=clock), clock=clock)
         self._durable = durable
+        self._most_letters = min(config.max_size, MOST_DEAD_LETTERS)
+        self._most_letter_bytes = int(config.max_bytes)
+        self._tally = tally
 
     def reject(self, lease: Lease, reason: str) -> None:
         try:
@@ -159,6 +165,14 @@ class _Overflow(LeasedMemory):
             self._durable.bury(block, reason)
         except QueueError:
             super().bury(block, reason)
+
+    def _bury_locked(self, lease: Lease, reason: str) -> None:
+        letters = self.dead_letters
+        size = len(lease.data) + sum(len(letter.data) for letter in letters)
+        while letters and (len(letters) >= self._most_letters or size > self._most_letter_bytes):
+            size -= len(letters.popleft().data)
+            self._tally.add(data_loss=1)
+        super()._bury_locked(lease, reason)
 
     def bury_again(self) -> None:
         """Bring dead letters that could not be written to the durable queue, if its disk has recovered."""
