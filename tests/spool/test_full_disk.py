@@ -197,3 +197,23 @@ def test_a_chunk_that_went_without_a_meta_does_not_make_what_a_kill_skipped_look
         assert queue.pop() == block
     assert counts == [5, 4, 3, 2, 1]
     assert queue.stats().lost_blocks == 0
+
+
+def test_one_ack_of_blocks_before_and_behind_the_meta_leaves_the_right_count() -> None:
+    files = FakeFiles()
+    config = FastQueueConfig(durability=Durability.DISK, chunk_size=1000, compression="none", meta_sync_interval=3600)
+    queue = FastQueue("q", config, files=files)
+    given = [block[:700] for block in blocks(12)]  # each in a chunk of its own
+    assert taken_of(queue, given[:3]) == given[:3]
+    queue._keep()
+    assert taken_of(queue, given[3:]) == given[3:]
+    queue.ack(queue.lease(6))  # one record: three that the meta has counted, three that it has not
+    files._fault = lambda call, number: errno.ENOSPC if call == "write" else None
+    queue._keep()  # the chunks go, and no meta says so
+    files.heal()
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    assert len(queue) == 6
+    assert queue.size_bytes == 6 * 700
+    assert drained(queue) == given[6:]
+    assert queue.stats().lost_blocks == 0

@@ -136,6 +136,7 @@ def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> 
     """Take in what the journals say; the acks of blocks that came after the meta, which are not counted yet."""
     damaged = 0
     late: list[journal.Record] = []
+    log_end = state.log_end
     state.journal_generation = known.journal if known is not None else 0
     for generation in journal.generations(files, folder):
         state.journal_generation = max(state.journal_generation, generation + 1)
@@ -146,12 +147,15 @@ def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> 
             if record is None:
                 damaged += 1
             elif record.kind == journal.ACKED:
-                new = state.acked.add(record.first, record.first + record.block_count)
-                if known is not None and record.first >= known.log_end:
-                    late.append(record)
-                else:
-                    state.count -= new
-                    state.bytes -= record.bytes * new // record.block_count
+                end = record.first + record.block_count
+                middle = max(record.first, min(end, log_end))  # one ack may be of blocks on both sides of it
+                new = state.acked.add(record.first, middle)
+                state.count -= new
+                state.bytes -= record.bytes * new // record.block_count
+                if middle < end:
+                    state.acked.add(middle, end)
+                    rest = record.bytes - record.bytes * (middle - record.first) // record.block_count
+                    late.append(record._replace(first=middle, block_count=end - middle, bytes=rest))
             elif record.kind == journal.LEASED:
                 for sequence in range(record.first, record.first + record.block_count):
                     state.attempts[sequence] = record.attempts
