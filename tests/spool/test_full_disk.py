@@ -217,3 +217,16 @@ def test_one_ack_of_blocks_before_and_behind_the_meta_leaves_the_right_count() -
     assert queue.size_bytes == 6 * 700
     assert drained(queue) == given[6:]
     assert queue.stats().lost_blocks == 0
+
+
+@pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
+def test_what_was_drained_before_a_kill_leaves_its_room_too(tmp_path: Path, durability: Durability) -> None:
+    config = FastQueueConfig(durability=durability, compression="none", meta_sync_interval=3600)
+    with FastQueue(tmp_path / "queue", config, files=SmallDisk(tmp_path / "queue", 8 * BLOCK)) as queue:
+        taken = taken_of(queue, blocks(20))
+        assert drained(queue) == taken
+        shutil.copytree(tmp_path / "queue", tmp_path / "killed")  # its meta does not say that all is done
+    with FastQueue(tmp_path / "killed", config, files=SmallDisk(tmp_path / "killed", 8 * BLOCK)) as queue:
+        assert taken_of(queue, blocks(20)) == taken
+        assert drained(queue) == taken
+        assert queue.stats().chunks == 1

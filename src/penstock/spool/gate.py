@@ -3,9 +3,10 @@
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from penstock.clock import Clock
-from penstock.errors import BlockTooLarge, QueueClosed, QueueFull
+from penstock.errors import BlockTooLarge, QueueClosed, QueueError, QueueFull
 from penstock.spool.backlog import Backlog
 from penstock.spool.commit import Round, Staged
 from penstock.spool.config import FastQueueConfig, FullBehavior, seconds, size
@@ -165,6 +166,8 @@ class Gate:
         store = self._backlog.store
         if not store.is_drained(store.acked):
             return False
+        with suppress(QueueError):  # a chunk goes when it has been read, and what a kill left acked is not, yet
+            self._backlog.peek(self._clock.monotonic())
         before, store.changed = store.chunks.size_bytes, True
         self._lock.release()
         try:

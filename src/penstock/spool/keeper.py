@@ -139,9 +139,10 @@ class Keeper:
             except OSError as error:
                 self._failed(error)
                 raise
+            acked = Acked(snapshot.low, snapshot.acked)
             with self._lock:
                 backlog.sequence_limit = snapshot.next_sequence
-                store.reclaim(Acked(snapshot.low, snapshot.acked), is_disk_full=is_disk_full)
+                store.reclaim(acked, is_disk_full=is_disk_full)
                 gone = store.chunks.take_gone()
             self._close(gone)
             if self._failing:

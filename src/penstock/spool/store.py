@@ -335,8 +335,8 @@ class Store:
                     self._files.unlink(journal.path(self.folder, generation))
 
     def is_drained(self, acked: Acked) -> bool:
-        """Whether there is a last chunk of which every block is done."""
-        return acked.low >= self.log_end and self.chunks.last_size > 0
+        """Whether every block in the log is done, and some of it is still there."""
+        return acked.low >= self.log_end and self.chunks.size_bytes > 0
 
     def reclaim(self, acked: Acked, *, is_disk_full: bool = False) -> int:
         """Delete the chunks of which every block is done as `acked` says; how many.
@@ -344,7 +344,7 @@ class Store:
         That is what the meta on the disk says: sequences that a kill has skipped are in no journal. The last chunk
         stays, unless all of it is done and it is large or its room is wanted: then the next frame has a new chunk.
         """
-        if self.is_drained(acked) and (is_disk_full or self.chunks.last_size > self._keep_drained):
+        if self.is_drained(acked) and self.chunks.last_size > (0 if is_disk_full else self._keep_drained):
             with suppress(OSError):
                 self.chunks.begin_empty_chunk(self.log_end)
         done = []
