@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import google_crc32c
@@ -366,3 +367,19 @@ def _killed_after_acks(folder: Path, acks: int) -> Path:
     shutil.copytree(folder, crashed)
     queue.close()
     return crashed
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+def test_a_frame_that_slips_to_before_the_meta_is_not_taken_for_one_that_a_kill_skipped(order: Order) -> None:
+    files = FakeFiles()
+    config = replace(DISK, compression="none", chunk_size=10_000, meta_sync_interval=3600, order=order)
+    queue = FastQueue("q", config, files=files)
+    for number in range(4):
+        queue.push(bytes([number]) * 700)
+    queue._keep()
+    for number in (4, 5):
+        queue.push(bytes([number]) * 700)
+    files.kill()
+    del files.names_now["q/0000000000000000"].written[100:900]
+    queue = FastQueue("q", config, files=files)
+    assert sorted(block[0] for block in drain(queue)) == [3, 4]  # the end of the fifth is taken for a torn tail

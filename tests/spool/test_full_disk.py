@@ -177,15 +177,17 @@ def test_dead_letters_that_cannot_be_written_are_one_line_until_one_can(
     assert sum("Dead letters cannot be written" in record.msg for record in caplog.records) == 2
 
 
-def test_a_chunk_that_went_without_a_meta_does_not_make_what_a_kill_skipped_look_lost() -> None:
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_chunk_that_went_without_a_meta_does_not_make_what_a_kill_skipped_look_lost(left: int) -> None:
     files = FakeFiles()
     config = FastQueueConfig(durability=Durability.DISK, chunk_size=1000, compression="none", meta_sync_interval=3600)
-    FastQueue("q", config, files=files)
+    queue = FastQueue("q", config, files=files)
+    assert len(taken_of(queue, blocks(left))) == left
     files.kill()
     queue = FastQueue("q", config, files=files)  # its sequences begin behind those that the kill skipped
     given = [block[:700] for block in blocks(10)]
     assert taken_of(queue, given) == given
-    queue.ack(queue.lease(5))
+    queue.ack(queue.lease(left + 5))
     files._fault = lambda call, number: errno.ENOSPC if call == "write" else None
     queue._keep()  # the chunks go, and no meta says since when
     files.heal()

@@ -226,3 +226,29 @@ def test_sequences_that_a_kill_skipped_are_done_with_and_not_lost(left: int) -> 
     assert len(queue) == 5
     assert drain(queue) == blocks[5:]
     assert queue.stats().lost_blocks == 0
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_sequences_that_a_kill_skipped_are_done_with_where_the_freshest_come_first(left: int) -> None:
+    files = FakeFiles()
+    config = replace(DISK, chunk_size=1000, order="freshest")
+    queue = FastQueue("q", config, files=files)
+    queue.push(bytes(200))
+    assert queue.pop() is not None
+    for _ in range(left):
+        queue.push(bytes(100))
+    queue._keep()
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    assert [len(block) for block in drain(queue)] == [100] * left
+    blocks = [bytes([number]) * 700 for number in range(10)]  # each in a chunk of its own
+    for block in blocks:
+        queue.push(block)
+    queue.ack(queue.lease(10)[5:])  # the oldest of them
+    queue._keep()
+    assert queue.stats().chunks == 5
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    assert len(queue) == 5
+    assert drain(queue) == blocks[:4:-1]
+    assert queue.stats().lost_blocks == 0

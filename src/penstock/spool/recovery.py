@@ -32,6 +32,7 @@ class Recovered:
     reader_offset: int = 0
     log_end: int = 0
     next_sequence: int = 0
+    seen_below: int = 0  # no block from here on was handed out or acked
     count: int = 0
     bytes: int = 0
     journal_generation: int = 0
@@ -53,10 +54,13 @@ def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) 
     else:
         _from_meta(state, known)
     late = _replay(files, folder, state, known)
-    _count_tail(state, known, late, repair)
+    knows_end = _count_tail(state, known, late, repair)
     state.next_sequence = max(state.next_sequence, state.log_end, state.acked.top, *(s + 1 for s in state.attempts), 0)
-    if state.acked.low >= state.log_end:  # all is done, and so are the sequences that a crash has skipped
-        state.acked.add(state.acked.low, state.next_sequence)
+    state.seen_below = max([state.acked.top, *(sequence + 1 for sequence in state.attempts)])
+    if knows_end:
+        # What a crash has skipped is done. The next meta says so: no journal does, and a full disk may take the chunk
+        # behind it before there is another.
+        state.acked.add(state.log_end, state.next_sequence)
     state.attempts = {s: count for s, count in state.attempts.items() if s not in state.acked}
     state.unclean = bool(chunks.chunks) if known is None else not known.clean
     if state.unclean and repair:
@@ -167,8 +171,11 @@ def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> 
     return late
 
 
-def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record], repair: bool) -> None:
-    """Add what was written after the meta, or count everything where the meta cannot know; cut a torn end."""
+def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record], repair: bool) -> bool:
+    """Add what was written after the meta, or count everything where the meta cannot know; cut a torn end.
+
+    Whether `log_end` is sure: where bytes follow the meta and no frame, frames may have slipped to before it.
+    """
     chunks = state.chunks
     end = chunks.end
     start = known.writer_offset if known is not None else 0
@@ -206,3 +213,4 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
         state.quarantine.keep(chunks, torn, last_good, torn.end, "torn tail")
         chunks.cut(last_good)
     state.count, state.bytes = max(0, state.count), max(0, state.bytes)
+    return start >= end or counted.top > 0

@@ -55,7 +55,7 @@ class Store:
         self.drift_count = self.drift_bytes = 0
         self.unclean = state.unclean
         self.reads_backward = config.order == "freshest"
-        self.seen_below = max([state.acked.top, *(sequence + 1 for sequence in state.attempts)])
+        self.seen_below = state.seen_below
         self._reader = FrameReader(self.chunks, state.reader_offset, self.quarantine)
         self._expected = state.acked.low
         self._refs: deque[FrameRef] = deque()
