@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.export import BreakerConfig, FailoverConfig, PipelineSplitConfig, SendQueueConfig
+from penstock.export.gate import Gate, Permit
 from penstock.spool import FastQueue
 from penstock.spool.dead_letters import unpack
 
@@ -21,6 +22,14 @@ def quick(**settings: Any) -> SendQueueConfig:
         "workers": 2,
     }
     return SendQueueConfig(**{**defaults, **settings})
+
+
+def entered(gate: Gate) -> Permit:
+    """A send of somebody else that is under way from now on."""
+    permit = gate.enter(0.0)
+    assert permit is not None
+    assert gate.begin(permit)
+    return permit
 
 
 def numbered(count: int) -> list[bytes]:

@@ -10,10 +10,12 @@ import pytest
 from penstock.errors import ErrorClass, TransientExportError
 from penstock.export.backoff import Backoff, BackoffConfig
 from penstock.export.breaker import BreakerConfig, CircuitBreaker, CircuitState
-from penstock.export.gate import Gate, Permit
+from penstock.export.gate import Gate
 from penstock.testing import FakeClock, wait_until
+from tests.export.quick import entered
 
 DOWN = TransientExportError("down", ErrorClass.NETWORK)
+LATER = TransientExportError("429", ErrorClass.RATE_LIMIT, retry_after=60.0)
 BROKEN = TransientExportError("500", ErrorClass.SERVER_ERROR)
 
 
@@ -25,13 +27,6 @@ def clock() -> FakeClock:
 def gate_of(clock: FakeClock, *, threshold: int = 5, limit: int = 8, in_order: bool = False) -> Gate:
     breaker = CircuitBreaker(BreakerConfig(threshold=threshold, reset_timeout=30.0))
     return Gate(breaker, Backoff(BackoffConfig(jitter=0.0)), limit, clock, in_order=in_order)
-
-
-def entered(gate: Gate) -> Permit:
-    permit = gate.enter(0.0)
-    assert permit is not None
-    gate.begin()
-    return permit
 
 
 def test_the_first_failure_in_a_row_is_the_batchs_alone(clock: FakeClock) -> None:
@@ -182,7 +177,7 @@ def test_a_probe_that_is_released_or_abandoned_makes_way_for_another(clock: Fake
 def test_no_more_sends_are_under_way_than_allowed(clock: FakeClock) -> None:
     gate = gate_of(clock, limit=2)
     permits = [entered(gate) for _ in range(2)]
-    third = threading.Thread(target=gate.begin)
+    third = threading.Thread(target=gate.begin, args=(permits[1],))
     third.start()
     gate.succeeded(permits[0])
     third.join(5)
@@ -193,7 +188,7 @@ def test_no_more_sends_are_under_way_than_allowed(clock: FakeClock) -> None:
 def test_everyone_who_waits_for_room_is_told_of_it_when_several_sends_end_at_once(clock: FakeClock) -> None:
     gate = gate_of(clock, limit=2)
     permits = [entered(gate) for _ in range(2)]
-    waiting = [threading.Thread(target=gate.begin, daemon=True) for _ in range(2)]
+    waiting = [threading.Thread(target=gate.begin, args=(permits[0],), daemon=True) for _ in range(2)]
     for thread in waiting:
         thread.start()
     wait_until(lambda: gate._waiting == 2)
@@ -210,7 +205,7 @@ def test_the_next_goes_out_in_the_place_of_the_last_while_all_is_well_and_nobody
     permit = entered(gate)
     assert gate.goes_on(permit)
     assert gate.inflight == 1
-    other = threading.Thread(target=gate.begin)
+    other = threading.Thread(target=gate.begin, args=(permit,))
     other.start()
     wait_until(lambda: not gate.goes_on(permit))
     gate.succeeded(permit)
@@ -230,6 +225,92 @@ def test_nothing_goes_on_after_a_failure_of_another_or_when_the_gate_stops(clock
     assert gate.goes_on(again)
     gate.stop()
     assert not gate.goes_on(again)
+
+
+@pytest.mark.parametrize("what", ["an open circuit", "a pause"])
+def test_who_waited_for_a_place_does_not_take_it_into(what: str, clock: FakeClock) -> None:
+    gate = gate_of(clock, threshold=1, limit=1)
+    permit = entered(gate)
+    results: list[bool] = []
+    waiting = [threading.Thread(target=lambda: results.append(gate.begin(permit)), daemon=True) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    wait_until(lambda: gate._waiting == 3)
+    gate.failed(permit, DOWN if what == "an open circuit" else LATER, attempts=1)
+    for thread in waiting:
+        thread.join(5)
+    assert results == [False] * 3
+    assert gate.inflight == gate._waiting == 0
+
+
+def test_a_probe_that_waited_for_a_place_in_vain_makes_way_for_another(clock: FakeClock) -> None:
+    gate = gate_of(clock, threshold=1, limit=1)
+    slow = entered(gate)
+    early = gate.enter(0.0)
+    assert early is not None
+    gate._breaker.failed(clock.monotonic(), early.generation)  # of a send beyond the limit, as it was a moment ago
+    clock.advance(30.0)
+    probe = gate._enter(0.0)
+    assert probe is not None
+    results: list[bool] = []
+    waiting = threading.Thread(target=lambda: results.append(gate.begin(probe)), daemon=True)
+    waiting.start()
+    wait_until(lambda: gate._waiting)
+    gate.failed(slow, LATER, attempts=1)
+    waiting.join(5)
+    assert results == [False]
+    clock.advance(60.0)
+    assert gate.enter(0.0) == probe
+
+
+def test_a_failure_from_before_the_circuit_opened_holds_up_no_probe(clock: FakeClock) -> None:
+    gate = gate_of(clock, threshold=2)
+    slow, *others = (entered(gate) for _ in range(3))
+    for permit in others:
+        gate.failed(permit, DOWN, attempts=1)
+    for _ in range(5):
+        clock.advance(30.0)
+        gate.failed(entered(gate), DOWN, attempts=1)
+    clock.advance(30.0)
+    probe = gate.enter(0.0)
+    assert probe is not None
+    gate.release(probe)  # there was nothing to send
+    gate.failed(slow, DOWN, attempts=1)
+    assert gate.rest() == 0.0
+    assert gate.enter(0.0) is not None
+
+
+def test_a_success_from_before_the_circuit_opened_leaves_no_failures_behind(clock: FakeClock) -> None:
+    gate = gate_of(clock, threshold=3)
+    slow, *others = (entered(gate) for _ in range(4))
+    for permit in others:
+        gate.failed(permit, DOWN, attempts=1)
+    clock.advance(30.0)
+    gate.succeeded(entered(gate))
+    together = [entered(gate) for _ in range(2)]
+    for permit in together:
+        gate.failed(permit, DOWN, attempts=1)
+    gate.succeeded(slow)
+    for _ in range(10):
+        gate.succeeded(entered(gate))
+    gate.failed(entered(gate), DOWN, attempts=1)
+    assert gate.state is CircuitState.CLOSED
+
+
+def test_the_next_part_of_a_batch_goes_out_only_where_the_destination_is_not_left_alone(clock: FakeClock) -> None:
+    gate = gate_of(clock, threshold=1)
+    assert gate.enter_again() == gate.enter(0.0)
+    gate.failed(entered(gate), DOWN, attempts=1)
+    assert gate.enter_again() is None
+    clock.advance(30.0)
+    assert gate.enter_again() is not None  # as the probe
+    assert gate.enter_again() is gate.enter(0.0) is None
+
+
+def test_the_next_part_of_a_batch_goes_out_though_the_gate_has_stopped(clock: FakeClock) -> None:
+    gate = gate_of(clock)
+    gate.stop()
+    assert gate.enter_again() is not None
 
 
 def test_nothing_is_current_any_more_when_it_has_stopped(clock: FakeClock) -> None:

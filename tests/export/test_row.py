@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import NoReturn
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.errors import DiskFailed, PayloadTooLarge, PermanentExportError, QueueClosed, TransientExportError
 from penstock.export import Backoff, BackoffConfig, BreakerConfig, CircuitBreaker, PartialSuccess, Prepared
 from penstock.export.breaker import CircuitState
-from penstock.export.delivery import Delivery
+from penstock.export.delivery import Delivery, Job, _Progress
 from penstock.export.exporter import Finish
 from penstock.export.gate import Gate
 from penstock.export.row import Row
@@ -24,6 +25,7 @@ from penstock.export.source import LeasedMemory
 from penstock.export.stats import Sent, Tally
 from penstock.spool import FastQueue, MemoryQueue
 from penstock.testing import FakeClock, wait_until
+from tests.export.quick import entered
 
 Outcome = Exception | PartialSuccess | None
 
@@ -167,8 +169,7 @@ def test_what_others_have_under_way_counts_against_as_many_as_are_wanted() -> No
     exporter = Overlapping()
     bench = Bench(exporter)
     batches = bench.push(20)
-    bench.gate.begin()
-    permit = bench.gate.permit()
+    permit = entered(bench.gate)
     exporter.on_finish = lambda body: bench.gate.succeeded(permit) if body == batches[9] else None
     under_way: list[int] = []
     exporter.on_begin = lambda body: under_way.append(bench.gate.inflight)
@@ -220,7 +221,7 @@ def test_what_waits_for_a_place_when_the_gate_is_stopped_is_given_back_as_it_was
     bench.push(1)
     for _ in range(attempts - 1):
         bench.source.nack(bench.source.lease(1)[0])
-    bench.gate.begin()
+    entered(bench.gate)
     sending = threading.Thread(target=bench.send, daemon=True)
     sending.start()
     wait_until(lambda: bench.gate._waiting)
@@ -296,7 +297,10 @@ def test_it_ends_where_another_waits_for_a_place() -> None:
     exporter = Overlapping()
     bench = Bench(exporter, limit=3)
     batches = bench.push(20)
-    others = [threading.Thread(target=bench.gate.begin, daemon=True) for _ in range(3)]  # one for each that ends
+    permit = bench.gate.enter(0.0)
+    assert permit is not None
+    wait = partial(bench.gate.begin, permit)
+    others = [threading.Thread(target=wait, daemon=True) for _ in range(3)]  # one for each that ends
 
     def have_others_wait(body: bytes) -> None:
         if body == batches[4]:
@@ -316,8 +320,7 @@ def test_it_ends_where_another_has_failed() -> None:
     exporter = Overlapping()
     bench = Bench(exporter)
     batches = bench.push(20)
-    bench.gate.begin()
-    permit = bench.gate.permit()
+    permit = entered(bench.gate)
 
     def fail(body: bytes) -> None:
         if body == batches[4]:
@@ -566,9 +569,7 @@ def test_one_that_can_neither_be_prepared_nor_be_a_dead_letter_rests() -> None:
 def test_a_probe_that_succeeds_closes_the_circuit() -> None:
     exporter = Overlapping()
     bench = Bench(exporter)
-    permit = bench.gate.permit()
-    for _ in range(5):
-        bench.gate.begin()
+    for permit in [entered(bench.gate) for _ in range(5)]:
         bench.gate.failed(permit, TransientExportError("503"), 1)
     assert bench.gate.opened == 1
     bench.clock.advance(30.0)
@@ -576,6 +577,48 @@ def test_a_probe_that_succeeds_closes_the_circuit() -> None:
     bench.send()
     assert exporter.taken == batches[:1]
     assert bench.gate.state is CircuitState.CLOSED
+
+
+def test_parts_of_what_was_too_large_before_the_circuit_opened_wait_with_the_others() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    bench.source.push(b"AAAABBBB")
+    exporter.outcomes[b"AAAABBBB"] = deque([PayloadTooLarge("413")])
+    others = [entered(bench.gate) for _ in range(5)]
+
+    def open_circuit(body: bytes) -> None:
+        while others:
+            bench.gate.failed(others.pop(), TransientExportError("503"), 1)
+
+    exporter.on_finish = open_circuit
+    bench.send()
+    assert exporter.begun == [b"AAAABBBB"]
+    bench.check_at_rest()
+    bench.clock.advance(30.0)
+    bench.send()
+    assert exporter.taken == [b"AAAA", b"BBBB"]
+    assert bench.gate.state is CircuitState.CLOSED
+
+
+def test_a_part_that_cannot_be_prepared_takes_the_probe_from_nobody() -> None:
+    exporter = Overlapping()
+    bench = Bench(exporter)
+    bench.source.push(b"bad-good")
+    lease = bench.source.lease(1)[0]
+    bench.delivery._progress[lease.sequence] = _Progress(deque([b"bad-", b"good"]))
+    bench.source.nack(lease)
+    for permit in [entered(bench.gate) for _ in range(5)]:
+        bench.gate.failed(permit, TransientExportError("503"), 1)
+    bench.clock.advance(30.0)
+    exporter.on_begin = lambda body: second.append(bench.gate.enter(0.0))
+    second: list[object] = []
+    probe = bench.gate.enter(0.0)
+    assert probe is not None
+    bench.row.send(Job(bench.source.lease(1)[0], Prepared(b"bad-good")), probe)
+    assert exporter.taken == [b"good"]
+    assert second == [None]  # nobody else may probe meanwhile
+    assert [letter.data for letter in bench.source.dead_letters] == [b"bad-"]
+    bench.check_at_rest()
 
 
 def test_a_probe_is_alone() -> None:

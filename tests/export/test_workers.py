@@ -23,7 +23,7 @@ from penstock.export.delivery import Job
 from penstock.export.workers import Workers
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
-from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
+from tests.export.quick import DOWN, SPLIT, dead_letters, entered, numbered, quick
 
 
 class TestWorkers:
@@ -260,8 +260,7 @@ class TestWorkers:
         sender = SendQueue(queue, exporter, quick(workers=1, circuit_breaker=breaker)).start()
         wait_until(lambda: queue._waiting_to_lease)  # so it has its leave to send
         gate = sender._gate
-        gate.begin()
-        gate.failed(gate.permit(), TransientExportError("503"), attempts=1)
+        gate.failed(entered(gate), TransientExportError("503"), attempts=1)
         probe = gate.enter(0.0)
         assert probe is not None
         sender.push(b"one")

@@ -27,11 +27,12 @@ from penstock.spool import Lease
 log = logging.getLogger(__name__)
 
 _MOST_IN_PARTS = 100  # batches: more than workers leave behind in an outage
+_LEFT_ALONE = "the destination keeps failing and is left alone for now"
 REST = 1.0  # seconds before a batch is tried again that met what nobody foresaw, or could not become a dead letter
 
 
-class _Stopped(Exception):
-    """The send did not begin: the gate was stopped while it waited for its turn."""
+class _Withheld(Exception):
+    """The send did not begin: while it waited for its turn the gate was stopped, or the destination began to fail."""
 
 
 class Job(NamedTuple):
@@ -105,7 +106,7 @@ class Delivery:
             self._transmit(job.prepared, permit, is_retry)
         except ExportError as error:
             return self._failed(lease, permit, error)
-        except _Stopped:
+        except _Withheld:
             self.unsent(lease)
             return False
         self._tally.sent(len(lease.data), is_retry=is_retry)
@@ -115,14 +116,16 @@ class Delivery:
         """Send on the caller's thread, without a queue. Raises an ExportError if the destination does not have it."""
         permit = self._gate.enter(0.0)
         if permit is None:
-            raise CircuitOpen("the destination keeps failing and is left alone for now")
+            raise CircuitOpen(_LEFT_ALONE)
         try:
             self._transmit(self._prepare_alone(batch, permit), permit, is_retry=False)
         except TransientExportError as error:
             self._gate.failed(permit, error, 1)
             raise
-        except _Stopped:
-            raise QueueClosed("the send queue is closed") from None
+        except _Withheld:
+            if self._gate.is_stopped:
+                raise QueueClosed("the send queue is closed") from None
+            raise CircuitOpen(_LEFT_ALONE) from None
         self._tally.sent(len(batch), is_retry=False)
 
     # -- for a row ---------------------------------------------------------------------------------------------------
@@ -149,9 +152,10 @@ class Delivery:
     # -- one send ----------------------------------------------------------------------------------------------------
 
     def _transmit(self, prepared: Prepared, permit: Permit, is_retry: bool) -> None:
-        """One send. Raises an ExportError of ours; all but a transient one have told the gate. Or _Stopped."""
-        if not self._gate.begin():
-            raise _Stopped
+        """One send. Raises an ExportError of ours; all but a transient one have told the gate. Or _Withheld: the permit
+        is back."""
+        if not self._gate.begin(permit):
+            raise _Withheld
         try:
             began = self._clock.monotonic()
             result = self._exporter.send(prepared)
@@ -197,7 +201,10 @@ class Delivery:
             self._gate.release(permit)
         while progress.waiting:
             part = progress.waiting[0]
-            current, permit = permit or self._gate.permit(), None
+            current, permit = permit or self._gate.enter_again(), None
+            if current is None:
+                self._put_back(lease, progress)
+                return False
             try:
                 self._transmit(self._prepare_alone(part, current), current, lease.attempts > 1)
             except PayloadTooLarge as error:
@@ -220,8 +227,8 @@ class Delivery:
                 self._remember(lease, progress)
                 self.give_back(lease, delay)
                 return False
-            except _Stopped:
-                self.give_back(lease)
+            except _Withheld:
+                self._put_back(lease, progress)
                 return False
             else:
                 progress.is_begun = True
@@ -239,6 +246,11 @@ class Delivery:
             failure = of_exception(error)
             self._tally.failed(failure.error_class, is_retry=False)
             raise PermanentExportError(f"cannot be prepared: {failure}", failure.error_class) from error
+
+    def _put_back(self, lease: Lease, progress: _Progress) -> None:
+        """What is to come of it does not leave now. That it comes again has nothing to do with it."""
+        self._remember(lease, progress)
+        self.unsent(lease)
 
     def _remember(self, lease: Lease, progress: _Progress) -> None:
         """For the next attempt. A batch that the queue evicted meanwhile never comes back for its entry."""

@@ -111,31 +111,50 @@ class Gate:
         if permit is self._current:
             return True
         with self._lock:
-            well = not self._stopped and self._pause_locked(self._clock.monotonic()) <= 0
-            return well and permit == self._permit_locked()
+            return self._is_current_locked(permit)
 
-    def permit(self) -> Permit:
-        """For what is sent because the destination has just answered: the halves of a batch that was too large."""
+    def _is_current_locked(self, permit: Permit) -> bool:
+        well = not self._stopped and self._pause_locked(self._clock.monotonic()) <= 0
+        return well and permit == self._permit_locked()
+
+    def enter_again(self) -> Permit | None:
+        """Leave to send the next part of a batch of which one was just answered; None if the destination is to be left
+        alone by now. Also when it has stopped: what has begun is finished."""
         with self._lock:
+            now = self._clock.monotonic()
+            if self._pause_locked(now) > 0 or not self._breaker.allow(now):
+                return None
+            self._refresh_locked(now)
             return self._permit_locked()
 
-    def begin(self) -> bool:
+    def begin(self, permit: Permit) -> bool:
         """Take one of the sends that may be under way at a time; the outcome gives it back.
 
-        False if it was stopped while we waited: then nothing may be sent.
+        False if nothing may be sent any more, after we had to wait: it was stopped, or the destination is to be left
+        alone. Then the permit is back.
         """
         with self._lock:
-            while self.inflight >= self._send_limit:
-                self._waiting += 1
-                try:
-                    if not self._stopped:
-                        self._has_room.wait()
-                finally:
-                    self._waiting -= 1
-                if self._stopped:
-                    return False
+            if self.inflight >= self._send_limit and not self._wait_for_room_locked(permit):
+                self._release_locked(permit)
+                return False
             self.inflight += 1
             return True
+
+    def _wait_for_room_locked(self, permit: Permit) -> bool:
+        """Whether there is room, and leave to use it."""
+        while self.inflight >= self._send_limit:
+            if self._stopped:
+                return False
+            self._waiting += 1
+            try:
+                self._has_room.wait()
+            finally:
+                self._waiting -= 1
+        if self._is_current_locked(permit):
+            return True
+        if self._waiting:
+            self._has_room.notify()  # we were told of a place that we do not take
+        return False
 
     def begin_at_once(self, permit: Permit, most: int) -> bool:
         """The same for one more beside those that its holder has under way; False if `most` are, with all others'."""
@@ -162,9 +181,9 @@ class Gate:
             self._ended_locked()
             if permit is self._current and not self._failing:
                 return
-            self._breaker.succeeded(permit.generation)
-            if self._breaker.state is not CircuitState.CLOSED:
+            if permit.generation != self._breaker.generation:
                 return  # it was sent before the circuit opened: old news
+            self._breaker.succeeded()
             self._backoff.succeeded()
             self._paused_until = 0.0
             recovered, self._failing = self._failing, False
@@ -218,10 +237,10 @@ class Gate:
         if is_open:
             self._paused_until = 0.0  # now its rest is what counts: a probe each time, not minutes of backoff
             self._changed.notify_all()
-        elif self._backoff.failures > 1 or self._in_order:
+        elif self._breaker.state is CircuitState.CLOSED and (self._backoff.failures > 1 or self._in_order):
             self._paused_until = max(self._paused_until, now + delay)
             self._leave_alone_locked()
-        is_held = is_open or self._pause_locked(now) > 0
+        is_held = self._breaker.state is not CircuitState.CLOSED or self._pause_locked(now) > 0
         self._refresh_locked(now)
         if is_held and (self._in_order or error.error_class in NOT_THE_BATCH):
             return 0.0
@@ -246,9 +265,12 @@ class Gate:
         if permit is self._current:
             return
         with self._lock:
-            self._breaker.released(permit.generation)
-            if self._breaker.state is CircuitState.HALF_OPEN:
-                self._changed.notify_all()
+            self._release_locked(permit)
+
+    def _release_locked(self, permit: Permit) -> None:
+        self._breaker.released(permit.generation)
+        if self._breaker.state is CircuitState.HALF_OPEN:
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """Let nothing out any more; whoever waits is told so."""
@@ -259,6 +281,10 @@ class Gate:
             self._has_room.notify_all()
 
     # -- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped
 
     @property
     def state(self) -> CircuitState:

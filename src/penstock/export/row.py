@@ -66,7 +66,7 @@ class Row:
         if self._delivery.goes_alone(job.lease):
             self._send_alone(job, permit)
             return
-        if not self._gate.begin():
+        if not self._gate.begin(permit):
             self._delivery.unsent(job.lease)
             return
         self._reset()

@@ -270,7 +270,7 @@ class GroupWorker:
         is_retry = any(lease.attempts > 1 for lease in held)
         if is_retry:
             self._tally.add(retries=1)
-        self._gate.begin()  # nobody is before us: there is one of us
+        self._gate.begin(permit)  # nobody is before us: there is one of us
         try:
             refused = self._exporter.send_group(held)
         except Exception as error:  # noqa: BLE001 - exporters are other people's code: decide by what it is
