@@ -145,6 +145,12 @@ def test_halves_hold_every_repeated_field_once(values: list[bytes]) -> None:
     assert all(halves)
 
 
+def test_a_batch_of_very_many_series_is_cut_as_fast_as_it_is_read() -> None:
+    message = field_bytes(3, b"all") + field_bytes(1, b"series") * 200_000  # looking each up among the others: minutes
+    halves = halve(message, [(1,)])
+    assert halves == (field_bytes(3, b"all") + field_bytes(1, b"series") * 100_000,) * 2
+
+
 def test_the_last_of_several_fields_counts() -> None:
     message = field_bytes(2, b"a") + field_bytes(2, b"b")
     assert get_bytes(message, 2) == b"b"

@@ -114,9 +114,14 @@ def halve(message: bytes, path: Sequence[Iterable[int]]) -> tuple[bytes, bytes] 
     divisible = [one for one in all_fields if one.number in numbers and one.kind == BYTES]
     if len(divisible) > 1:
         middle = divisible[len(divisible) // 2].start
-        first = [message[f.start : f.end] for f in all_fields if f not in divisible or f.start < middle]
-        second = [message[f.start : f.end] for f in all_fields if f not in divisible or f.start >= middle]
-        return b"".join(first), b"".join(second)
+        first, second = bytearray(), bytearray()
+        for one in all_fields:
+            is_common = one.number not in numbers or one.kind != BYTES
+            if is_common or one.start < middle:
+                first += message[one.start : one.end]
+            if is_common or one.start >= middle:
+                second += message[one.start : one.end]
+        return bytes(first), bytes(second)
     if not divisible:
         return None
     (only,) = divisible
