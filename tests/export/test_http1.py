@@ -1,5 +1,6 @@
 """HTTP/1.1 byte by byte: every kind of answer, whole and in pieces; requests as the standard library writes them."""
 
+import errno
 import http.client
 import itertools
 import socket
@@ -320,6 +321,25 @@ def test_an_address_that_refuses_is_passed_over(monkeypatch: pytest.MonkeyPatch)
         addresses.pop()
         with pytest.raises(ConnectionRefusedError):
             http1.connect("somewhere", 1, None, soon())
+
+
+def test_where_the_system_has_no_ipv6_the_other_addresses_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.socket
+
+    class OnlyV4(real):  # type: ignore[misc, valid-type]
+        def __init__(self, family: int = -1, *rest: Any, **settings: Any) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(family, *rest, **settings)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        addresses = [
+            (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", 1, 0, 0)),
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", listener.getsockname()),
+        ]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: list(addresses))
+        monkeypatch.setattr(socket, "socket", OnlyV4)
+        http1.connect("somewhere", 1, None, soon()).close()
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

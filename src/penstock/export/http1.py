@@ -58,13 +58,16 @@ def _dial(host: str, port: int, deadline: float) -> socket.socket:
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     while True:
         family, kind, protocol, _, address = addresses.pop(0)
-        sock = socket.socket(family, kind, protocol)
         try:
-            sock.settimeout(_left(deadline) / (len(addresses) + 1))
-            sock.connect(address)
+            sock = socket.socket(family, kind, protocol)  # which a system may not have: IPv6, for one
+            try:
+                sock.settimeout(_left(deadline) / (len(addresses) + 1))
+                sock.connect(address)
+            except BaseException:
+                sock.close()
+                raise
             return sock
         except OSError:
-            sock.close()
             if not addresses:
                 raise
 
