@@ -20,9 +20,10 @@ from penstock.export import (
 )
 from penstock.export.channel import Channel
 from penstock.export.delivery import Job
+from penstock.export.pool import Pool
 from penstock.export.workers import Workers
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
-from penstock.testing import FailingExporter, MemoryExporter, wait_until
+from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, entered, numbered, quick
 
 
@@ -87,6 +88,13 @@ class TestWorkers:
             exporter.release()
             wait_until(lambda: not len(sender))
         assert senders == {"penstock-worker-0": 49, "penstock-worker-1": 1}
+
+    def test_none_come_back_when_all_were_asked_to_end(self) -> None:
+        pool = Pool("worker", lambda number, retired: None, FakeClock())
+        pool.stop()
+        pool.resize(3)
+        assert pool.size == 0
+        assert pool.join(0.0) == []
 
     def test_lanes_of_the_split_are_never_left_to_one(self, queue: FastQueue) -> None:
         sender = SendQueue(queue, MemoryExporter(), quick(pipeline_split=SPLIT))

@@ -35,8 +35,10 @@ class Pool:
         return self._size
 
     def resize(self, size: int) -> None:
-        """Have `size` threads: start what is missing, let the last ones finish what they do and end."""
+        """Have `size` threads: start what is missing, let the last ones finish what they do and end. Not once stopped."""
         with self._lock:
+            if self._stopping.is_set():
+                return
             self._size = size
             for number in range(size):
                 thread = self._threads.get(number)
