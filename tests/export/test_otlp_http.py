@@ -231,6 +231,23 @@ def test_a_token_that_was_renewed_is_used_after_the_old_one_was_refused(
     assert tokens == ["old", "old", "new"]
 
 
+@pytest.mark.parametrize(
+    "echo", ["got: Bearer s3cr3t-t0ken", "s3cr3t-t0ken is wrong", "x-key: k3y-of-ours!", "x" * 490]
+)
+def test_a_server_that_says_our_secrets_again_does_not_bring_them_into_the_log(
+    server: Misbehaving, tmp_path: Path, echo: str
+) -> None:
+    (tmp_path / "token").write_text("s3cr3t-t0ken")
+    client = exporter(server, token_file=tmp_path / "token", headers={"x-key": "k3y-of-ours!"})
+    server.behaviours = [answer(401, f"{echo} s3cr3t-t0ken".encode())]
+    with pytest.raises(TransientExportError) as caught:
+        client.send(client.prepare(b"one"))
+    assert "***" in str(caught.value)
+    assert "s3c" not in str(caught.value)
+    assert "k3y" not in str(caught.value)
+    client.close()
+
+
 @pytest.mark.parametrize("content", ["hidden\nhidden too", "hidden€", "", None])
 def test_a_token_file_that_holds_no_token_is_named_without_what_it_holds_and_nothing_is_sent(
     server: Misbehaving, content: str | None, tmp_path: Path

@@ -22,6 +22,7 @@ from penstock.units import parse_duration
 MOST_ANSWER = 64 * 1024  # bytes of an answer that we read: enough for any message of an OTLP or Prometheus server
 _TO_READ = 0.1  # seconds to read an answer that may have come while nobody waited for it
 _MESSAGE = 500  # characters of it that go into an error
+_SHORTEST_SECRET = 8  # characters: shorter ones would be found in ordinary words
 _FRAMING = ("content-length", "transfer-encoding")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _PORTS = {"http": 80, "https": 443}
@@ -287,7 +288,8 @@ class HttpClient:
             if 200 <= answer.status < 300:
                 return answer
             after = classify.retry_after(answer.headers.get("retry-after"), time.time())
-            error = classify.of_status(answer.status, message_of(answer), after, may_pass=self._may_pass)
+            message = message_of(answer, line.own_headers)
+            error = classify.of_status(answer.status, message, after, may_pass=self._may_pass)
             if error.error_class is ErrorClass.AUTH:
                 keep = False  # the next one is made with what the token file holds by then
             raise error
@@ -316,12 +318,20 @@ def _receive(connection: http1.Connection, broken: ConnectionError | None, deadl
     return answer
 
 
-def message_of(answer: Answer) -> str:
-    """What an error answer says, for people: plain text, or the message of a `google.rpc.Status`."""
+def message_of(answer: Answer, said: Mapping[str, str]) -> str:
+    """What an error answer says, for people: plain text, or the message of a `google.rpc.Status`.
+
+    Without what the headers of ours in `said` hold, where a server says that again: it may be secret.
+    """
     body = answer.body
     if "protobuf" in answer.headers.get("content-type", ""):
         try:
             body = get_bytes(body, 2) or b""
         except ValueError:
             body = b""
-    return " ".join(body.decode("utf-8", "replace").split())[:_MESSAGE]
+    text = " ".join(body.decode("utf-8", "replace").split())
+    for name, value in said.items():
+        for secret in (value, value.rpartition(" ")[2]):  # of "Bearer x" also the x alone
+            if name != "User-Agent" and len(secret) >= _SHORTEST_SECRET:
+                text = text.replace(secret, "***")
+    return text[:_MESSAGE]
