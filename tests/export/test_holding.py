@@ -14,6 +14,7 @@ from penstock.errors import (
     DiskFull,
     ErrorClass,
     PermanentExportError,
+    QueueClosed,
     QueueFull,
     TransientExportError,
 )
@@ -21,6 +22,7 @@ from penstock.export import (
     BreakerConfig,
     CircuitState,
     FailoverConfig,
+    PartialSuccess,
     PipelineSplitConfig,
     Prepared,
     SendQueue,
@@ -30,7 +32,7 @@ from penstock.export.limits import AdaptiveLimit
 from penstock.export.source import LeasedMemory
 from penstock.spool import DeadLetter, FastQueue, FastQueueConfig, FullBehavior, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
-from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
+from tests.export.quick import DOWN, SPLIT, dead_letters, entered, numbered, quick
 
 
 def _letter(data: bytes, reason: str) -> DeadLetter:
@@ -342,10 +344,156 @@ class TestFailover:
         assert exporter.batches == numbered(3)
         assert sender.stats().data_loss == 0
 
+    def test_what_the_destination_refuses_at_the_end_holds_up_none_of_the_others(
+        self, queue: FastQueue, full: Callable[[bool], None]
+    ) -> None:
+        exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")))
+        with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0))) as sender:
+            for batch in (b"one", b"bad", b"two", b"bad, too", b"three"):
+                sender.push(batch)
+        assert exporter.batches == [b"one", b"two", b"three"]
+        assert sender.stats().data_loss == 0
+        assert sender.stats().queue.dead_lettered == 2
+
+    def test_what_fails_of_it_holds_up_none_of_the_others(self, queue: FastQueue, full: Callable[[bool], None]) -> None:
+        exporter = FailingExporter([TimeoutError()])
+        config = quick(retry_interval=60.0, max_retry_delay=60.0, failover=FailoverConfig(drain_interval=0.01))
+        sender = SendQueue(queue, exporter, config)
+        for batch in (b"one", b"two", b"three"):
+            sender.push(batch)
+        wait_until(lambda: exporter.batches == [b"two", b"three"])
+        full(False)
+        sender.close()
+        assert sender.stats().data_loss == 0
+
+    def test_at_the_end_it_waits_for_no_disk_where_a_push_would(
+        self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waits: list[object] = []
+
+        def refuse(block: bytes, *, timeout: float | None = None) -> int:
+            waits.append(timeout)
+            raise DiskFull("no room on the disk")
+
+        monkeypatch.setattr(queue, "push", refuse)
+        exporter = MemoryExporter()
+        with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0))) as sender:
+            sender.push(b"one")
+        assert waits == [None, 0.0]
+        assert exporter.batches == [b"one"]
+
+    def test_it_takes_nothing_that_comes_after_its_end(self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+        waits, closed = threading.Event(), threading.Event()
+
+        def wait_for_room(block: bytes, **options: Any) -> int:
+            waits.set()
+            closed.wait(30)
+            raise DiskFull("no room on the disk")
+
+        monkeypatch.setattr(queue, "push", wait_for_room)
+        sender = SendQueue(queue, MemoryExporter(), quick()).start()
+        outcomes: list[object] = []
+
+        def push() -> None:
+            try:
+                sender.push(b"one")
+                outcomes.append("taken")
+            except QueueClosed as error:
+                outcomes.append(type(error))
+
+        pushing = threading.Thread(target=push)
+        pushing.start()
+        waits.wait(30)
+        sender.close()
+        closed.set()
+        pushing.join(30)
+        assert outcomes == [QueueClosed]
+
+    def test_where_order_matters_it_waits_for_what_is_in_the_queue(
+        self, queue: FastQueue, full: Callable[[bool], None]
+    ) -> None:
+        full(False)
+        exporter = FailingExporter([DOWN] * 2, in_order=True)
+        exporter.hold()
+        with SendQueue(queue, exporter, quick(workers=0, failover=FailoverConfig(drain_interval=0.001))) as sender:
+            for number, batch in enumerate(numbered(60)):
+                full(number // 10 % 2 == 1)  # ten go to the disk, ten do not, and so on
+                if number == 40:
+                    exporter.release()
+                sender.push(batch)
+            full(True)
+            assert sender.flush()
+            assert sender.stats().data_loss == 0
+        assert exporter.most_at_once == 1
+        assert exporter.batches == numbered(60)
+
+    def test_where_order_matters_nothing_passes_one_of_it_that_is_being_sent(
+        self, queue: FastQueue, full: Callable[[bool], None]
+    ) -> None:
+        exporter = MemoryExporter(in_order=True)
+        exporter.hold()
+        with SendQueue(queue, exporter, quick(workers=0, failover=FailoverConfig(drain_interval=0.001))) as sender:
+            sender.push(b"one")
+            wait_until(lambda: exporter.at_once)
+            full(False)
+            sender.push(b"two")
+            assert sender.stats().failover_size == 2
+            exporter.release()
+            assert sender.flush()
+        assert exporter.most_at_once == 1
+        assert exporter.batches == [b"one", b"two"]
+
+    def test_where_order_matters_what_it_cannot_hold_goes_to_the_queue(
+        self, queue: FastQueue, full: Callable[[bool], None]
+    ) -> None:
+        exporter = MemoryExporter(in_order=True)
+        exporter.hold()
+        failover = FailoverConfig(max_bytes=10, drain_interval=0.001)
+        with SendQueue(queue, exporter, quick(workers=0, failover=failover)) as sender:
+            sender.push(b"one")
+            wait_until(lambda: exporter.at_once)
+            full(False)
+            sender.push(b"larger than the failover")
+            exporter.release()
+            assert sender.flush()
+            assert sender.stats().data_loss == 0
+        assert sorted(exporter.batches) == [b"larger than the failover", b"one"]
+
+    def test_a_probe_of_it_is_given_back_where_preparing_ends_as_nobody_foresaw(
+        self, queue: FastQueue, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.export.delivery.REST", 0.01)
+
+        class Odd(FailingExporter):
+            def prepare(self, batch: bytes) -> Prepared:
+                if batch == b"bad":
+                    raise ValueError("no batch")
+                return super().prepare(batch)
+
+        bury = queue.bury
+        failures = iter([RuntimeError("can't start new thread")])
+
+        def fail_once(block: bytes, reason: str) -> None:
+            for failure in failures:
+                raise failure
+            bury(block, reason)
+
+        monkeypatch.setattr(queue, "bury", fail_once)
+        exporter = Odd()
+        breaker = BreakerConfig(threshold=1, reset_timeout=0.0)
+        config = quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=0.01))
+        sender = SendQueue(queue, exporter, config)
+        sender._gate.failed(entered(sender._gate), TransientExportError("503"), attempts=1)
+        sender.push(b"bad")
+        sender.push(b"one")
+        assert sender.flush()
+        assert exporter.batches == [b"one"]
+        sender.close()
+
     def test_a_disk_that_is_broken_is_as_good_as_a_full_one(
         self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(block: bytes) -> int:
+        def refuse(block: bytes, **options: Any) -> int:
             raise DiskFailed("Input/output error")
 
         monkeypatch.setattr(queue, "push", refuse)
@@ -391,7 +539,7 @@ class TestFailover:
         class Odd(MemoryExporter):
             def take(self, prepared: Prepared) -> Any:
                 super().take(prepared)
-                return "no answer that there is" if len(self.batches) == 1 else None
+                return PartialSuccess("no count", "") if len(self.batches) == 1 else None  # type: ignore[arg-type]
 
         exporter = Odd()
         with SendQueue(queue, exporter, quick()) as sender:

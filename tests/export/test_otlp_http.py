@@ -30,7 +30,7 @@ from penstock.errors import (
 )
 from penstock.export import PartialSuccess, SendQueue, http1
 from penstock.export.classify import of_exception
-from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter, partial_success
+from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
 from penstock.export.http import HttpClient, HttpConfig, TlsConfig
 from penstock.export.wire import field_bytes, field_varint
 from penstock.spool import FastQueue
@@ -375,9 +375,22 @@ def test_partial_success_tells_how_many_and_why(
     assert send(exporter(server), metrics()) == found
 
 
-@pytest.mark.parametrize("body", [b"", ExportMetricsServiceResponse().SerializeToString(), b"<html>", b"\x0a\xff"])
-def test_any_other_body_of_a_success_is_a_success(body: bytes) -> None:
-    assert partial_success(body) is None
+@pytest.mark.parametrize(
+    ("body", "kind", "warns"),
+    [
+        (b"", "", False),
+        (ExportMetricsServiceResponse().SerializeToString(), "application/x-protobuf", False),
+        (b"{}", "application/json", False),  # some say it so, whatever they were asked in
+        (b"<html>", "text/html; charset=utf-8", True),
+        (b"\x0a\xff", "application/x-protobuf", True),
+    ],
+)
+def test_any_other_body_of_a_success_is_a_success_and_one_of_something_else_a_warning(
+    server: Misbehaving, body: bytes, kind: str, warns: bool
+) -> None:
+    server.behaviours = [answer(200, body, **({"Content_Type": kind} if kind else {}))]
+    warning = PartialSuccess(0, f"the answer was no OTLP but {kind.partition(';')[0]}: check the url")
+    assert send(exporter(server), metrics()) == (warning if warns else None)
 
 
 @pytest.mark.parametrize(

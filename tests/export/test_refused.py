@@ -26,7 +26,7 @@ from penstock.export import (
 from penstock.export.delivery import _Progress
 from penstock.spool import FastQueue, FastQueueConfig, Lease
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
-from tests.export.quick import DOWN, dead_letters, numbered, quick
+from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
 
 
 class Thirds(FailingExporter):
@@ -349,7 +349,7 @@ def test_what_was_refused_of_a_batch_is_counted_and_a_line_when_the_reason_is_a_
     assert stats.partial_rejected == 6
     assert stats.latency_ewma > 0
     assert [record.getMessage() for record in caplog.records] == [
-        f"Destination refused part of a batch. queue={queue.path} rejected=2 message={message}"
+        f"Destination refused part of a batch. queue={queue.path} rejected=2 reason={message}"
         for message in ("too old", "too new")
     ]
 
@@ -367,9 +367,106 @@ def test_an_outage_is_a_line_when_it_begins_when_the_circuit_opens_and_when_it_e
         exporter.recover()
         assert sender.flush()
     lines = [record.getMessage() for record in caplog.records if record.name == "penstock.export.gate"]
+    names = f"queue={queue.path} destination=FailingExporter"
     error = "error_type=network error=ConnectionRefusedError: nobody listens"
     assert lines == [
-        f"Export started failing. queue={queue.path} {error}",
-        f"Circuit opened. queue={queue.path} {error}",
-        f"Export recovered. queue={queue.path}",
+        f"Export started failing. {names} {error}",
+        f"Circuit opened. {names} {error}",
+        f"Export recovered. {names}",
     ]
+
+
+def test_an_exporter_is_called_in_the_log_what_it_says_it_is(
+    queue: FastQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter = FailingExporter([DOWN])
+    exporter.destination = "http://127.0.0.1:4318/v1/metrics"  # type: ignore[attr-defined]
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"one")
+        assert sender.flush()
+    assert " destination=http://127.0.0.1:4318/v1/metrics " in caplog.text
+
+
+def test_a_destination_that_takes_a_batch_and_warns_is_a_line(
+    queue: FastQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Friendly(MemoryExporter):
+        def take(self, prepared: Prepared) -> PartialSuccess | None:
+            super().take(prepared)
+            return PartialSuccess(0, "old names")
+
+    with SendQueue(queue, Friendly(), quick()) as sender:
+        sender.push(b"one")
+        assert sender.flush()
+    text = f"Destination took a batch and warns. queue={queue.path} rejected=0 reason=old names"
+    assert [record.getMessage() for record in caplog.records] == [text]
+
+
+@pytest.mark.parametrize("odd", [True, False, b"OK", 200])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_result_that_send_cannot_have_meant_is_a_failure_like_any_other(
+    queue: FastQueue, odd: object, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(MemoryExporter):
+        def send(self, prepared: Prepared) -> Any:
+            super().send(prepared)
+            return odd if self.batches.count(prepared.body) < 3 else None
+
+    exporter = Odd()
+    with SendQueue(queue, exporter, quick(workers=workers)) as sender:
+        sender.push(b"one")
+        assert sender.flush()
+        assert sender.stats().errors["unknown"] == 2
+        assert sender.stats().sends_inflight == 0
+    assert exporter.batches == [b"one"] * 3
+    assert f"send must return None or a PartialSuccess, or raise; it returned {type(odd).__name__}" in caplog.text
+
+
+class Flaky(MemoryExporter):
+    """Its first so many `prepare`s meet something that passes."""
+
+    def __init__(self, fails: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.fails = fails
+
+    def prepare(self, batch: bytes) -> Prepared:
+        if self.fails:
+            self.fails -= 1
+            raise TransientExportError("the vault sleeps", ErrorClass.AUTH)
+        return super().prepare(batch)
+
+
+@pytest.mark.parametrize("settings", [{"workers": 1}, {"pipeline_split": SPLIT}, {"enabled": False}])
+def test_what_prepare_itself_calls_transient_is_met_by_the_send(queue: FastQueue, settings: dict[str, Any]) -> None:
+    exporter = Flaky(7)
+    with SendQueue(queue, exporter, quick(**settings)) as sender:
+        if settings.get("enabled") is False:
+            for _ in range(2):
+                with pytest.raises(TransientExportError, match="the vault sleeps"):
+                    sender.push(b"one")
+            assert sender.stats().errors["auth"] == 2
+        else:
+            sender.push(b"one")
+            assert sender.flush()
+            assert exporter.batches == [b"one"]
+            assert sender.stats().errors["auth"] >= 5  # others were given back, as the circuit had opened meanwhile
+            assert sender.stats().circuit_opened
+        assert sender.stats().queue.dead_lettered == 0
+        assert sender.stats().sends_inflight == 0
+
+
+def test_a_part_that_cannot_be_prepared_now_is_sent_later(queue: FastQueue) -> None:
+    exporter = Flaky(0, max_bytes=4)
+    split = exporter.split
+
+    def split_and_sleep(batch: bytes) -> list[bytes] | None:
+        exporter.fails = 2
+        return split(batch)
+
+    exporter.split = split_and_sleep  # type: ignore[method-assign]
+    with SendQueue(queue, exporter, quick(workers=1)) as sender:
+        sender.push(b"AAAABBBB")
+        assert sender.flush()
+        assert sender.stats().queue.dead_lettered == 0
+        assert sender.stats().sends_inflight == 0
+    assert exporter.batches == [b"AAAA", b"BBBB"]

@@ -1,6 +1,7 @@
 """The send queue: always-queue, in place, once acknowledged, never lost."""
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import (
+    ConfigError,
     DiskFull,
     ErrorClass,
     QueueClosed,
@@ -364,3 +366,71 @@ def test_backoff_without_jitter_is_what_the_configuration_says(queue: FastQueue)
     wait_until(lambda: sender.stats().backoff > 0)
     assert 350.0 < sender.stats().backoff <= 400.0
     sender.close()
+
+
+def test_an_exporter_that_cannot_be_closed_keeps_no_folder_locked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stuck(MemoryExporter):
+        def close(self) -> None:
+            raise OSError("no")
+
+    config = quick(path=tmp_path / "queue")
+    with SendQueue.open(Stuck(), config) as sender:
+        sender.push(b"one")
+        assert sender.flush()
+    SendQueue.open(MemoryExporter(), config).close()
+    assert "Exporter could not be closed" in caplog.text
+
+
+class _NoSplit:
+    in_order = False
+
+    def prepare(self, batch: bytes) -> None: ...
+
+    def send(self, prepared: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _UnsureOfOrder(_NoSplit):
+    in_order = "no"  # type: ignore[assignment]
+
+    def split(self, batch: bytes) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("exporter", "says"),
+    [
+        (MemoryExporter, "exporter must be an exporter, got the class: write MemoryExporter(...)"),
+        (_NoSplit(), "exporter _NoSplit has no split: see penstock.Exporter"),
+        (_UnsureOfOrder(), "exporter _UnsureOfOrder must have in_order, True or False: see penstock.Exporter"),
+    ],
+)
+def test_what_is_no_exporter_is_refused_at_once(queue: FastQueue, exporter: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        SendQueue(queue, exporter)
+
+
+def test_what_is_no_queue_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=re.escape("queue must be a FastQueue or a MemoryQueue, got []")):
+        SendQueue([], MemoryExporter())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"workers": 1, "pipeline_split": PipelineSplitConfig(enabled=True)},
+        {"workers": 1, "adaptive_workers": AdaptiveWorkersConfig(enabled=True, min_workers=4)},
+        {"workers": 0, "pipeline_split": PipelineSplitConfig(sender_count=1)},
+        {"workers": 0, "pipeline_split": PipelineSplitConfig(enabled=True, sender_count=1)},
+    ],
+)
+def test_order_is_kept_whatever_else_is_set_but_several_workers(queue: FastQueue, settings: dict[str, Any]) -> None:
+    exporter = FailingExporter([DOWN, None, None, DOWN], in_order=True)
+    with SendQueue(queue, exporter, quick(**settings)) as sender:
+        for batch in numbered(100):
+            sender.push(batch)
+        assert sender.flush()
+    assert exporter.batches == numbered(100)
+    assert exporter.most_at_once == 1

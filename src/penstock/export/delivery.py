@@ -4,7 +4,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from penstock.clock import Clock
 from penstock.errors import (
@@ -17,7 +17,7 @@ from penstock.errors import (
     TransientExportError,
 )
 from penstock.export.classify import of_exception
-from penstock.export.exporter import Exporter, Finish, PartialSuccess, Prepared, can_overlap
+from penstock.export.exporter import Exporter, Finish, PartialSuccess, Prepared, can_overlap, check_result
 from penstock.export.gate import Gate, Permit
 from penstock.export.scaler import Ewma
 from penstock.export.source import Source
@@ -36,10 +36,11 @@ class _Withheld(Exception):
 
 
 class Job(NamedTuple):
-    """A leased batch, ready to travel."""
+    """A leased batch, ready to travel, or what keeps it from that for now: its send will meet it."""
 
     lease: Lease
     prepared: Prepared
+    problem: TransientExportError | None = None
 
 
 @dataclass(slots=True)
@@ -76,11 +77,17 @@ class Delivery:
     def prepare(self, lease: Lease) -> Job | None:
         """The batch ready to travel; None if it cannot be prepared, and is a dead letter by now."""
         try:
-            return Job(lease, self._exporter.prepare(lease.data))
-        except Exception as error:  # noqa: BLE001 - preparing does no I/O: whatever it raises, it will raise again
-            self._tally.failed(of_exception(error).error_class, is_retry=lease.attempts > 1)
-            self._reject(lease, f"cannot be prepared: {of_exception(error)}")
-            return None
+            try:
+                return Job(lease, self._exporter.prepare(lease.data))
+            except TransientExportError as error:
+                return Job(lease, Prepared(b""), error)
+            except Exception as error:  # noqa: BLE001 - preparing does no I/O: whatever it raises, it will raise again
+                self._tally.failed(of_exception(error).error_class, is_retry=lease.attempts > 1)
+                self._reject(lease, f"cannot be prepared: {of_exception(error)}")
+                return None
+        except BaseException:  # nobody foresaw it: the pool logs it, and the batch comes again
+            self.give_back(lease, REST)
+            raise
 
     def send_one(self, job: Job, permit: Permit) -> bool:
         """Send the batch and settle its lease; whether the destination took it. The permit is back afterwards."""
@@ -103,6 +110,8 @@ class Delivery:
         if progress is not None:
             return self._send_parts(lease, progress, permit)
         try:
+            if job.problem is not None:
+                self._meet(job.problem, permit, is_retry)
             self._transmit(job.prepared, permit, is_retry)
         except ExportError as error:
             return self._failed(lease, permit, error)
@@ -159,6 +168,7 @@ class Delivery:
         try:
             began = self._clock.monotonic()
             result = self._exporter.send(prepared)
+            check_result(result)
             self.latency.add(self._clock.monotonic() - began)
         except Exception as error:
             raise self._failure(error, permit, is_retry=is_retry) from error
@@ -168,6 +178,12 @@ class Delivery:
         self._gate.succeeded(permit)
         if result is not None:
             self._note_partial(result)
+
+    def _meet(self, problem: TransientExportError, permit: Permit, is_retry: bool) -> NoReturn:
+        """Have a send fail before it begins: to the gate it is one like any other."""
+        if not self._gate.begin(permit):
+            raise _Withheld
+        raise self._failure(problem, permit, is_retry=is_retry)
 
     def _failure(self, error: Exception, permit: Permit, *, is_retry: bool) -> ExportError:
         """What a send ended with, as one of ours; all but a transient one have told the gate."""
@@ -239,6 +255,8 @@ class Delivery:
         """What has no lease of its own, ready to travel. If it cannot be, the permit is back: nothing was sent."""
         try:
             return self._exporter.prepare(batch)
+        except TransientExportError as error:
+            self._meet(error, permit, is_retry=False)
         except BaseException as error:
             self._gate.release(permit)
             if not isinstance(error, Exception):
@@ -339,8 +357,9 @@ class Delivery:
         self._tally.add(partial_rejected=result.rejected)
         if result.message != self._partial_message:
             self._partial_message = result.message
-            said = (self._gate.queue, result.rejected, result.message)
-            log.warning("Destination refused part of a batch. queue=%s rejected=%d message=%s", *said)
+            what = "refused part of a batch" if result.rejected else "took a batch and warns"
+            said = (what, self._gate.queue, result.rejected, result.message)
+            log.warning("Destination %s. queue=%s rejected=%d reason=%s", *said)
 
 
 def _spent(error: TransientExportError) -> str:

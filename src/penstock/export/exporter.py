@@ -27,13 +27,16 @@ class Exporter(Protocol):
     """Brings batches to one destination.
 
     Errors: `send` raises TransientExportError or PermanentExportError; anything else it raises is classified by its
-        type and taken as transient.
+        type and taken as transient, and so is a result that is neither None nor a PartialSuccess. What `prepare` raises
+        makes the batch a dead letter, but for a TransientExportError, which counts as one of `send`.
     Threads: `prepare`, `send` and `split` are called from many threads at once.
     """
 
     in_order: bool
     """Whether the destination refuses what comes after something younger: then one worker sends, unless the
     configuration says how many, and a batch that failed holds up the others."""
+
+    # An exporter may also have a `destination`, a text that log lines call it by.
 
     def prepare(self, batch: bytes) -> Prepared:
         """The part that costs processor time; with the pipeline split it runs on threads of its own."""
@@ -50,6 +53,12 @@ class Exporter(Protocol):
     def close(self) -> None:
         """End what is under way and let go of connections."""
         ...
+
+
+def check_result(result: object) -> None:
+    """TypeError if `Exporter.send` cannot have meant it: a False or an answer of its own may stand for a failure."""
+    if result is not None and not isinstance(result, PartialSuccess):
+        raise TypeError(f"send must return None or a PartialSuccess, or raise; it returned {type(result).__name__}")
 
 
 Finish = Callable[[], PartialSuccess | None]

@@ -2,9 +2,10 @@
 
 import logging
 import threading
+from contextlib import suppress
 
 from penstock.clock import Clock
-from penstock.errors import BlockTooLarge, QueueError
+from penstock.errors import BlockTooLarge, QueueClosed, QueueError
 from penstock.export.config import FailoverConfig
 from penstock.export.delivery import Delivery
 from penstock.export.exporter import Exporter
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 class Failover:
     """Holds what the queue's disk refused; every `drain_interval` up to `drain_batch` of it is sent.
 
+    Order: oldest first, beside what the durable queue holds; for a destination that wants its batches in order, behind
+        that, and what is pushed meanwhile comes behind both. At the end it is order that gives way, not the batch.
     Loss: its oldest batches where there is no room, and what is still in it when the process ends; both are counted
         as data loss.
     Threads: every method may be called from any thread. Its own thread starts with the first batch.
@@ -34,6 +37,7 @@ class Failover:
         self._gate = gate
         self._tally = tally
         self._clock = clock
+        self._turn = threading.Lock()  # held while one of its batches is sent or some are moved
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -45,7 +49,6 @@ class Failover:
         try:
             evicted = self._leased.push(batch)
         except BlockTooLarge:
-            self._tally.add(data_loss=1)
             return False
         if evicted:
             self._tally.add(data_loss=evicted)
@@ -67,31 +70,53 @@ class Failover:
         else:
             self._thread = thread
 
+    def is_next(self) -> bool:
+        """Whether the next batch belongs here: order matters, and not all of what is here could move to the queue."""
+        if not self._gate.in_order or not len(self):
+            return False
+        if not self._turn.acquire(blocking=False):
+            return True  # one is being sent, and what is moved now might pass it
+        try:
+            self._move_back()
+        finally:
+            self._turn.release()
+        return len(self) > 0
+
     def drain(self, most: int) -> int:
-        """Send up to `most` batches, as long as the gate lets them out; how many were taken."""
-        taken = 0
-        for _ in range(most):
-            permit = self._gate.enter(0.0)
-            if permit is None:
-                break
+        """Send up to `most` batches, as long as the gate lets them out; how many left, whatever became of them."""
+        for number in range(most):
+            with self._turn:
+                if self._is_behind() or not self._send_next():
+                    return number
+        return most
+
+    def _is_behind(self) -> bool:
+        """Whether older batches have to leave the durable queue first."""
+        return self._gate.in_order and len(self._durable) > 0 and not self._stopping.is_set()
+
+    def _send_next(self) -> bool:
+        """Send a batch; False if there is none, or no leave to send it."""
+        permit = self._gate.enter(0.0)
+        if permit is None:
+            return False
+        try:
             leases = self._leased.lease()
             job = self._delivery.prepare(leases[0]) if leases else None
-            if job is None:
-                self._gate.release(permit)
-                if not leases:
-                    break
-                continue
-            if not self._delivery.send_one(job, permit):
-                break
-            taken += 1
-        return taken
+        except BaseException:
+            self._gate.release(permit)
+            raise
+        if job is None:
+            self._gate.release(permit)
+        else:
+            self._delivery.send_one(job, permit)
+        return bool(leases)
 
     def _move_back(self) -> None:
         """Bring everything into the durable queue, if its disk has recovered; what it does not take stays."""
         self._leased.wake()
         while leases := self._leased.lease():
             try:
-                self._durable.push(leases[0].data)
+                self._durable.push(leases[0].data, timeout=0.0)  # to wait for the disk is what we are there to spare
             except QueueError:
                 self._leased.nack(leases[0])
                 return
@@ -105,10 +130,15 @@ class Failover:
         """Wait for its thread; its name if it was not done by `deadline`."""
         thread = self._thread
         if thread is None:
-            self._move_back()  # if it holds something, there was no thread to be had
+            with self._turn:
+                self._move_back()  # if it holds something, there was no thread to be had
             return []
         thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name] if thread.is_alive() else []
+
+    def close(self) -> None:
+        """Take nothing any more."""
+        self._leased.close()
 
     def __len__(self) -> int:
         return len(self._leased)
@@ -133,10 +163,12 @@ class Failover:
                 self._leased.bury_again()
             except Exception:
                 log.exception("Failover failed and goes on. queue=%s", self._gate.queue)
-        self._move_back()
-        self._leased.bury_again()
-        while self.drain(1):
-            pass
+        with suppress(QueueClosed):  # the time was up
+            with self._turn:
+                self._move_back()
+            self._leased.bury_again()
+            while self.drain(1):
+                pass
 
 
 class _Overflow(LeasedMemory):

@@ -46,11 +46,13 @@ class Gate:
         *,
         in_order: bool = False,
         queue: str = "memory",
+        destination: str = "",
     ) -> None:
         self.queue = queue
         """What log lines call the queue that waits before it: a process may have several, each to another place."""
+        self._destination = destination
         self._clock = clock
-        self._in_order = in_order
+        self.in_order = in_order
         self._send_limit = send_limit
         # _lock guards everything below.
         self._lock = threading.Lock()
@@ -190,7 +192,7 @@ class Gate:
             self._refresh_locked(self._clock.monotonic())
             self._changed.notify_all()
         if recovered:
-            log.info("Export recovered. queue=%s", self.queue)
+            log.info("Export recovered. queue=%s destination=%s", self.queue, self._destination)
 
     def refused(self, permit: Permit, error: ExportError) -> None:
         """The destination will not have this batch. It counts as a failure where the fault is its own (a 500).
@@ -223,11 +225,11 @@ class Gate:
                 wait = self._count_failure_locked(now, permit, error, attempts)
             opened = self._breaker.state is CircuitState.OPEN and was is CircuitState.CLOSED
             is_news = not self._stopped  # afterwards it is us who cut sends off
-        said = (self.queue, error.error_class.value, error)
+        said = (self.queue, self._destination, error.error_class.value, error)
         if began and is_news:
-            log.warning("Export started failing. queue=%s error_type=%s error=%s", *said)
+            log.warning("Export started failing. queue=%s destination=%s error_type=%s error=%s", *said)
         if opened and is_news:
-            log.warning("Circuit opened. queue=%s error_type=%s error=%s", *said)
+            log.warning("Circuit opened. queue=%s destination=%s error_type=%s error=%s", *said)
         return wait
 
     def _count_failure_locked(self, now: float, permit: Permit, error: TransientExportError, attempts: int) -> float:
@@ -237,12 +239,12 @@ class Gate:
         if is_open:
             self._paused_until = 0.0  # now its rest is what counts: a probe each time, not minutes of backoff
             self._changed.notify_all()
-        elif self._breaker.state is CircuitState.CLOSED and (self._backoff.failures > 1 or self._in_order):
+        elif self._breaker.state is CircuitState.CLOSED and (self._backoff.failures > 1 or self.in_order):
             self._paused_until = max(self._paused_until, now + delay)
             self._leave_alone_locked()
         is_held = self._breaker.state is not CircuitState.CLOSED or self._pause_locked(now) > 0
         self._refresh_locked(now)
-        if is_held and (self._in_order or error.error_class in NOT_THE_BATCH):
+        if is_held and (self.in_order or error.error_class in NOT_THE_BATCH):
             return 0.0
         return delay if attempts <= 1 else self._backoff.delay_after(attempts)
 

@@ -99,7 +99,7 @@ class HttpConfig:
     def address(self) -> str:
         """Where it is, without what may be secret."""
         parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     def __repr__(self) -> str:
         return f"HttpConfig({self.address()})"
@@ -177,6 +177,7 @@ class HttpClient:
         self._host, self._port = parts.hostname or "", _PORTS[parts.scheme] if parts.port is None else parts.port
         self._host_header = _host_header(parts)
         self._path = (parts.path.rstrip("/") + path or "/") + (f"?{parts.query}" if parts.query else "")
+        self.address = config.address().rstrip("/") + path
         self._timeout = float(config.timeout)
         self._to_read = min(_TO_READ, self._timeout)
         self._context = (config.tls or TlsConfig()).context() if parts.scheme == "https" else None

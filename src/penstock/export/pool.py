@@ -35,7 +35,10 @@ class Pool:
         return self._size
 
     def resize(self, size: int) -> None:
-        """Have `size` threads: start what is missing, let the last ones finish what they do and end. Not once stopped."""
+        """Have `size` threads: start what is missing, let the last ones finish what they do and end.
+
+        Nothing happens once they were stopped.
+        """
         with self._lock:
             if self._stopping.is_set():
                 return

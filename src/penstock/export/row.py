@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 from penstock.clock import Clock
 from penstock.errors import QueueClosed
 from penstock.export.delivery import REST, Delivery, Job
-from penstock.export.exporter import Finish
+from penstock.export.exporter import Finish, check_result
 from penstock.export.gate import Gate, Permit
 from penstock.export.source import Source
 from penstock.export.stats import Sent
@@ -88,6 +88,8 @@ class Row:
         """Send it; the next one, if another is to be under way beside it."""
         began = self._monotonic()
         try:
+            if job.problem is not None:
+                raise job.problem
             finish = self._delivery.begin_send(job.prepared)
         except BaseException as error:  # noqa: BLE001 - it is settled when its turn comes
             finish = partial(_fail, error)
@@ -103,6 +105,8 @@ class Row:
         try:
             try:
                 result = finish()
+                if result is not None:
+                    check_result(result)
             except Exception as error:  # noqa: BLE001 - exporters are other people's code: decide by what it is
                 self._ends, has_place = True, False
                 self._delivery.failed(lease, permit, error)
@@ -131,16 +135,12 @@ class Row:
 
     def _next(self, permit: Permit, lease: Callable[[], Lease | None]) -> Job | None:
         """The next batch, ready for the place that is kept for it; None if there is none, and the place given back."""
-        leased = job = None
+        job = None
         try:
             leased = lease()
             job = self._delivery.prepare(leased) if leased is not None else None
             if job is not None and self._delivery.goes_alone(job.lease):
                 self._last, self._ends, job = job, True, None
-        except BaseException:
-            if leased is not None:
-                self._delivery.give_back(leased, REST)
-            raise
         finally:
             if job is None:
                 self._gate.abandoned(permit)

@@ -57,6 +57,7 @@ class SendQueue:
         clock: Clock | None = None,
         owns_queue: bool = False,
     ) -> None:
+        _check(queue, exporter)
         config = _ordered(config or SendQueueConfig(), exporter)
         if isinstance(queue, FastQueue):
             config = replace(config, order=queue.config.order)
@@ -72,7 +73,15 @@ class SendQueue:
         breaker = CircuitBreaker(config.circuit_breaker)
         in_order = isinstance(exporter, GroupExporter) or exporter.in_order
         name = queue.path if isinstance(queue, FastQueue) else "memory"
-        self._gate = Gate(breaker, config.new_backoff(), config.send_limit(), clock, in_order=in_order, queue=name)
+        self._gate = Gate(
+            breaker,
+            config.new_backoff(),
+            config.send_limit(),
+            clock,
+            in_order=in_order,
+            queue=name,
+            destination=str(getattr(exporter, "destination", type(exporter).__name__)),
+        )
         self._limit = self._adaptive_limit(queue) if owns_queue and config.adaptive_enabled else None
         self._delivery: Delivery | None = None
         self._failover: Failover | None = None
@@ -134,14 +143,20 @@ class SendQueue:
         if not self.config.enabled:
             self._send_now(batch)
             return
-        if not self.config.always_queue and not len(self._source) and self._try_now(batch):
+        if not self.config.always_queue and not len(self) and self._try_now(batch):
             return
         if self._limit is not None and (limit := self._limit.seen(len(batch))):
             self._source.resize(limit)
+        failover = self._failover
+        if failover is not None and failover.is_next() and failover.push(batch):
+            return
         try:
             self._source.push(batch)
         except (DiskFull, DiskFailed):
-            if self._failover is None or not self._failover.push(batch):
+            if failover is None:
+                raise
+            if not failover.push(batch):
+                self._tally.add(data_loss=1)
                 raise
 
     def _send_now(self, batch: bytes) -> None:
@@ -206,13 +221,17 @@ class SendQueue:
             self._failover.stop()
             self._failover.join(cut_off)
         late = self._workers.close(cut_off)
-        self._exporter.close()  # cuts off what is still under way
+        try:
+            self._exporter.close()  # cuts off what is still under way
+        except Exception:
+            log.exception("Exporter could not be closed. queue=%s", self._gate.queue)
         if late:
             late = self._workers.close(deadline)
         if self._failover is not None:
             late += self._failover.join(deadline)
+            self._failover.close()  # from here on no push can slip in uncounted
         if not self._is_durable:
-            self._source.close()  # from here on no push can slip in uncounted
+            self._source.close()
         self._count_lost()
         return late
 
@@ -293,16 +312,31 @@ class SendQueue:
         return self.stats().samples()
 
 
+def _check(queue: object, exporter: object) -> None:
+    """ConfigError for what would fail with the first batch, or turn all of them into dead letters."""
+    if not isinstance(queue, (FastQueue, MemoryQueue)):
+        raise ConfigError(f"queue must be a FastQueue or a MemoryQueue, got {queue!r}")
+    if isinstance(exporter, type):
+        raise ConfigError(f"exporter must be an exporter, got the class: write {exporter.__name__}(...)")
+    if isinstance(exporter, GroupExporter):
+        return
+    missing = [name for name in ("prepare", "send", "split", "close") if not callable(getattr(exporter, name, None))]
+    if missing:
+        raise ConfigError(f"exporter {type(exporter).__name__} has no {', '.join(missing)}: see penstock.Exporter")
+    if not isinstance(getattr(exporter, "in_order", None), bool):
+        raise ConfigError(
+            f"exporter {type(exporter).__name__} must have in_order, True or False: see penstock.Exporter"
+        )
+
+
 def _ordered(config: SendQueueConfig, exporter: Exporter | GroupExporter) -> SendQueueConfig:
     """One worker for a destination that wants its batches in order, where the configuration does not say how many."""
-    if isinstance(exporter, GroupExporter):
-        return replace(config, adaptive_workers=replace(config.adaptive_workers, enabled=False))
-    if not exporter.in_order or config.workers or config.pipeline_split.sender_count:
+    if not isinstance(exporter, GroupExporter) and not exporter.in_order:
         return config
     return replace(
         config,
-        workers=1,
-        # What is prepared ahead would pass a batch that failed.
+        workers=config.workers or 1,
+        # Several at a time would overtake one another, and what is prepared ahead would pass a batch that failed.
         pipeline_split=replace(config.pipeline_split, enabled=False),
         adaptive_workers=replace(config.adaptive_workers, enabled=False),
     )

@@ -17,7 +17,7 @@ MOST_DEAD_LETTERS = 1000
 class Source(Protocol):
     """The part of `FastQueue` that the send queue uses."""
 
-    def push(self, block: bytes) -> int: ...
+    def push(self, block: bytes, *, timeout: float | None = None) -> int: ...
 
     def lease(self, max_blocks: int = 1, *, timeout: float | None = None) -> list[Lease]: ...
 
@@ -94,11 +94,11 @@ class LeasedMemory:
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
-    def push(self, block: bytes) -> int:
+    def push(self, block: bytes, *, timeout: float | None = None) -> int:
         """Take the block, or QueueFull as `full_behavior` says; how many old ones had to go for it."""
         if len(block) > self._queue.max_bytes:
             raise BlockTooLarge(f"a block of {len(block)} bytes exceeds max_bytes = {self._queue.max_bytes}")
-        deadline = self._clock.monotonic() + self._block_timeout
+        deadline = self._clock.monotonic() + (self._block_timeout if timeout is None else timeout)
         with self._lock:
             self._check_open_locked()
             evicted = 0

@@ -111,6 +111,7 @@ class AmqpExporter:
 
     def __init__(self, config: AmqpConfig) -> None:
         self._config = config
+        self.destination = shown_broker_url(config.url)
         self._properties = pika.BasicProperties(
             content_type=config.content_type, type=config.message_type, delivery_mode=pika.DeliveryMode.Persistent
         )

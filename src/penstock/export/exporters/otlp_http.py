@@ -9,6 +9,7 @@ import cramjam
 from penstock.errors import ConfigError
 from penstock.export.exporter import Finish, PartialSuccess, Prepared
 from penstock.export.http import HttpClient, HttpConfig
+from penstock.export.http1 import Answer
 from penstock.export.wire import get_bytes, get_varint, halve
 
 Signal = Literal["metrics", "traces", "logs"]
@@ -53,6 +54,7 @@ class OtlpHttpExporter:
         suffix = f"/v1/{config.signal}"
         path = "" if urlsplit(config.url).path.rstrip("/").endswith(suffix) else suffix
         self._client = HttpClient(config, path, may_pass=_MAY_PASS)
+        self.destination = self._client.address
         self._compression = config.compression
         self._path = _PATHS[config.signal]
         self._headers = {"Content-Type": "application/x-protobuf"}
@@ -71,7 +73,7 @@ class OtlpHttpExporter:
 
     def begin_send(self, prepared: Prepared) -> Finish:
         answer = self._client.begin(prepared.body, prepared.headers)
-        return lambda: partial_success(answer().body)
+        return lambda: outcome_of(answer())
 
     def split(self, batch: bytes) -> list[bytes] | None:
         """By resource; if there is one only, by scope; then by metric, span or record; then by point."""
@@ -85,15 +87,17 @@ class OtlpHttpExporter:
         self._client.close()
 
 
-def partial_success(body: bytes) -> PartialSuccess | None:
+def outcome_of(answer: Answer) -> PartialSuccess | None:
     """The `partial_success` of an answer, the same for all signals; None if everything was taken."""
     try:
-        partial = get_bytes(body, 1)
+        partial = get_bytes(answer.body, 1)
         if partial is None:
             return None
         rejected, message = get_varint(partial, 1), get_bytes(partial, 2) or b""
     except ValueError:
-        return None  # a success whose body is something else, as an HTML page of a proxy: the status is what counts
+        # The status is what counts. But a page of HTML is what a proxy or a wrong address says to everything.
+        kind = answer.headers.get("content-type", "nothing").partition(";")[0]
+        return None if "json" in kind else PartialSuccess(0, f"the answer was no OTLP but {kind}: check the url")
     if rejected >= 1 << 63:
         rejected = 0  # a negative number: nothing that a count could be
     if not rejected and not message:

@@ -43,6 +43,7 @@ class RemoteWriteExporter:
     def __init__(self, config: RemoteWriteConfig) -> None:
         self._client = HttpClient(config)
         self.in_order = config.in_order
+        self.destination = self._client.address
 
     def prepare(self, batch: bytes) -> Prepared:
         return Prepared(bytes(cramjam.snappy.compress_raw(batch)), _HEADERS)
