@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from penstock.errors import ConfigError, PermanentExportError, QueueLocked
+from penstock.errors import ConfigError, PermanentExportError, QueueLocked, TransientExportError
 from penstock.export import SendQueue
 from penstock.export.exporters.segments import SegmentExporter
 from penstock.model.partial import of_points
@@ -245,3 +246,39 @@ def test_a_queue_keeps_its_id_and_has_one_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "a" / "fastqueue.id").write_text("torn")
     with FastQueue(tmp_path / "a", CONFIG) as a:
         assert len(a.id) == 32
+
+
+def test_a_segment_that_is_still_being_sealed_at_the_end_keeps_the_name_until_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, link = threading.Event(), threading.Event(), os.link
+
+    def hang(*names: Any) -> None:
+        begun.set()
+        may_end.wait(30)
+        link(*names)
+
+    monkeypatch.setattr("penstock.model.segment.os.link", hang)
+    queue = FastQueue(tmp_path / "queue", CONFIG)
+    queue.push_many(block(number) for number in range(10))
+    first = SegmentExporter(tmp_path / "segments", max_blocks=5)
+    sender = SendQueue(queue, first, quick(), owns_queue=True).start()
+    assert begun.wait(30)
+    assert sender.close(timeout=0.0) == ["penstock-group-0"]
+    with FastQueue(tmp_path / "queue", CONFIG) as again:
+        with pytest.raises(QueueLocked):
+            SendQueue(again, SegmentExporter(tmp_path / "segments"), quick())
+        may_end.set()
+        wait_until(lambda: first._owner is None)
+        drained(again, tmp_path / "segments", max_blocks=3)
+    assert entities(tmp_path / "segments") == [f"e{n}" for n in range(10)]
+    assert [(s.first, s.last) for s in sealed(tmp_path / "segments")] == [(0, 4), (5, 5), (6, 8), (9, 9)]
+
+
+def test_nothing_is_sealed_once_it_is_closed(tmp_path: Path) -> None:
+    exporter = SegmentExporter(tmp_path / "segments")
+    exporter.begin("queue")
+    exporter.close()
+    with pytest.raises(TransientExportError, match="closed"):
+        exporter.send_group([Lease(0, 1, block(0), 0.0)])
+    assert sealed(tmp_path / "segments") == []

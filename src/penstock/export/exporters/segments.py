@@ -6,12 +6,13 @@ while the writer works: sequences of another queue mean other blocks, and would 
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.errors import ConfigError, PermanentExportError, QueueLocked
+from penstock.errors import ConfigError, PermanentExportError, QueueLocked, TransientExportError
 from penstock.model.segment import QUARANTINE, Segment, check_writer, decode_encoded, seal, sealed, sync_folder
 from penstock.spool import Lease
 from penstock.telemetry import Sample
@@ -27,7 +28,7 @@ class SegmentExporter:
     Order: segments cover the queue's sequences in order, without overlap and without a gap.
     Loss: none. `send_group` returns when the segment survives a power cut; blocks that a sealed segment covers already
         are not written again, however they are grouped by then. So a crash between seal and ack doubles nothing.
-    Threads: one at a time.
+    Threads: one at a time, but for `close`.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class SegmentExporter:
         self.segments = 0
         self.rows = 0
         self._owner: int | None = None  # the descriptor that holds the lock
+        self._is_closed = False
+        self._sealing = threading.Lock()
         self._queue = ""
         self._covered_before = self._covered = -1
         self._is_unsynced = False  # a segment has its name, but the folder could not be synced
@@ -79,11 +82,22 @@ class SegmentExporter:
             os.close(owner)
             raise
         self._owner = owner
+        self._is_closed = False
         self._queue = queue_id
         self._covered_before = self._covered = max((segment.last for segment in mine), default=-1)
 
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
         """Seal these blocks as one segment, but for those that one covers already and those that cannot be read."""
+        try:
+            with self._sealing:
+                if self._is_closed:
+                    raise TransientExportError("the segment exporter is closed")
+                return self._seal_group(leases)
+        finally:
+            if self._is_closed:
+                self.close()
+
+    def _seal_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
         if self._is_unsynced:
             sync_folder(self._folder)
             self._is_unsynced = False
@@ -120,10 +134,15 @@ class SegmentExporter:
         return refused
 
     def close(self) -> None:
-        """Let go of the writer's name."""
-        if self._owner is not None:
-            os.close(self._owner)
-            self._owner = None
+        """Let go of the writer's name; while a segment is being sealed, once it is: nobody else may seal its blocks."""
+        self._is_closed = True
+        if self._sealing.acquire(blocking=False):
+            try:
+                if self._owner is not None:
+                    os.close(self._owner)
+                    self._owner = None
+            finally:
+                self._sealing.release()
 
     def samples(self) -> Iterable[Sample]:
         """For `Telemetry.watch`."""
