@@ -23,8 +23,10 @@ NOW = 1_700_000_000.0
         (403, TransientExportError, ErrorClass.AUTH),
         (404, TransientExportError, ErrorClass.CLIENT_ERROR),
         (405, TransientExportError, ErrorClass.CLIENT_ERROR),
+        (407, TransientExportError, ErrorClass.AUTH),
         (408, TransientExportError, ErrorClass.TIMEOUT),
         (413, PayloadTooLarge, ErrorClass.CLIENT_ERROR),
+        (421, TransientExportError, ErrorClass.CLIENT_ERROR),
         (422, PermanentExportError, ErrorClass.CLIENT_ERROR),
         (429, TransientExportError, ErrorClass.RATE_LIMIT),
         (500, TransientExportError, ErrorClass.SERVER_ERROR),
@@ -43,12 +45,20 @@ def test_an_http_status_says_what_to_do(status: int, kind: type[ExportError], er
 @pytest.mark.parametrize(
     ("code", "kind", "error_class"),
     [
+        (1, TransientExportError, ErrorClass.NETWORK),
         (3, PermanentExportError, ErrorClass.CLIENT_ERROR),
         (4, TransientExportError, ErrorClass.TIMEOUT),
+        (5, PermanentExportError, ErrorClass.CLIENT_ERROR),
+        (6, PermanentExportError, ErrorClass.CLIENT_ERROR),
+        (7, TransientExportError, ErrorClass.AUTH),
         (8, TransientExportError, ErrorClass.RATE_LIMIT),
+        (9, PermanentExportError, ErrorClass.CLIENT_ERROR),
+        (10, TransientExportError, ErrorClass.SERVER_ERROR),
+        (11, PermanentExportError, ErrorClass.CLIENT_ERROR),
         (12, PermanentExportError, ErrorClass.CLIENT_ERROR),
         (13, TransientExportError, ErrorClass.SERVER_ERROR),
         (14, TransientExportError, ErrorClass.NETWORK),
+        (15, TransientExportError, ErrorClass.SERVER_ERROR),
         (16, TransientExportError, ErrorClass.AUTH),
         (2, TransientExportError, ErrorClass.UNKNOWN),
     ],
@@ -57,6 +67,14 @@ def test_a_grpc_code_says_what_to_do(code: int, kind: type[ExportError], error_c
     error = of_grpc(code, "because")
     assert type(error) is kind
     assert error.error_class is error_class
+
+
+@pytest.mark.parametrize(
+    "error", [of_grpc(8, "", 7.0), of_grpc(14, "", 7.0), of_status(429, "", 7.0), of_status(503, "", 7.0)]
+)
+def test_when_to_come_again_is_kept(error: ExportError) -> None:
+    assert isinstance(error, TransientExportError)
+    assert error.retry_after == 7.0
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,21 @@ def test_a_batch_that_meets_server_errors_steps_aside_for_longer_each_time(clock
     assert delays[1:] == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
 
 
+def test_a_batch_that_failed_often_waits_for_longer_also_where_others_did_not_fail(clock: FakeClock) -> None:
+    gate = gate_of(clock)
+    assert gate.failed(entered(gate), BROKEN, attempts=4) == 40.0
+    assert gate.rest() == 0.0
+
+
+@pytest.mark.parametrize("error_class", ErrorClass)
+def test_a_failure_that_any_other_would_have_met_is_not_held_against_a_batch(
+    clock: FakeClock, error_class: ErrorClass
+) -> None:
+    may_be_its_own = {ErrorClass.SERVER_ERROR, ErrorClass.TIMEOUT, ErrorClass.UNKNOWN}
+    blames = gate_of(clock).blames_batch(TransientExportError("x", error_class))
+    assert blames is (error_class in may_be_its_own)
+
+
 def test_in_order_nothing_passes_a_batch_that_failed(clock: FakeClock) -> None:
     gate = gate_of(clock, in_order=True)
     assert gate.failed(entered(gate), BROKEN, attempts=3) == 0.0
@@ -278,6 +293,18 @@ def test_a_failure_from_before_the_circuit_opened_holds_up_no_probe(clock: FakeC
     gate.failed(slow, DOWN, attempts=1)
     assert gate.rest() == 0.0
     assert gate.enter(0.0) is not None
+
+
+def test_a_success_from_before_the_circuit_opened_does_not_close_it(clock: FakeClock) -> None:
+    gate = gate_of(clock, threshold=1)
+    slow = entered(gate)
+    gate.failed(entered(gate), DOWN, attempts=1)
+    clock.advance(30.0)
+    probe = entered(gate)
+    gate.succeeded(slow)
+    assert gate.state is CircuitState.HALF_OPEN
+    gate.succeeded(probe)
+    assert gate.state is CircuitState.CLOSED
 
 
 def test_a_success_from_before_the_circuit_opened_leaves_no_failures_behind(clock: FakeClock) -> None:

@@ -42,6 +42,18 @@ def _letter(data: bytes, reason: str) -> DeadLetter:
 class TestMemory:
     """The same over a queue that is in memory only."""
 
+    def test_who_finds_it_full_waits_for_room_where_that_is_asked_for(self) -> None:
+        memory = LeasedMemory(MemoryQueue(max_size=1), FullBehavior.BLOCK, 30.0)
+        memory.push(b"one")
+        (lease,) = memory.lease()
+        waiting = threading.Thread(target=memory.push, args=(b"two",))
+        waiting.start()
+        wait_until(lambda: memory._not_full._waiters)  # type: ignore[attr-defined]
+        memory.ack(lease)
+        waiting.join(30)
+        assert [lease.data for lease in memory.lease()] == [b"two"]
+        assert memory.stats().dropped["timeout"] == 0
+
     def test_everything_arrives_and_close_empties_it(self) -> None:
         exporter = FailingExporter([DOWN, None, DOWN])
         sender = SendQueue(MemoryQueue(), exporter, quick()).start()
@@ -291,6 +303,22 @@ class TestFailover:
         assert exporter.batches == [b"one"]
         sender.close(timeout=0.1)
 
+    def test_nothing_of_it_goes_into_an_open_circuit(self, queue: FastQueue, full: Callable[[bool], None]) -> None:
+        exporter = FailingExporter([DOWN])
+        breaker = BreakerConfig(threshold=1, reset_timeout=60.0)
+        sender = SendQueue(
+            queue, exporter, quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=60.0))
+        )
+        failover = sender._failover
+        assert failover is not None
+        for batch in numbered(3):
+            sender.push(batch)
+        assert failover.drain(10) == 1
+        assert failover.drain(10) == 0
+        assert exporter.attempts == numbered(1)
+        full(False)
+        sender.close()
+
     def test_its_oldest_go_when_there_is_no_room_and_that_is_data_loss(
         self, queue: FastQueue, full: Callable[[bool], None]
     ) -> None:
@@ -435,13 +463,14 @@ class TestFailover:
         with SendQueue(queue, exporter, quick(workers=0, failover=FailoverConfig(drain_interval=0.001))) as sender:
             sender.push(b"one")
             wait_until(lambda: exporter.at_once)
-            full(False)
             sender.push(b"two")
-            assert sender.stats().failover_size == 2
+            full(False)
+            sender.push(b"three")
+            assert sender.stats().failover_size == 3
             exporter.release()
             assert sender.flush()
         assert exporter.most_at_once == 1
-        assert exporter.batches == [b"one", b"two"]
+        assert exporter.batches == [b"one", b"two", b"three"]
 
     def test_where_order_matters_what_it_cannot_hold_goes_to_the_queue(
         self, queue: FastQueue, full: Callable[[bool], None]

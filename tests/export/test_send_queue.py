@@ -25,7 +25,10 @@ from penstock.export import (
     PipelineSplitConfig,
     Prepared,
     SendQueue,
+    SendQueueConfig,
+    send_queue,
 )
+from penstock.export.pool import Pool
 from penstock.spool import FastQueue, Lease
 from penstock.spool.files import OsFiles
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
@@ -434,3 +437,72 @@ def test_order_is_kept_whatever_else_is_set_but_several_workers(queue: FastQueue
         assert sender.flush()
     assert exporter.batches == numbered(100)
     assert exporter.most_at_once == 1
+
+
+def test_the_average_latency_is_what_the_number_of_workers_is_decided_by(
+    queue: FastQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_queue, "INTERVAL", 0.001)
+    with SendQueue(queue, MemoryExporter(), quick(adaptive_workers=AdaptiveWorkersConfig(enabled=True))) as sender:
+        asked: list[dict[str, float]] = []
+
+        def decide(now: float, **state: float) -> int:
+            asked.append(state)
+            return 3
+
+        monkeypatch.setattr(sender._scaler, "decide", decide)
+        assert sender._delivery is not None
+        sender._delivery.latency.add(0.25)
+        wait_until(lambda: asked and asked[-1] == {"workers": 3, "depth": 0, "latency": 0.25})
+        assert sender.stats().workers_total == 3
+
+
+def test_senders_are_active_while_they_send(queue: FastQueue) -> None:
+    exporter = MemoryExporter()
+    exporter.hold()
+    split = PipelineSplitConfig(enabled=True, preparer_count=1, sender_count=3)
+    with SendQueue(queue, exporter, quick(pipeline_split=split, max_concurrent_sends=1)) as sender:
+        assert sender.stats().senders_active == 0
+        sender.push(b"one")
+        wait_until(lambda: exporter.at_once)
+        assert sender.stats().senders_active == 1
+        exporter.release()
+        assert sender.flush()
+        wait_until(lambda: sender.stats().senders_active == 0)
+
+
+def test_nobody_is_waited_for_beyond_the_deadline(queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf(MemoryExporter):
+        def close(self) -> None:
+            """Does not cut anything off."""
+
+    deadlines: list[float] = []
+    join = Pool.join
+
+    def noted(pool: Pool, deadline: float) -> list[str]:
+        deadlines.append(deadline)
+        return join(pool, min(deadline, time.monotonic()))
+
+    monkeypatch.setattr(Pool, "join", noted)
+    exporter = Deaf()
+    exporter.hold()
+    sender = SendQueue(queue, exporter, quick(workers=1)).start()
+    sender.push(b"one")
+    wait_until(lambda: exporter.at_once)
+    began = time.monotonic()
+    assert sender.close(timeout=7.0) == ["penstock-worker-0"]
+    ended = time.monotonic()
+    exporter.release()
+    assert [began + 6.5 <= deadlines[0] <= ended + 6.5, began + 7.0 <= deadlines[-1] <= ended + 7.0] == [True, True]
+    assert max(deadlines) == deadlines[-1]
+
+
+def test_bytes_are_counted_also_of_what_is_sent_again(queue: FastQueue) -> None:
+    with SendQueue(queue, FailingExporter([DOWN]), quick(workers=1)) as sender:
+        sender.push(b"seven..")
+        assert sender.flush()
+        assert sender.stats().exported_bytes == 7
+
+
+def test_who_blocks_does_so_for_half_a_minute_unless_told_otherwise() -> None:
+    assert SendQueueConfig().block_timeout == SendQueueConfig().queue_config().block_timeout == 30.0

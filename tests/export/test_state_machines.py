@@ -153,6 +153,17 @@ def test_chance_takes_off_up_to_the_jitter(chance: float, delay: float) -> None:
     assert Backoff(chance=lambda: chance).delay_after(1) == delay
 
 
+def test_delays_grow_by_the_multiplier() -> None:
+    backoff = Backoff(BackoffConfig(multiplier=3.0, jitter=0.0))
+    assert [backoff.delay_after(failures) for failures in (1, 2, 3, 4, 5)] == [5.0, 15.0, 45.0, 135.0, 300.0]
+
+
+def test_without_being_told_otherwise_delays_are_up_to_chance() -> None:
+    delays = {Backoff().delay_after(1) for _ in range(20)}
+    assert len(delays) > 1
+    assert all(2.5 <= delay <= 5.0 for delay in delays)
+
+
 def test_deep_and_fast_adds_one_worker() -> None:
     scaler = WorkerScaler(1, 4)
     workers = 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.clock import SystemClock
 from penstock.errors import ConfigError, TransientExportError
 from penstock.export import (
     AdaptiveWorkersConfig,
@@ -20,7 +21,7 @@ from penstock.export import (
 )
 from penstock.export.channel import Channel
 from penstock.export.delivery import Job
-from penstock.export.pool import Pool
+from penstock.export.pool import Pool, Retired
 from penstock.export.workers import Workers
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
@@ -95,6 +96,23 @@ class TestWorkers:
         pool.resize(3)
         assert pool.size == 0
         assert pool.join(0.0) == []
+
+    def test_one_that_failed_as_nobody_foresaw_rests_before_it_goes_on(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rests: list[float] = []
+        turns = iter([ZeroDivisionError("a mistake of ours"), None])
+
+        def work(number: int, retired: Retired) -> None:
+            if (problem := next(turns)) is not None:
+                raise problem
+
+        pool = Pool("worker", work, SystemClock())
+        monkeypatch.setattr(pool, "rest", rests.append)
+        pool.resize(1)
+        assert pool.join(SystemClock().monotonic() + 30) == []
+        assert rests == [1.0]
+        assert "Worker failed and goes on. worker=worker-0" in caplog.text
 
     def test_lanes_of_the_split_are_never_left_to_one(self, queue: FastQueue) -> None:
         sender = SendQueue(queue, MemoryExporter(), quick(pipeline_split=SPLIT))
