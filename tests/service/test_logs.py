@@ -74,6 +74,18 @@ def test_what_others_call_things_looks_like_no_line_of_ours_and_commands_no_term
             assert json.loads(line)["label"].startswith("a\n12:00:00")
 
 
+def test_a_field_takes_the_place_of_nothing_that_the_line_says_of_itself() -> None:
+    stream = io.StringIO()
+    set_up_logs(logging.INFO, "json", stream)
+    log.warning("Destination refused part of a batch. message=%s event=%s time=%s", "too old", "none", "never")
+
+    said = json.loads(stream.getvalue())
+    assert said["message"] == "Destination refused part of a batch. message=too old event=none time=never"
+    assert said["event"] == "Destination refused part of a batch"
+    assert said["time"].endswith("Z")
+    assert (said["message_"], said["event_"], said["time_"]) == ("too old", "none", "never")
+
+
 def test_where_it_broke_is_part_of_the_object() -> None:
     stream = io.StringIO()
     set_up_logs(logging.INFO, "json", stream)

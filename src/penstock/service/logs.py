@@ -14,6 +14,7 @@ from typing import IO, Literal
 from penstock.service.printable import printable
 
 _FIELD = re.compile(r"(\w+)=(%[-+.\d]*[a-z])")
+_OWN = {"time", "level", "logger", "message", "event", "exception"}  # of the line itself: no field passes for these
 _COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31", logging.DEBUG: "2"}
 
 
@@ -35,7 +36,10 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, event, the fields of the message, and where it broke."""
+    """One object a line: time, level, logger, message, event, the fields of the message, and where it broke.
+
+    A field that is called like one of the others has a `_` behind its name.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         seconds, milliseconds = divmod(int(record.created * 1000), 1000)
@@ -44,7 +48,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        shown |= {name: value for name, value in _event(record).items() if name not in shown}  # none passes for these
+        shown |= _event(record)
         if record.exc_info:
             shown["exception"] = self.formatException(record.exc_info)
         return json.dumps(shown, ensure_ascii=False, default=str)
@@ -61,7 +65,8 @@ def _event(record: logging.LogRecord) -> dict[str, object]:
     if not found or len(found) != len(arguments) or template.count("%") != len(arguments):
         return {"message": message}
     event = template[: template.index(f"{found[0][0]}={found[0][1]}")].strip().rstrip(".")
-    return {"message": message, "event": event, **{name: _plain(value) for (name, _), value in zip(found, arguments)}}
+    fields = {f"{name}_" if name in _OWN else name: _plain(value) for (name, _), value in zip(found, arguments)}
+    return {"message": message, "event": event, **fields}
 
 
 def _plain(value: object) -> object:
