@@ -19,7 +19,7 @@ _COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31", 
 
 
 class HumanFormatter(logging.Formatter):
-    """`12:01:02 WARNING Queue started dropping. queue=relay reason=oldest`."""
+    """`12:01:02 WARNING Queue started dropping. queue=/data/queue reason=newest`."""
 
     def __init__(self, *, has_colour: bool = False) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
