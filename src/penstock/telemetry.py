@@ -237,6 +237,10 @@ DECLARATIONS: dict[str, Declaration] = {
 }
 
 
+# Counters without "_total", named as the queue's users know them.
+_BARE_COUNTERS = [one.name for one in DECLARATIONS.values() if one.kind == "counter" and not one.name.endswith("_total")]
+
+
 def declared(name: str, kind: Kind | None = None) -> Declaration:
     """The declaration of `name`; UndeclaredMetric if there is none (of that kind)."""
     declaration = DECLARATIONS.get(name)
@@ -307,7 +311,10 @@ class Telemetry:
 
     def render(self) -> bytes:
         """The text that `/metrics` serves."""
-        return generate_latest(self.registry)
+        text = generate_latest(self.registry)
+        for name in _BARE_COUNTERS:  # the client's data model knows no such counter, the text format does
+            text = text.replace(f"# TYPE {name} untyped\n".encode(), f"# TYPE {name} counter\n".encode())
+        return text
 
 
 class _Watched:
@@ -324,9 +331,8 @@ class _Watched:
             series[key] = series.get(key, 0.0) + one.value
         for name, series in families.items():
             declaration = declared(name)
-            # A counter without "_total" is named as its users know it; the format calls such a family untyped.
-            untyped = declaration.kind == "counter" and not name.endswith("_total")
-            family = Metric(name.removesuffix("_total"), declaration.help, "unknown" if untyped else declaration.kind)
+            kind = "unknown" if name in _BARE_COUNTERS else declaration.kind
+            family = Metric(name.removesuffix("_total") if kind == "counter" else name, declaration.help, kind)
             for (sample_name, pairs), value in series.items():
                 family.add_sample(sample_name, dict(pairs), value)
             yield family

@@ -36,8 +36,19 @@ def test_type_lines_name_the_very_metric_that_follows() -> None:
     watched.watch(lambda: [Sample("penstock_fastqueue_chunk_rotations", 3), Sample("penstock_queue_push_total", 1)])
 
     lines = watched.render().decode().splitlines()
-    assert "# TYPE penstock_fastqueue_chunk_rotations untyped" in lines
+    assert "# TYPE penstock_fastqueue_chunk_rotations counter" in lines
+    assert "penstock_fastqueue_chunk_rotations 3.0" in lines
     assert "# TYPE penstock_queue_push_total counter" in lines
+
+
+def test_every_metric_is_rendered_as_the_type_that_it_is_declared_as() -> None:
+    watched = Telemetry()
+    plain = [one for one in DECLARATIONS.values() if one.kind != "histogram"]
+    watched.watch(lambda: [Sample(one.name, 1, ("x",) * len(one.labels)) for one in plain])
+
+    lines = watched.render().decode().splitlines()
+    types = dict(line.removeprefix("# TYPE ").split() for line in lines if line.startswith("# TYPE "))
+    assert types == {one.name: one.kind for one in plain}
 
 
 def test_a_source_that_is_no_longer_watched_is_silent() -> None:
