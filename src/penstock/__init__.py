@@ -86,18 +86,30 @@ _HOMES = {
     "penstock.export.http": "TlsConfig",
     "penstock.spool": "Durability FastQueue FastQueueConfig FullBehavior Lease MemoryQueue",
 }
+_EXTRAS = {"penstock.export.exporters.amqp": "amqp", "penstock.export.exporters.segments": "spark"}
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        value = getattr(_import_module(_HOME[name]), name)
+        value = getattr(_home_of(name), name)
     elif name == "__version__":
         value = _import_module("importlib.metadata").version("penstock")
     else:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _home_of(name: str) -> object:
+    home = _HOME[name]
+    try:
+        return _import_module(home)
+    except ModuleNotFoundError as error:
+        if home not in _EXTRAS:
+            raise
+        advice = f"which is not installed: pip install 'penstock[{_EXTRAS[home]}]'"
+        raise ModuleNotFoundError(f"penstock.{name} needs {error.name}, {advice}", name=error.name) from error
 
 
 __all__ = [

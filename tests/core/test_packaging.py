@@ -28,6 +28,17 @@ def test_import_penstock_loads_no_part_of_it_before_it_is_asked_for() -> None:
     assert loaded == "['penstock', 'penstock.errors']\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "module", "extra"), [("AmqpExporter", "pika", "amqp"), ("SegmentExporter", "pyarrow", "spark")]
+)
+def test_a_name_whose_extra_is_not_installed_says_which_one_to_install(name: str, module: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{module!r}] = None\nfrom penstock import {name}"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.stderr.splitlines()[-1] == (
+        f"ModuleNotFoundError: penstock.{name} needs {module}, which is not installed: pip install 'penstock[{extra}]'"
+    )
+
+
 def test_every_public_name_is_there() -> None:
     for name in penstock.__all__:
         assert getattr(penstock, name) is not None
