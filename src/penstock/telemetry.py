@@ -238,7 +238,9 @@ DECLARATIONS: dict[str, Declaration] = {
 
 
 # Counters without "_total", named as the queue's users know them.
-_BARE_COUNTERS = [one.name for one in DECLARATIONS.values() if one.kind == "counter" and not one.name.endswith("_total")]
+_BARE_COUNTERS = [
+    one.name for one in DECLARATIONS.values() if one.kind == "counter" and not one.name.endswith("_total")
+]
 
 
 def declared(name: str, kind: Kind | None = None) -> Declaration:

@@ -12,6 +12,7 @@ _SIZES = {
 }  # fmt: skip
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Zµ]*)\s*")
+_BARE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|µs|ms|s|m|h|d)")
 
 
@@ -25,20 +26,22 @@ def parse_bytes(value: int | str, field: str) -> int:
         return value
     match = _NUMBER.fullmatch(value)
     factor = _SIZES.get(match[2].lower()) if match else None
-    if match is None or factor is None:
+    if match is None or factor is None or (factor == 1 and "." in match[1]):
         raise ConfigError(f"{field} must be a size like 1048576 or '512Mi' (Ki, Mi, Gi, Ti), got {value!r}")
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
 
 
 def parse_duration(value: float | str, field: str) -> float:
-    """Seconds from a number or a string like `30s`, `5m`, `1m30s`, `250ms`. `field` names it in the error."""
+    """Seconds from a number or a string like `30s`, `5m`, `1m30s`, `250ms`, `0.5`. `field` names it in the error."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ConfigError(f"{field} must be a duration like 30 or '30s', got {value!r}")
+        raise ConfigError(f"{field} must be a duration like 30 (seconds) or '30s', got {value!r}")
     if isinstance(value, str):
         text = value.strip()
+        if _BARE.fullmatch(text):  # as without the quotes
+            return float(text)
         parts = _DURATION.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
-            raise ConfigError(f"{field} must be a duration like '30s', '5m' or '1m30s', got {value!r}")
+            raise ConfigError(f"{field} must be a duration like 30 (seconds), '30s' or '1m30s', got {value!r}")
         return sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if not math.isfinite(value) or value < 0:
         raise ConfigError(f"{field} must be a finite number of seconds >= 0, got {value}")

@@ -19,7 +19,7 @@ def test_sizes_are_read_as_people_write_them(written: int | str, size: int) -> N
     assert parse_bytes(written, "x") == size
 
 
-@pytest.mark.parametrize("nonsense", [-1, "", "Mi", "12 apples", "-5Mi", True, 1.5, None])
+@pytest.mark.parametrize("nonsense", [-1, "", "Mi", "1.5", "1.5b", "12 apples", "-5Mi", True, 1.5, None])
 def test_a_size_that_makes_no_sense_is_refused_with_field_and_value(nonsense: object) -> None:
     with pytest.raises(ConfigError, match=r"queue\.max_bytes") as refused:
         parse_bytes(nonsense, "queue.max_bytes")  # type: ignore[arg-type]
@@ -31,6 +31,8 @@ def test_a_size_that_makes_no_sense_is_refused_with_field_and_value(nonsense: ob
     [
         (0, 0.0),
         (1.5, 1.5),
+        ("0.5", 0.5),
+        (" 30 ", 30.0),
         ("30s", 30.0),
         ("5m", 300.0),
         ("1m30s", 90.0),
@@ -43,7 +45,9 @@ def test_durations_are_read_as_people_write_them(written: float | str, seconds: 
     assert parse_duration(written, "x") == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("nonsense", [-1, "30", "s", "1x", "5m later", float("nan"), float("inf"), True, None])
+@pytest.mark.parametrize(
+    "nonsense", [-1, "-1", "", ".", "1.", "1e3", "5 6", "s", "1x", "5m later", float("nan"), float("inf"), True, None]
+)
 def test_a_duration_that_makes_no_sense_is_refused_with_field_and_value(nonsense: object) -> None:
     with pytest.raises(ConfigError, match=r"reset_timeout") as refused:
         parse_duration(nonsense, "reset_timeout")  # type: ignore[arg-type]

@@ -55,21 +55,40 @@ def test_what_is_given_for_the_destination_reaches_it(tmp_path: Path) -> None:
     assert (request.headers["x-scope-orgid"], request.headers["authorization"]) == ("a", "Bearer secret")
 
 
-def test_what_is_given_for_a_broker_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[ExporterConfig] = []
+@pytest.fixture
+def destinations(monkeypatch: pytest.MonkeyPatch) -> list[ExporterConfig]:
+    """What destinations were made of; they take everything."""
+    made: list[ExporterConfig] = []
 
     def make_exporter(config: ExporterConfig, signal: str) -> MemoryExporter:
-        given.append(config)
+        made.append(config)
         return MemoryExporter()
 
     monkeypatch.setattr("penstock.service.relaying.make_exporter", make_exporter)
+    return made
+
+
+def test_a_bare_number_is_seconds_as_a_flag_and_in_a_file(tmp_path: Path, destinations: list[ExporterConfig]) -> None:
+    ran = relay(
+        "--to", "otlp-http", "--url", "http://h", "--send-timeout", "5", "--queue-retry-interval", "0.5",
+        "--queue-path", filled(tmp_path, 1),
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    assert destinations[0].timeout == 5.0
+    (tmp_path / "p.yaml").write_text('exporter: {queue: {retry_interval: "0.5", max_retry_delay: 7}}')
+    config = queue_config(tmp_path / "p.yaml", {"queue_retry_interval": "0.25"})
+    assert (config.retry_interval, config.max_retry_delay) == (0.25, 7.0)
+    assert queue_config(tmp_path / "p.yaml", {}).retry_interval == 0.5
+
+
+def test_what_is_given_for_a_broker_reaches_it(tmp_path: Path, destinations: list[ExporterConfig]) -> None:
     (tmp_path / "password").write_text("secret")
     ran = relay(
         "--to", "amqp", "--url", "amqps://host", "--exchange", "telemetry", "--routing-key", "metrics",
         "--token-file", tmp_path / "password", "--ca-file", tmp_path / "password", "--queue-path", filled(tmp_path, 1),
     )  # fmt: skip
     assert ran.exit_code == 0, ran.output
-    (config,) = given
+    (config,) = destinations
     assert (config.type, config.url, config.exchange, config.routing_key) == (
         "amqp",
         "amqps://host",
@@ -176,7 +195,8 @@ def test_a_reader_that_goes_away_ends_the_console_and_not_the_batches(tmp_path: 
         ("--to otlp-http --url http://h:99999", "url cannot be read: Port out of range"),
         ("--to otlp-http --url http://h --signal smoke", "signal must be one of metrics, traces, logs, got 'smoke'"),
         ("--to otlp-http --url http://h --header nonsense", "--header must look like"),
-        ("--to otlp-http --url http://h --send-timeout soon", "timeout must be a duration"),
+        ("--to otlp-http --url http://h --send-timeout soon", "--send-timeout must be a duration"),
+        ("--to otlp-http --url http://h --send-timeout 0", "--send-timeout must be > 0, got '0'"),
         ("--to otlp-http --url http://h --token-file none", "'none' does not exist"),
         ("--to amqp --url amqp://h:x --routing-key q", "url must look like amqp://"),
         ("--to console --timeout -1", "--timeout"),

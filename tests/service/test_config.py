@@ -176,7 +176,7 @@ def test_problems_name_key_value_bound_and_line_and_come_all_at_once() -> None:
     [
         ("exporter: {queue: {max_byts: 1}}", "1: exporter.queue.max_byts is not a setting; did you mean max_bytes?"),
         ("\nadmn: {}", "2: admn is not a setting; did you mean admin?"),
-        ("spark:\n  trigger: 2 weeks", "2: spark.trigger must be a duration like '30s', '5m' or '1m30s'"),
+        ("spark:\n  trigger: 2 weeks", "2: spark.trigger must be a duration like 30 (seconds), '30s' or '1m30s'"),
         ("exporter: {queue: {max_bytes: lots}}", "1: exporter.queue.max_bytes must be a size like"),
         ("processes: 0", "1: processes must be >= 1, got 0"),
         ("processes: two", "1: processes must be a whole number, got 'two'"),

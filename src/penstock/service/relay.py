@@ -19,6 +19,7 @@ from penstock.export.flags import FLAGS, merged
 from penstock.export.send_queue import SendQueue
 from penstock.service.logs import HumanFormatter
 from penstock.service.queue_folder import is_queue
+from penstock.units import parse_duration
 
 if TYPE_CHECKING:
     from penstock.export.exporters.otlp_http import Signal
@@ -92,6 +93,14 @@ def _refuse_idle(to: str, **given: object) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is for {', '.join(_FOR[name])}, not for {to}")
 
 
+def _seconds(send_timeout: str | None) -> float | None:
+    if send_timeout is None:
+        return None
+    if not (seconds := parse_duration(send_timeout, "--send-timeout")):
+        raise ConfigError(f"--send-timeout must be > 0, got {send_timeout!r}")
+    return seconds
+
+
 def _headers(lines: Sequence[str]) -> dict[str, str]:
     pairs = [line.partition(":") for line in lines]
     if not all(colon and name.strip() for name, colon, _ in pairs):
@@ -105,7 +114,7 @@ def _headers(lines: Sequence[str]) -> dict[str, str]:
 @click.option("--token-file", type=_FILE, help="A bearer token; amqp: the password.")
 @click.option("--ca-file", type=_FILE, help="Certificates that https:// and amqps:// trust; the system's otherwise.")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="HTTP: sent with every request.")
-@click.option("--send-timeout", metavar="DURATION", help="HTTP: for one request, as 10s.")
+@click.option("--send-timeout", metavar="DURATION", help="HTTP: for one request, as 10s or 0.5.")
 @click.option("--signal", "kind", help="otlp-http: metrics, traces or logs.")
 @click.option("--compression", help="otlp-http: none, gzip or zstd.")
 @click.option("--exchange", default="", help="amqp: the exchange; without one --routing-key names a queue.")
@@ -158,7 +167,7 @@ def relay(
     _require_queue(Path(settings.path))
     if url is None and to != "console":
         raise ConfigError(f"--url must say where {to} sends to")
-    given_too = {"timeout": send_timeout, "compression": compression}
+    given_too = {"timeout": _seconds(send_timeout), "compression": compression}
     section = ExporterConfig(
         type=cast("ExporterType", to.replace("-", "_")),
         url=url or "",
@@ -167,7 +176,7 @@ def relay(
         tls=TlsConfig(ca_file=ca_file) if ca_file else None,
         exchange=exchange,
         routing_key=routing_key,
-        **cast("Any", {name: value for name, value in given_too.items() if value}),
+        **cast("Any", {name: value for name, value in given_too.items() if value is not None}),
     )
     exporter = make_exporter(section, cast("Signal", kind or "metrics"))
     lines = logging.StreamHandler()

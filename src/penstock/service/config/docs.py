@@ -25,8 +25,8 @@ INTRODUCTION = """\
 `--exporter-queue-max-bytes`. In a named section the name takes its place: `exporters.backup.url` is \
 `--exporters-backup-url` and `PENSTOCK_EXPORTERS_BACKUP_URL`. Lists are written `a,b`, mappings `key=value,key=value`.
 
-Sizes: `1048576`, `512Mi`, `1Gi`, `10MB`. Durations: `0.5`, `250ms`, `30s`, `1m30s`, `7d`. Relative paths are taken \
-from `data_dir`.
+Sizes: `1048576`, `512Mi`, `1Gi`, `10MB`. Durations: `0.5` (seconds), `250ms`, `30s`, `1m30s`, `7d`. Relative paths \
+are taken from `data_dir`.
 
 | command | does |
 |---|---|

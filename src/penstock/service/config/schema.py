@@ -116,10 +116,6 @@ class Key:
                     return int(text) if self.kind is Kind.INT else float(text)
                 except ValueError:
                     raise ConfigError(f"{name} must be {self.kind.value}, got {text!r}") from None
-            case Kind.SIZE | Kind.DURATION:
-                # A bare number means what it means in a file.
-                number = text.replace(".", "", 1).isdigit()
-                return self.checked((int(text) if text.isdigit() else float(text)) if number else text, name)
             case Kind.TEXTS:
                 return tuple(part.strip() for part in text.split(",") if part.strip())
             case Kind.TABLE:
