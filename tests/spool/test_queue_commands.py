@@ -138,6 +138,72 @@ def test_replay_brings_dead_letters_back_as_they_were(run: Run, folder: Path) ->
         assert drain(queue) == [b"block %d" % i * 9 for i in order]
 
 
+def given_up(folder: Path, *reasons: str) -> None:
+    with FastQueue(folder, CONFIG) as queue:
+        for reason in reasons:
+            queue.reject(queue.lease()[0], reason)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_inspect_says_why_there_are_dead_letters_and_changes_nothing(run: Run, folder: Path) -> None:
+    given_up(folder, "413 too large", "400 Bad Request: \x1b[2J", "400 Bad Request: \x1b[2J")
+    run("replay", folder, "--dead-letters", "--reason", "413")
+    given_up(folder, "422 no")
+    before = contents(folder)
+
+    lines = run("inspect", folder).output.splitlines()
+    assert lines[-2:] == ["       2       126 B  400 Bad Request: \\x1b[2J", "       1        63 B  422 no"]
+    found = json.loads(run("inspect", folder, "--json").output)
+    assert found["dead_letters"] == 3
+    assert found["dead_letter_reasons"] == [
+        {"reason": "400 Bad Request: \x1b[2J", "letters": 2, "bytes": 126},
+        {"reason": "422 no", "letters": 1, "bytes": 63},
+    ]
+    assert contents(folder) == before
+
+
+def test_inspect_says_why_while_somebody_has_the_queue(run: Run, folder: Path) -> None:
+    with FastQueue(folder, CONFIG) as queue:
+        queue.reject(queue.lease()[0], "400 Bad Request")
+        output = run("inspect", folder).output
+        assert "       1        63 B  400 Bad Request" in output
+        assert "in use" in output
+        assert queue.replay_dead_letters("400") == (1, 0)
+
+
+def test_inspect_names_ten_reasons_and_counts_the_others(run: Run, folder: Path) -> None:
+    with FastQueue(folder, CONFIG) as queue:
+        queue.push_many([b"x"] * 4)
+    given_up(folder, "much the same", "much the same", "y" * 500, *(f"another {number}" for number in range(11)))
+
+    lines = run("inspect", folder).output.splitlines()[-11:]
+    assert lines[0].endswith("2       126 B  much the same")
+    assert lines[1].endswith("  " + "y" * 200 + "…")
+    assert lines[-1] == "       3         3 B  +3 more reasons: --json has them all"
+
+
+def test_inspect_of_a_folder_of_letters_says_why_and_what_is_none(run: Run, folder: Path) -> None:
+    given_up(folder, "400 Bad Request")
+    with FastQueue(folder / "dead-letters", CONFIG) as letters:
+        letters.push_many([b"no letter", b"[" * 100_000])
+    reasons = json.loads(run("inspect", folder / "dead-letters", "--json").output)["dead_letter_reasons"]
+    assert reasons == [
+        {"reason": None, "letters": 2, "bytes": 100_009},
+        {"reason": "400 Bad Request", "letters": 1, "bytes": 63},
+    ]
+
+
+def test_damaged_letters_are_passed_over(run: Run, folder: Path) -> None:
+    given_up(folder, "400", "413", "422")
+    flip(chunk_paths(folder / "dead-letters")[0], 100)
+    reasons = json.loads(run("inspect", folder, "--json").output)["dead_letter_reasons"]
+    assert [one["reason"] for one in reasons] == ["413", "422"]
+    assert not (folder / "dead-letters" / "quarantine").exists()
+
+
 def test_replay_has_to_be_told_what(run: Run, folder: Path) -> None:
     result = run("replay", folder)
     assert result.exit_code == 2

@@ -13,8 +13,9 @@ from typing import IO
 import click
 
 from penstock.errors import PenstockError
+from penstock.service.printable import printable
 from penstock.service.queue_folder import QueueFolder
-from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, dead_letters, examine
+from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, dead_letters, examine, letters
 from penstock.units import format_bytes
 
 # Whatever the queue's own limits are, these commands must not drop a block because of them.
@@ -26,6 +27,8 @@ UNLIMITED = FastQueueConfig(
     full_behavior=FullBehavior.DROP_NEWEST,
 )
 BATCH = 256
+_MOST_REASONS = 10
+_LONGEST_REASON = 200  # signs: two lines of a terminal, and more than tells it from the others
 QUEUE = QueueFolder()
 JSON = click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 
@@ -47,7 +50,10 @@ def queue() -> None:
 @click.argument("path", type=QUEUE)
 @JSON
 def inspect(path: str, as_json: bool) -> None:
-    """Show what the queue in PATH holds. Nothing changes, and the queue may be in use.
+    """Show what the queue in PATH holds, and why its dead letters were given up, the most frequent reasons first.
+
+    Nothing changes, and the queue may be in use: then it is a moment's view. Dead letters are read one by one, the rest
+    costs the same whatever the backlog. PATH may be a folder of dead letters itself.
 
     \b
     Examples:
@@ -55,8 +61,9 @@ def inspect(path: str, as_json: bool) -> None:
       penstock queue inspect ./queue --json
     """
     found = examine.overview(path)
+    reasons = letters.by_reason(path if letters.holds_letters(path) else _letters_of(path))
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        click.echo(json.dumps({**asdict(found), "dead_letter_reasons": [asdict(one) for one in reasons]}))
         return
     since = found.oldest_enqueued_at
     oldest = "none" if since is None else datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
@@ -73,6 +80,25 @@ def inspect(path: str, as_json: bool) -> None:
     ]
     for name, value in rows:
         click.echo(f"{name:>18}  {value}")
+    for line in _explained(reasons):
+        click.echo(line)
+
+
+def _letters_of(path: str) -> str:
+    return f"{path}/{dead_letters.FOLDER_NAME}"
+
+
+def _explained(reasons: list[letters.Reason]) -> Iterator[str]:
+    """Why letters were given up: as many reasons as a screen has room for."""
+    if reasons:
+        yield "\nwhy they are dead letters (replay takes a part of it as --reason):"
+    for one in reasons[:_MOST_REASONS]:
+        text = "no dead letters: replay leaves them" if one.reason is None else printable(one.reason)
+        cut = f"{text[:_LONGEST_REASON]}…" if len(text) > _LONGEST_REASON else text
+        yield f"{one.letters:>8}  {format_bytes(one.bytes):>10}  {cut}"
+    if others := reasons[_MOST_REASONS:]:
+        count, size = sum(one.letters for one in others), sum(one.bytes for one in others)
+        yield f"{count:>8}  {format_bytes(size):>10}  +{len(others)} more reasons: --json has them all"
 
 
 def _state(found: examine.Overview) -> str:
@@ -132,11 +158,11 @@ def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | 
     """
     if not from_dead_letters:
         raise click.UsageError("say what to replay: --dead-letters")
-    letters = letters_path or f"{path}/{dead_letters.FOLDER_NAME}"
+    folder = letters_path or _letters_of(path)
     replayed = kept = 0
-    if os.path.isdir(letters):
-        waiting = examine.overview(letters).blocks
-        config = replace(UNLIMITED, dead_letter=letters)
+    if os.path.isdir(folder):
+        waiting = examine.overview(folder).blocks
+        config = replace(UNLIMITED, dead_letter=folder)
         with FastQueue(path, config) as target, _progress("Replaying", waiting, as_json) as advance:
             replayed, kept = target.replay_dead_letters(reason, advance=advance)
     if as_json:
