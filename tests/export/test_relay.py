@@ -108,6 +108,23 @@ def test_what_became_a_dead_letter_is_an_exit_code_of_1(tmp_path: Path) -> None:
     assert "1 dead letters" in ran.output
 
 
+def test_dead_letters_from_before_are_said_and_are_an_exit_code_of_1_until_they_are_gone(tmp_path: Path) -> None:
+    path = filled(tmp_path, 3)
+    server = Misbehaving([answer(400, b"no"), answer(400, b"no")])
+    with server.running():
+        to = ["--to", "otlp-http", "--url", server.url, "--queue-workers", 1, "--queue-path", path]
+        first, second = relay(*to), relay(*to)
+        with FastQueue(path) as queue:
+            queue.replay_dead_letters()
+        third = relay(*to)
+    assert (first.exit_code, second.exit_code, third.exit_code) == (1, 1, 0)
+    assert "sent 1 batches, 12 bytes; 0 wait; 2 dead letters; 2 failed sends" in first.output
+    assert "sent 0 batches, 0 bytes; 0 wait; 2 dead letters, 2 of them from before; 0 failed sends" in second.output
+    assert f"penstock queue inspect {path} says why" in second.output
+    assert "sent 2 batches, 24 bytes; 0 wait; 0 dead letters; 0 failed sends" in third.output
+    assert "says why" not in third.output
+
+
 def test_the_words_of_a_server_do_nothing_to_the_terminal(tmp_path: Path) -> None:
     server = Misbehaving([answer(400, b"\x1b[2Jgone")])
     with server.running():

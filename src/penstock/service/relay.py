@@ -19,6 +19,7 @@ from penstock.export.flags import FLAGS, merged
 from penstock.export.send_queue import SendQueue
 from penstock.service.logs import HumanFormatter
 from penstock.service.queue_folder import is_queue
+from penstock.spool.examine import overview
 from penstock.units import parse_duration
 
 if TYPE_CHECKING:
@@ -141,10 +142,13 @@ def relay(
 ) -> None:
     """Send what waits in a queue folder to a destination, with retries, breaker and dead letters, until it is empty.
 
-    The folder must not be in use by another process. Every key of `exporter.queue` in the configuration file is also
-    a flag; a flag wins. SIGTERM or Ctrl-C ends it, and leaves the rest where it is; a second one kills it.
+    The folder must not be in use by another process. SIGTERM or Ctrl-C ends it, and leaves the rest where it is; a
+    second one kills it.
 
-    The exit code is 0 if the destination has taken everything, 1 if batches wait or became dead letters.
+    Every key of `exporter.queue` in the configuration file is also a flag; a flag wins.
+
+    The exit code is 0 if the destination has taken everything; 1 if batches wait, also after SIGTERM or Ctrl-C, or if
+    dead letters lie in the folder, those from before included; 130 if Ctrl-C came before it had begun.
 
     \b
     Examples:
@@ -182,10 +186,10 @@ def relay(
     lines = logging.StreamHandler()
     lines.setFormatter(HumanFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[lines])
-    sys.exit(_run(SendQueue.open(exporter, settings), exporter, timeout))
+    sys.exit(_run(SendQueue.open(exporter, settings), exporter, str(settings.path), timeout))
 
 
-def _run(sender: SendQueue, exporter: Exporter, timeout: float) -> int:
+def _run(sender: SendQueue, exporter: Exporter, folder: str, timeout: float) -> int:
     ending = threading.Event()
 
     def end(number: int, _: object) -> None:
@@ -204,11 +208,18 @@ def _run(sender: SendQueue, exporter: Exporter, timeout: float) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     stats = sender.stats()
+    fresh = stats.queue.dead_lettered
+    letters = max(
+        overview(folder).dead_letters, fresh
+    )  # those that had to go, since there was no room, were there, too
+    earlier = f", {letters - fresh} of them from before" if letters > fresh else ""
     click.echo(
         f"sent {stats.exported_batches} batches, {stats.exported_bytes} bytes; {stats.queue.size} wait; "
-        f"{stats.queue.dead_lettered} dead letters; {sum(stats.errors.values())} failed sends",
+        f"{letters} dead letters{earlier}; {sum(stats.errors.values())} failed sends",
         err=True,
     )
+    if letters:
+        click.echo(f"penstock queue inspect {folder} says why there are dead letters", err=True)
     if late:
         click.echo(f"not ended in time, to be sent again: {', '.join(late)}", err=True)
-    return 1 if stats.queue.size or stats.queue.dead_lettered else 0
+    return 1 if stats.queue.size or letters else 0
