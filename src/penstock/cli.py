@@ -5,7 +5,7 @@ Exit codes:
   1  it ran and something is wrong: a point or a requirement is missing, a queue is damaged, a port is taken
   2  the call or the configuration is wrong: nothing was done
   4  `run`: ended, but not everything was drained in time; it stays in the durable queues
-  130  Ctrl-C, where a command does not end in good order by itself
+  130  Ctrl-C, where a command does not end in good order by itself, as `run` and `relay` do
 """
 
 import sys
@@ -59,7 +59,7 @@ def main() -> None:
       1  it ran and something is wrong: a point missing, a queue damaged, a port taken
       2  the call or the configuration is wrong
       4  run: not everything was drained in time; it stays in the durable queues
-      130  interrupted with Ctrl-C
+      130  interrupted with Ctrl-C; run and relay end in good order, with 0, 1 or 4
     """
 
 

@@ -125,6 +125,24 @@ def test_dead_letters_from_before_are_said_and_are_an_exit_code_of_1_until_they_
     assert "says why" not in third.output
 
 
+def test_a_folder_of_dead_letters_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path, elsewhere = filled(tmp_path, 2), tmp_path / "letters"
+    for config in (FastQueueConfig(), FastQueueConfig(dead_letter=elsewhere)):
+        with FastQueue(path, config) as queue:
+            queue.reject(queue.lease()[0], "400 no")
+
+    for folder, advice in (
+        (path / "dead-letters", f"penstock queue replay {path} --dead-letters"),
+        (elsewhere, f"penstock queue replay QUEUE --dead-letters --from {elsewhere}"),
+    ):
+        ran = relay("--to", "console", "--queue-path", folder)
+        assert ran.exit_code == 2
+        assert f"{folder} holds dead letters" in ran.output
+        assert advice in ran.output
+        with FastQueue(folder) as letters:
+            assert len(letters) == 1
+
+
 def test_the_words_of_a_server_do_nothing_to_the_terminal(tmp_path: Path) -> None:
     server = Misbehaving([answer(400, b"\x1b[2Jgone")])
     with server.running():

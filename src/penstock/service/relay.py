@@ -19,7 +19,9 @@ from penstock.export.flags import FLAGS, merged
 from penstock.export.send_queue import SendQueue
 from penstock.service.logs import HumanFormatter
 from penstock.service.queue_folder import is_queue
+from penstock.spool.dead_letters import FOLDER_NAME
 from penstock.spool.examine import overview
+from penstock.spool.letters import holds_letters
 from penstock.units import parse_duration
 
 if TYPE_CHECKING:
@@ -83,8 +85,19 @@ def _require_queue(folder: Path) -> None:
     try:
         if not is_queue(folder):
             raise ConfigError(f"there is no queue in {folder}: name its folder with --queue-path")
+        if holds_letters(str(folder)):
+            raise ConfigError(
+                f"--queue-path {folder} holds dead letters, each wrapped with the reason that it was given up for: put "
+                f"them back into their queue with `penstock queue replay {_replayed(folder)}`, and relay that"
+            )
     except OSError as error:
         raise ConfigError(f"--queue-path {folder}: {error.strerror}") from error
+
+
+def _replayed(letters: Path) -> str:
+    """What `queue replay` is to be told so that it brings them back."""
+    is_beside = letters.name == FOLDER_NAME and is_queue(letters.parent)
+    return f"{letters.parent} --dead-letters" if is_beside else f"QUEUE --dead-letters --from {letters}"
 
 
 def _refuse_idle(to: str, **given: object) -> None:
@@ -142,8 +155,9 @@ def relay(
 ) -> None:
     """Send what waits in a queue folder to a destination, with retries, breaker and dead letters, until it is empty.
 
-    The folder must not be in use by another process. SIGTERM or Ctrl-C ends it, and leaves the rest where it is; a
-    second one kills it.
+    The folder must not be in use by another process. What the destination has taken leaves it, and what was printed by
+    --to console was taken: `penstock queue inspect` looks and takes nothing. A destination that is down is waited for,
+    for as long as it takes. SIGTERM or Ctrl-C ends it, and leaves the rest where it is; a second one kills it.
 
     Every key of `exporter.queue` in the configuration file is also a flag; a flag wins.
 
