@@ -13,7 +13,7 @@ from penstock.cli import main
 from penstock.export import SendQueueConfig
 from penstock.export.http import TlsConfig
 from penstock.service.config.destinations import ExporterConfig
-from penstock.service.relay import queue_config
+from penstock.service.relay_settings import queue_config
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.testing import MemoryExporter, wait_until
 from tests.export.misbehaving import Misbehaving, answer
@@ -257,11 +257,16 @@ def test_a_mistake_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arg
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- 1\n", "must be a mapping with exporter.queue, got [1] where exporter should be"),
-        ("exporter: {queue: [1, 2]}", "must be a mapping, got [1, 2]"),
-        ("exporter: {queue: ", "is not YAML"),
-        ("data_dir: 5", "must name a folder, got 5"),
-        ("exporter: {queue: {backoff: 3}}", "exporter.queue.backoff must be a mapping, got 3"),
+        ("- 1\n", "p.yaml:1: the file must be a mapping of keys, got [1]"),
+        ("exporter: {queue: [1, 2]}", "p.yaml:1: exporter.queue must be a mapping of keys, got [1, 2]"),
+        ("exporter: {queue: ", "not YAML"),
+        ("data_dir: 5", "p.yaml:1: data_dir must be a path, got 5"),
+        ("exporter: {queue: {backoff: 3}}", "p.yaml:1: exporter.queue.backoff must be a mapping of keys, got 3"),
+        (
+            "exporter:\n  queue:\n    max_byts: 1Gi",
+            "p.yaml:3: exporter.queue.max_byts is not a setting; did you mean max_bytes?",
+        ),
+        ("exporter: {queue: {workers: -1}}", "p.yaml:1: exporter.queue.workers must be a whole number >= 0, got -1"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -269,6 +274,46 @@ def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str, message:
     arguments = ["relay", "--to", "console", "-c", str(tmp_path / "p.yaml"), "--queue-backoff-enabled", "false"]
     ran = CliRunner().invoke(main, arguments)
     assert ran.exit_code == 2, ran.output
+    assert message in ran.output
+
+
+def test_without_to_and_url_the_file_says_where_it_goes_and_how(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    server, other = Misbehaving(), Misbehaving()
+    with server.running(), other.running():
+        (tmp_path / "p.yaml").write_text(
+            f"data_dir: {tmp_path}\n"
+            f"exporter: {{type: otlp_http, url: '{server.url}', headers: {{X-A: a, X-B: b}}, compression: none,\n"
+            f"  token_file: {tmp_path / 'token'}, queue: {{enabled: false}}}}\n"
+        )
+        filled(tmp_path, 1)
+        ran = relay("-c", tmp_path / "p.yaml", "--header", "X-B: c", "--signal", "logs")
+        assert ran.exit_code == 0, ran.output
+        filled(tmp_path, 1)
+        ran = relay("-c", tmp_path / "p.yaml", "--to", "otlp-http", "--url", other.url)
+        assert ran.exit_code == 0, ran.output
+    (request,), (elsewhere,) = server.requests, other.requests
+    assert (request.path, request.body) == ("/v1/logs", b"batch 000000")
+    assert [request.headers[name] for name in ("x-a", "x-b", "authorization")] == ["a", "c", "Bearer secret"]
+    assert "authorization" not in elsewhere.headers  # that token is for the other one
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--to must say what the destination speaks: otlp-http, remote-write, amqp, console; or a file that does"),
+        (("-c", "p.yaml"), "p.yaml sets no exporter.type"),
+        (("-c", "p.yaml", "--url", "http://h"), "--to must say what the destination speaks"),
+    ],
+)
+def test_that_nobody_says_where_it_goes_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    filled(tmp_path, 1)
+    Path("p.yaml").write_text("exporter: {queue: {path: queue}}")
+    ran = relay(*words)
+    assert ran.exit_code == 2
     assert message in ran.output
 
 

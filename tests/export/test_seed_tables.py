@@ -21,7 +21,7 @@ from penstock.export import (
 )
 from penstock.export.flags import FLAGS, merged
 from penstock.machine import cores, machine_memory, usable_memory
-from penstock.service.relay import queue_config
+from penstock.service.relay_settings import queue_config
 from penstock.spool import Durability, FastQueueConfig, FullBehavior
 from penstock.testing import MemoryExporter
 from tests.export.quick import quick

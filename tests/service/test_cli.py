@@ -112,7 +112,7 @@ def test_flags_made_from_the_configuration_are_completed(tmp_path: Path) -> None
     assert "--receivers-http-port" in ran.stdout
 
 
-@pytest.mark.parametrize("module", ["penstock.cli", "click", "penstock.export", "yaml"])
+@pytest.mark.parametrize("module", ["penstock.cli", "click", "penstock.export", "penstock.spool"])
 def test_ctrl_c_while_the_command_is_loaded_is_as_quiet_as_later_on(module: str) -> None:
     program = """
 import os, signal, sys

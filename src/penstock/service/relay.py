@@ -5,80 +5,35 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
-import yaml
 
 from penstock.errors import ConfigError
-from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import Exporter
-from penstock.export.flags import FLAGS, merged
+from penstock.export.flags import FLAGS
 from penstock.export.send_queue import SendQueue
 from penstock.service.logs import HumanFormatter
 from penstock.service.queue_folder import is_queue
+from penstock.service.relay_settings import DESTINATIONS, DestinationFlags, queue_config
 from penstock.spool.dead_letters import FOLDER_NAME
 from penstock.spool.examine import overview
 from penstock.spool.letters import holds_letters
-from penstock.units import parse_duration
 
 if TYPE_CHECKING:
     from penstock.export.exporters.otlp_http import Signal
-    from penstock.service.config.destinations import ExporterType
 
-DESTINATIONS = ("otlp-http", "remote-write", "amqp", "console")
-_HTTP = ("otlp-http", "remote-write")
-# Options that are for some destinations only: given for another they would do nothing.
-_FOR = {
-    "url": (*_HTTP, "amqp"),
-    "token_file": (*_HTTP, "amqp"),
-    "ca_file": (*_HTTP, "amqp"),
-    "header": _HTTP,
-    "send_timeout": _HTTP,
-    "signal": ("otlp-http",),
-    "compression": ("otlp-http",),
-    "exchange": ("amqp",),
-    "routing_key": ("amqp",),
-}
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def queue_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every flag of the queue; `queue_config` makes the configuration of them."""
+    """Give a command every flag of the queue; `relay_settings` makes the configuration of them."""
     for flag in reversed(FLAGS):
         option = click.option(f"--{flag.name}", default=None, metavar=flag.kind.__name__.upper(), help=flag.help)
         command = option(command)
     return command
-
-
-def queue_config(file: Path | None, given: Mapping[str, str | None], **defaults: Any) -> SendQueueConfig:
-    """`exporter.queue` of the file, if there is one, with the flags that were given on top, and defaults beneath."""
-    flags = [(flag, text) for flag in FLAGS if (text := given.get(flag.name.replace("-", "_"))) is not None]
-    section = _section(file) if file is not None else {}
-    return SendQueueConfig.from_mapping(merged({**defaults, **section}, flags))
-
-
-def _section(file: Path) -> Mapping[str, Any]:
-    try:
-        found: Any = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not YAML: {error}") from None
-    data_dir = found.get("data_dir") if isinstance(found, Mapping) else None
-    if not isinstance(data_dir or "", str):
-        raise ConfigError(f"data_dir in {file} must name a folder, got {data_dir!r}")
-    for key in ("exporter", "queue"):
-        if found is not None and not isinstance(found, Mapping):
-            raise ConfigError(f"{file} must be a mapping with exporter.queue, got {found!r} where {key} should be")
-        found = found.get(key) if found else None
-    if not isinstance(found or {}, Mapping):
-        raise ConfigError(f"exporter.queue in {file} must be a mapping, got {found!r}")
-    section = dict(found or {})
-    path = section.get("path", SendQueueConfig().path)
-    if data_dir and isinstance(path, str):  # as `penstock run` takes them
-        section["path"] = os.path.join(data_dir, path)
-    return section
 
 
 def _require_queue(folder: Path) -> None:
@@ -100,66 +55,36 @@ def _replayed(letters: Path) -> str:
     return f"{letters.parent} --dead-letters" if is_beside else f"QUEUE --dead-letters --from {letters}"
 
 
-def _refuse_idle(to: str, **given: object) -> None:
-    """ConfigError if an option was given that is not for that destination."""
-    for name, value in given.items():
-        if value and to not in _FOR[name]:
-            raise ConfigError(f"--{name.replace('_', '-')} is for {', '.join(_FOR[name])}, not for {to}")
-
-
-def _seconds(send_timeout: str | None) -> float | None:
-    if send_timeout is None:
-        return None
-    if not (seconds := parse_duration(send_timeout, "--send-timeout")):
-        raise ConfigError(f"--send-timeout must be > 0, got {send_timeout!r}")
-    return seconds
-
-
-def _headers(lines: Sequence[str]) -> dict[str, str]:
-    pairs = [line.partition(":") for line in lines]
-    if not all(colon and name.strip() for name, colon, _ in pairs):
-        raise ConfigError("--header must look like 'Name: value'")
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
 @click.command()
-@click.option("--to", type=click.Choice(DESTINATIONS), required=True, help="What the destination speaks.")
+@click.option("--to", type=click.Choice(DESTINATIONS), help="What the destination speaks.")
 @click.option("--url", help="Where it is, as http://127.0.0.1:4318.")
 @click.option("--token-file", type=_FILE, help="A bearer token; amqp: the password.")
 @click.option("--ca-file", type=_FILE, help="Certificates that https:// and amqps:// trust; the system's otherwise.")
-@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="HTTP: sent with every request.")
+@click.option("--header", multiple=True, metavar="NAME:VALUE", help="HTTP: sent with every request.")
 @click.option("--send-timeout", metavar="DURATION", help="HTTP: for one request, as 10s or 0.5.")
-@click.option("--signal", "kind", help="otlp-http: metrics, traces or logs.")
+@click.option("--signal", help="otlp-http: metrics, traces or logs.")
 @click.option("--compression", help="otlp-http: none, gzip or zstd.")
-@click.option("--exchange", default="", help="amqp: the exchange; without one --routing-key names a queue.")
-@click.option("--routing-key", default="", help="amqp: the routing key.")
-@click.option("--config", "-c", type=_FILE, help="A file with exporter.queue, as of penstock run.")
+@click.option("--exchange", help="amqp: the exchange; without one --routing-key names a queue.")
+@click.option("--routing-key", help="amqp: the routing key.")
+@click.option(
+    "--config",
+    "-c",
+    type=_FILE,
+    help="A file as of penstock run: its exporter, where --to and --url are not given, and its exporter.queue.",
+)
 @click.option(
     "--timeout", default=30.0, show_default=True, type=click.FloatRange(0.0), help="Seconds that stopping may take."
 )
 @queue_options
-def relay(
-    to: str,
-    url: str | None,
-    token_file: Path | None,
-    ca_file: Path | None,
-    headers: Sequence[str],
-    send_timeout: str | None,
-    kind: str | None,
-    compression: str | None,
-    exchange: str,
-    routing_key: str,
-    config: Path | None,
-    timeout: float,
-    **given: str | None,
-) -> None:
+def relay(config: Path | None, timeout: float, **given: Any) -> None:
     """Send what waits in a queue folder to a destination, with retries, breaker and dead letters, until it is empty.
 
     The folder must not be in use by another process. What the destination has taken leaves it, and what was printed by
     --to console was taken: `penstock queue inspect` looks and takes nothing. A destination that is down is waited for,
     for as long as it takes. SIGTERM or Ctrl-C ends it, and leaves the rest where it is; a second one kills it.
 
-    Every key of `exporter.queue` in the configuration file is also a flag; a flag wins.
+    Every key of `exporter.queue` in the configuration file is also a flag; a flag wins. Without --to and --url it is
+    sent where `exporter` in the file says, with the headers, token and certificates that it says.
 
     The exit code is 0 if the destination has taken everything; 1 if batches wait, also after SIGTERM or Ctrl-C, or if
     dead letters lie in the folder, those from before included; 130 if Ctrl-C came before it had begun.
@@ -169,34 +94,18 @@ def relay(
       penstock relay --to otlp-http --url http://127.0.0.1:4318 --queue-path ./queue
       penstock relay --to remote-write --url https://mimir.example/api/v1/push --header "X-Scope-OrgID: a"
       penstock relay --to console --queue-path ./queue --queue-workers 1
+      penstock relay -c penstock.yaml
     """
-    from penstock.export.http import TlsConfig
-    from penstock.service.config.destinations import ExporterConfig
     from penstock.service.relaying import make_exporter
 
-    _refuse_idle(
-        to, url=url, token_file=token_file, ca_file=ca_file, header=headers, send_timeout=send_timeout, signal=kind,
-        compression=compression, exchange=exchange, routing_key=routing_key,
-    )  # fmt: skip
+    flags = DestinationFlags(**{name: given.pop(name) for name in DestinationFlags.__slots__})
     # Nothing is pushed here, so it costs next to nothing that a kill forgets no acknowledgement either.
     settings = queue_config(config, given, durability="disk")
     if settings.type != "disk" or not settings.enabled:
         raise ConfigError("relay empties a folder: type must be disk and enabled must be true")
+    destination = flags.destination(config)
     _require_queue(Path(settings.path))
-    if url is None and to != "console":
-        raise ConfigError(f"--url must say where {to} sends to")
-    given_too = {"timeout": _seconds(send_timeout), "compression": compression}
-    section = ExporterConfig(
-        type=cast("ExporterType", to.replace("-", "_")),
-        url=url or "",
-        headers=_headers(headers),
-        token_file=token_file,
-        tls=TlsConfig(ca_file=ca_file) if ca_file else None,
-        exchange=exchange,
-        routing_key=routing_key,
-        **cast("Any", {name: value for name, value in given_too.items() if value is not None}),
-    )
-    exporter = make_exporter(section, cast("Signal", kind or "metrics"))
+    exporter = make_exporter(destination, cast("Signal", flags.signal or "metrics"))
     lines = logging.StreamHandler()
     lines.setFormatter(HumanFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[lines])
