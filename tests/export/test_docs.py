@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.export.flags import FLAGS
+from penstock.spool import FastQueue, FastQueueConfig
 from penstock.telemetry import DECLARATIONS
 from tests.export.misbehaving import Misbehaving
 
@@ -62,6 +63,26 @@ def test_the_table_of_metrics_has_every_one_of_them_with_its_type_and_labels() -
     assert told == {(one.name, one.kind) for one in ours}
     labels = {label for one in ours for label in one.labels}
     assert labels == set(re.findall(r"\{(\w+)\}", table))
+
+
+def section(heading: str) -> str:
+    """What stands below a heading of the operations document."""
+    return (DOCS / "operations.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def test_an_alarm_of_lost_data_is_silent_where_whoever_pushed_was_told(tmp_path: Path) -> None:
+    alarms = [row.split(" | ") for row in section("What to alarm on").splitlines() if "dropped_total" in row]
+    lost = {row[1] for row in alarms if "(#data-is-lost)" in row[2]}
+    told = re.findall(r"^\| `(\w+)`", section("Batches are turned away"), re.MULTILINE)
+    with FastQueue(tmp_path, FastQueueConfig()) as queue:
+        assert {"oldest", *told} == set(queue.stats().dropped)
+    assert lost == {'`increase(penstock_queue_dropped_total{reason="oldest"}[5m]) > 0`'}
+
+
+def test_every_alarm_goes_where_something_is_written() -> None:
+    anchors = re.findall(r"\(#([a-z-]+)\)", (DOCS / "operations.md").read_text())
+    headings = re.findall(r"^## (.+)$", (DOCS / "operations.md").read_text(), re.MULTILINE)
+    assert set(anchors) <= {re.sub(r"[^a-z -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_first_snippet_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
