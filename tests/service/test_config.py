@@ -199,6 +199,59 @@ def test_a_problem_says_what_is_wrong_and_where(text: str, expected: str) -> Non
     assert problems(text)[0].startswith(f"configuration:{expected}"), problems(text)
 
 
+OUT = "exporter: {type: otlp_http, url: '%s'}\n"
+ALL = "receivers: {http: {host: %s, insecure: true, port: 4444}, grpc: {enabled: false}}\n"
+RABBIT = "receivers: {amqp: {enabled: true, url: 'amqp://me:secret@localhost/', queue: q}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (OUT % "http://127.0.0.1:4318", "exporter.url"),
+        (OUT % "http://localhost:4318/v1/metrics", "exporter.url"),
+        (OUT % "http://0.0.0.0:4318", "exporter.url"),
+        (ALL % "0.0.0.0" + OUT % "http://LOCALHOST:4444", "exporter.url"),
+        (ALL % "'::'" + OUT % "http://127.9.9.9:4444", "exporter.url"),
+        (ALL % "'::1'" + OUT % "http://[0:0::1]:4444", "exporter.url"),
+        (ALL % "10.0.0.5" + OUT % "http://10.0.0.5:4444", "exporter.url"),
+        (ALL % "edge.example" + OUT % "http://Edge.Example:4444", "exporter.url"),
+        ("exporters: {b: {type: remote_write, url: 'http://127.0.0.1:4318/api/v1/write'}}", "exporters.b.url"),
+    ],
+)
+def test_a_destination_that_is_our_own_receiver_is_refused(text: str, key: str) -> None:
+    (problem,) = problems(text)
+    assert f": {key} must not be where receivers.http listens (receivers.http.host " in problem
+    assert "receivers.http.port 4" in problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OUT % "http://127.0.0.1:4418",
+        OUT % "http://127.0.0.2:4318",
+        OUT % "http://gateway.example:4318",
+        ALL % "10.0.0.5" + OUT % "http://127.0.0.1:4444",
+        "receivers: {http: {enabled: false}}\n" + OUT % "http://127.0.0.1:4318",
+        "receivers: {http: {port: 0}}\n" + OUT % "http://127.0.0.1",
+        "pipelines: {relay: false}\n" + OUT % "http://127.0.0.1:4318",
+        RABBIT + "exporter: {type: amqp, url: 'amqp://localhost/', routing_key: other}",
+        RABBIT + "exporter: {type: amqp, url: 'amqp://localhost/a', routing_key: q}",
+        RABBIT + "exporter: {type: amqp, url: 'amqp://localhost/', exchange: e, routing_key: q}",
+        "exporter: {type: amqp, url: 'amqp://localhost/', routing_key: penstock}",
+    ],
+)
+def test_a_destination_that_may_be_somebody_else_is_not(text: str) -> None:
+    assert of(text).config.exporter.type != "none"
+
+
+@pytest.mark.parametrize("url", ["amqp://localhost", "amqp://127.0.0.1:5672/%2f", "amqp://you:hidden@localhost/%2F"])
+def test_a_destination_that_is_the_queue_that_we_consume_is_refused(url: str) -> None:
+    (problem,) = problems(RABBIT + f"exporter: {{type: amqp, url: '{url}', routing_key: q}}")
+    assert "exporter.routing_key must not be the queue that receivers.amqp.queue consumes" in problem
+    assert "secret" not in problem
+    assert "hidden" not in problem
+
+
 def test_a_problem_of_a_flag_or_a_variable_names_it() -> None:
     assert problems(flags={"--exporter-queue-workers": "many"}) == [
         "--exporter-queue-workers: exporter.queue.workers must be a whole number, got 'many'"

@@ -13,6 +13,7 @@ from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig, Inta
 from penstock.receive.rabbitmq_config import RabbitReceiverConfig
 from penstock.service.config.address import parse_address
 from penstock.service.config.destinations import ExporterConfig, RelayQueueConfig
+from penstock.service.config.loops import into_http, into_queue
 from penstock.spool import Durability, FullBehavior
 from penstock.units import parse_bytes, parse_duration
 
@@ -276,6 +277,11 @@ class ServiceConfig:
             if place in seen:
                 raise ConfigError(f"{key} must be a folder of its own, got {str(path)!r}, which {seen[place]} has")
             seen[place] = key
+        for name, exporter in self.relays().items():
+            http, amqp = self.receivers.http, self.receivers.amqp
+            problem = (http.enabled and into_http(exporter, http)) or (amqp.enabled and into_queue(exporter, amqp))
+            if problem:
+                raise ConfigError(f"{self._key_of(name)}.{problem}")
 
     def notes(self) -> Iterator[str]:
         """What is allowed, and yet worth a second look."""
@@ -319,8 +325,11 @@ class ServiceConfig:
             yield "segments.queue.path", self.resolved(self.segments.queue.path)
         for name, exporter in self.relays().items():
             if exporter.queue.type == "disk" and exporter.queue.enabled:
-                key = f"exporters.{name}" if name in self.exporters else "exporter"
-                yield f"{key}.queue.path", self.queue_path(name)
+                yield f"{self._key_of(name)}.queue.path", self.queue_path(name)
+
+    def _key_of(self, name: str) -> str:
+        """The section of that destination."""
+        return f"exporters.{name}" if name in self.exporters else "exporter"
 
     def resolved(self, path: str | Path) -> Path:
         return Path(self.data_dir) / path
