@@ -16,7 +16,7 @@ from penstock.model.point import Chunk, Kind
 from penstock.receive.config import HttpReceiverConfig
 from penstock.receive.http import HttpReceiver
 from penstock.receive.intake import Intake
-from penstock.receive.sink import Done, Format
+from penstock.receive.sink import Done, DoneByPlace, Format
 from penstock.telemetry import Sample
 
 NOW = 1_700_000_000_000_000_000  # nanoseconds since the epoch
@@ -30,6 +30,7 @@ class KeepingSink:
         self.chunks: list[Chunk] = []
         self.refuses = False
         self.fails: BaseException | None = None
+        self.failing: dict[int, BaseException] = {}  # of single bodies, by their places in a group
         self.door: Callable[[], object] = lambda: None  # called by whoever hands over
         self.raw: list[tuple[Format, bytes]] = []
         self._lock = threading.Lock()
@@ -42,8 +43,10 @@ class KeepingSink:
     def takes(self, kind: Format) -> bool:
         return kind is not Format.EVENTS
 
-    def submit_raw(self, kind: Format, bodies: Sequence[bytes], done: Done) -> bool:
-        return self._take(lambda: self.raw.extend((kind, body) for body in bodies), done)
+    def submit_raw(self, kind: Format, bodies: Sequence[bytes], done: DoneByPlace) -> bool:
+        failing = {place: error for place, error in self.failing.items() if place < len(bodies)}
+        keep = [(kind, body) for place, body in enumerate(bodies) if place not in failing]
+        return self._take(lambda: self.raw.extend(keep), lambda error: done(error or failing or None))
 
     def _take(self, keep: Callable[[], None], done: Done) -> bool:
         self.door()

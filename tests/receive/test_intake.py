@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import BlockTooLarge, PayloadTooLarge, PermanentExportError
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import IntakeConfig
 from penstock.receive.intake import Intake
@@ -79,6 +80,53 @@ def test_a_full_relay_keeps_the_points_out_so_that_they_are_not_counted_twice(
 
     assert sender.wait(1) == [Status.BUSY]
     assert not sink.chunks
+
+
+NEVER = PermanentExportError("400 Bad Request: no such tenant")
+
+
+def test_a_request_that_can_never_be_handed_on_is_told_so_and_those_beside_it_are_not(
+    both: Intake, sink: KeepingSink, relay: KeepingSink
+) -> None:
+    under_way, gathered = threading.Event(), threading.Event()
+
+    def door() -> None:
+        under_way.set()
+        gathered.wait(10.0)
+
+    relay.door = door
+    relay.failing = {1: NEVER, 2: BlockTooLarge("9 bytes"), 3: PayloadTooLarge("413"), 4: ConnectionError("down")}
+    sender = Sender(both)
+    sender.send("first")
+    assert under_way.wait(10.0)
+    for token in ("good", "bad", "large", "too large", "unlucky"):
+        sender.send(token)
+    gathered.set()
+    sender.wait(6)
+
+    answers = dict(sender.answers)
+    assert {token: answer.status for token, answer in answers.items()} == {
+        "first": Status.TAKEN,
+        "good": Status.TAKEN,
+        "bad": Status.BAD,
+        "large": Status.TOO_LARGE,
+        "too large": Status.TOO_LARGE,
+        "unlucky": Status.BROKEN,
+    }
+    assert answers["bad"].message == "the destination will never take it: 400 Bad Request: no such tenant"
+
+
+def test_what_can_never_be_handed_on_comes_again_where_its_points_found_no_room(
+    both: Intake, sink: KeepingSink, relay: KeepingSink
+) -> None:
+    relay.failing = {0: NEVER}
+    sink.refuses = True
+    sender = Sender(both)
+    sender.send(1)
+    assert sender.wait(1) == [Status.BUSY]
+    sink.refuses, sink.fails = False, OSError("no space")
+    sender.send(2)
+    assert sender.wait(2)[1] is Status.BROKEN
 
 
 def test_a_sink_that_breaks_its_promise_costs_one_answer_and_not_all_to_come(

@@ -5,17 +5,20 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
-from penstock.errors import ConfigError, PenstockError, QueueFull, QueueLocked
+from penstock.errors import BlockTooLarge, ConfigError, PenstockError, PermanentExportError, QueueFull, QueueLocked
 from penstock.export.config import SendQueueConfig
 from penstock.export.send_queue import SendQueue
 from penstock.model.point import chunk_type, entity_of
 from penstock.model.segment import read, sealed
+from penstock.receive.answers import PROTOBUF
 from penstock.receive.sink import Format
 from penstock.service import queues as queues_module
 from penstock.service.config.load import load
@@ -28,6 +31,8 @@ from penstock.service.service import Service
 from penstock.spool import FastQueue
 from penstock.telemetry import Sample, Telemetry
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
+from tests.export.misbehaving import Misbehaving, answer
+from tests.receive.support import gauge, post, request
 
 LONG = 600.0  # seconds: no test lasts as long, unless it waits for nothing
 
@@ -220,6 +225,14 @@ def test_a_queue_that_could_not_be_emptied_in_time_is_said(
     assert "Queue is closed. queue=relay left=2" in [record.getMessage() for record in caplog.records]
 
 
+Told = BaseException | Mapping[int, BaseException] | None  # to whoever hands over
+
+
+def kinds(told: Told) -> dict[int, type[BaseException]]:
+    assert isinstance(told, Mapping)
+    return {place: type(error) for place, error in told.items()}
+
+
 def senders(tmp_path: Path, *exporters: MemoryExporter, **settings: Any) -> list[SendQueue]:
     return [
         SendQueue.open(exporter, SendQueueConfig(path=tmp_path / f"q{n}", workers=1, **settings))
@@ -230,7 +243,7 @@ def senders(tmp_path: Path, *exporters: MemoryExporter, **settings: Any) -> list
 def test_a_request_goes_to_the_destinations_that_understand_it(tmp_path: Path) -> None:
     both, otlp = senders(tmp_path, MemoryExporter(), MemoryExporter())
     relay = Relay({"a": (both, ("otlp", "remote_write")), "b": (otlp, ("otlp",))})
-    answers: list[BaseException | None] = []
+    answers: list[Told] = []
 
     relay.submit_raw(Format.OTLP, [b"1", b"2"], answers.append)
     relay.submit_raw(Format.REMOTE_WRITE, [b"3"], answers.append)
@@ -246,21 +259,36 @@ def test_a_request_goes_to_the_destinations_that_understand_it(tmp_path: Path) -
 def test_a_full_queue_refuses_before_anything_was_taken(tmp_path: Path) -> None:
     (full,) = senders(tmp_path, MemoryExporter(), max_bytes=1000, full_behavior="drop_newest", adaptive_enabled=False)
     relay = Relay({"a": (full, ("otlp",))})
-    answers: list[BaseException | None] = []
+    answers: list[Told] = []
 
     assert relay.submit_raw(Format.OTLP, [b"x" * 900], answers.append)
     assert not relay.submit_raw(Format.OTLP, [b"x" * 900], answers.append)
-    assert relay.submit_raw(Format.OTLP, [b"x" * 50, b"x" * 900], answers.append)
+    assert relay.submit_raw(Format.OTLP, [b"x" * 50, b"x" * 2000, b"x" * 900, b"x"], answers.append)
 
     assert answers[0] is None
-    assert isinstance(answers[1], QueueFull)
+    assert kinds(answers[1]) == {1: BlockTooLarge, 2: QueueFull, 3: QueueFull}  # the last one passes nobody
+    assert len(full) == 2
     full.close()
+
+
+def test_without_a_queue_each_request_hears_what_the_destination_said_of_it(tmp_path: Path) -> None:
+    never = PermanentExportError("400 Bad Request: no such tenant")
+    (direct,) = senders(tmp_path, FailingExporter(poison=(b"poison", never)), enabled=False)
+    relay = Relay({"a": (direct, ("otlp",))})
+    answers: list[Told] = []
+
+    assert relay.submit_raw(Format.OTLP, [b"a", b"poison", b"b"], answers.append)
+
+    wait_until(answers.__len__)
+    assert answers == [{1: never}]
+    relay.close()
+    direct.close()
 
 
 def test_a_queue_that_syncs_is_waited_for_by_threads_of_its_own(tmp_path: Path) -> None:
     (safe,) = senders(tmp_path, MemoryExporter(), durability="fsync")
     relay = Relay({"a": (safe, ("otlp",))})
-    answers: list[BaseException | None] = []
+    answers: list[Told] = []
     for _ in range(10):
         assert relay.submit_raw(Format.OTLP, [b"1", b"2", b"3"], answers.append)
 
@@ -331,3 +359,29 @@ def test_an_admin_port_that_is_taken_is_said_with_the_flag_that_chooses_another(
         settings = f"data_dir: {tmp_path}\nspark: {{enabled: false}}\nadmin: {{listen: '{address}'}}"
         with pytest.raises(PenstockError, match=f"admin.listen {re.escape(address)}: .* in use; .*--admin-listen"):
             Service(load(ServiceConfig, text=settings)).start()
+
+
+def test_a_sender_hears_what_a_destination_without_a_queue_will_never_take(tmp_path: Path) -> None:
+    body = request(gauge("cpu", 0.5))
+    with Misbehaving([answer(400, b"no such tenant")] * 2).running() as destination:
+        text = (
+            f"data_dir: {tmp_path}\nspark: {{enabled: false}}\nadmin: {{enabled: false}}\n"
+            "pipelines: {rollup: false}\nreceivers: {http: {port: 0}, grpc: {port: 0}}\n"
+            f"exporter: {{type: otlp_http, url: '{destination.url}', queue: {{enabled: false}}}}\n"
+        )
+        service = Service(load(ServiceConfig, text=text))
+        service.start()
+        try:
+            ports = service.ports()
+            told = post(ports["http"], "/v1/metrics", body.SerializeToString(), Content_Type=PROTOBUF)
+            with grpc.insecure_channel(f"127.0.0.1:{ports['grpc']}") as channel:
+                export: Any = MetricsServiceStub(channel).Export  # type: ignore[no-untyped-call]  # generated
+                with pytest.raises(grpc.RpcError) as refused:
+                    export(body, timeout=10)
+        finally:
+            assert service.close() == []
+    assert told.status == 400
+    assert "Retry-After" not in told.headers
+    assert b"400 Bad Request: no such tenant" in told.body
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "no such tenant" in refused.value.details()

@@ -1,6 +1,6 @@
 """Where what was received goes: the seams to L1 and to the relay, and what a sender is told."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -8,6 +8,7 @@ from typing import Protocol
 from penstock.model.point import Chunk
 
 Done = Callable[[BaseException | None], None]
+DoneByPlace = Callable[[BaseException | Mapping[int, BaseException] | None], None]
 
 
 class Format(Enum):
@@ -38,8 +39,11 @@ class RawSink(Protocol):
         """Whether bodies of that format go anywhere."""
         ...
 
-    def submit_raw(self, kind: Format, bodies: Sequence[bytes], done: Done) -> bool:
-        """As `Sink.submit`, of a format that it takes; OTLP that came as JSON comes as protobuf."""
+    def submit_raw(self, kind: Format, bodies: Sequence[bytes], done: DoneByPlace) -> bool:
+        """As `Sink.submit`, of a format that it takes; OTLP that came as JSON comes as protobuf.
+
+        `done` may be told what became of single bodies, by their places: then the others are safe.
+        """
         ...
 
 

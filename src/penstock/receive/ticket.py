@@ -1,10 +1,11 @@
 """A group that was handed over: waits until all of it is safe, then answers all of its requests at once."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.receive.sink import Answer, Done, Status
+from penstock.errors import BlockTooLarge, PayloadTooLarge, PermanentExportError
+from penstock.receive.sink import Answer, DoneByPlace, Status
 
 Finish = Callable[[list[tuple[Any, Answer]], BaseException | None], None]
 
@@ -23,9 +24,10 @@ class Ticket:
         self._parts = 1  # until `sealed`: a part that ends at once must not end the group
         self._instead: Answer | None = None
         self._error: BaseException | None = None
+        self._errors: dict[int, BaseException] = {}  # of single requests
 
-    def part(self) -> Done:
-        """What is to be called when one more part is safe, or will not be."""
+    def part(self) -> DoneByPlace:
+        """What is to be called when one more part is safe, or will not be: none of it, or not for some requests."""
         with self._lock:
             self._parts += 1
         return self._end_part
@@ -40,14 +42,30 @@ class Ticket:
         """There are no more parts to come."""
         self._end_part(None)
 
-    def _end_part(self, error: BaseException | None) -> None:
+    def _end_part(self, error: BaseException | Mapping[int, BaseException] | None) -> None:
         with self._lock:
-            self._error = self._error or error
+            if isinstance(error, Mapping):
+                self._errors.update(error)
+            else:
+                self._error = self._error or error
             self._parts -= 1
             if self._parts:
                 return
-        instead = self._instead
-        if self._error is not None:
-            instead = Answer(Status.BROKEN, f"{type(self._error).__name__}: {self._error}")
-        answers = [(request, instead or answer) for request, answer in self._answers]
-        self._finish(answers, self._error)
+        # What goes for all of them first: it is a reason to come again, and what can never be taken will be so again.
+        instead = _told(self._error) if self._error is not None else self._instead
+        alone = {place: _told(one) for place, one in self._errors.items()}
+        answers = [
+            (request, instead or alone.get(place, answer)) for place, (request, answer) in enumerate(self._answers)
+        ]
+        self._finish(answers, self._error or next(iter(self._errors.values()), None))
+
+
+def _told(error: BaseException) -> Answer:
+    """What a sender is told; that it must not come again only of what can never be taken, by the error's type."""
+    match error:
+        case BlockTooLarge() | PayloadTooLarge():
+            return Answer(Status.TOO_LARGE, f"too large to be handed on: {error}")
+        case PermanentExportError():
+            return Answer(Status.BAD, f"the destination will never take it: {error}")
+        case _:
+            return Answer(Status.BROKEN, f"{type(error).__name__}: {error}")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.errors import ConfigError, QueueFull
+from penstock.errors import BlockTooLarge, ConfigError, QueueFull
 from penstock.export.exporter import Exporter
 from penstock.export.send_queue import SendQueue
 from penstock.service.config.destinations import ExporterConfig
@@ -15,7 +15,7 @@ from penstock.spool import Durability, FullBehavior
 
 if TYPE_CHECKING:
     from penstock.export.exporters.otlp_http import Signal
-    from penstock.receive.sink import Done, Format
+    from penstock.receive.sink import DoneByPlace, Format
 
 log = logging.getLogger(__name__)
 _PUSHERS = 16  # threads that wait for the disk: together they share one sync
@@ -76,23 +76,27 @@ class Relay:
         """Whether a destination understands that format."""
         return kind.value in self._senders
 
-    def submit_raw(self, kind: "Format", bodies: Sequence[bytes], done: "Done") -> bool:
-        """As `Sink.submit`: False if the first queue has no room for the first of them."""
-        pushes = [(sender, body) for body in bodies for sender in self._senders.get(kind.value, ())]
+    def submit_raw(self, kind: "Format", bodies: Sequence[bytes], done: "DoneByPlace") -> bool:
+        """As `RawSink` says: False if the first queue has no room for the first of them."""
+        senders = self._senders.get(kind.value, ())
+        pushes = [(place, sender, body) for place, body in enumerate(bodies) for sender in senders]
         if self._pool is not None and pushes:
             together = _Together(len(pushes), done)
-            for sender, body in pushes:
-                self._pool.submit(together.push, sender, body)
+            for push in pushes:
+                self._pool.submit(together.push, *push)
             return True
-        for number, (sender, body) in enumerate(pushes):
+        errors: dict[int, BaseException] = {}
+        for number, (place, sender, body) in enumerate(pushes):
             try:
                 sender.push(body)
+            except BlockTooLarge as error:
+                errors.setdefault(place, error)
             except Exception as error:  # noqa: BLE001 - whatever it is, the sender must hear of it
                 if number == 0 and isinstance(error, QueueFull):
                     return False
-                done(error)
-                return True
-        done(None)
+                errors = {**dict.fromkeys(range(place, len(bodies)), error), **errors}  # none passes it
+                break
+        done(errors or None)
         return True
 
     def close(self) -> None:
@@ -102,16 +106,16 @@ class Relay:
 
 
 class _Together:
-    """Pushes of several threads that have one answer: the first error, or None when all are done."""
+    """Pushes of several threads that have one answer: the first error of each body, or None, when all are done."""
 
-    def __init__(self, count: int, done: "Done") -> None:
+    def __init__(self, count: int, done: "DoneByPlace") -> None:
         self._done = done
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._left = count
-        self._error: BaseException | None = None
+        self._errors: dict[int, BaseException] = {}
 
-    def push(self, sender: SendQueue, body: bytes) -> None:
+    def push(self, place: int, sender: SendQueue, body: bytes) -> None:
         error: BaseException | None = None
         try:
             sender.push(body)
@@ -119,10 +123,11 @@ class _Together:
             error = refused
         with self._lock:
             self._left -= 1
-            self._error = self._error or error
+            if error is not None:
+                self._errors.setdefault(place, error)
             is_last = not self._left
         if is_last:
-            self._done(self._error)
+            self._done(self._errors or None)
 
 
 def _may_wait(sender: SendQueue) -> bool:
