@@ -15,12 +15,15 @@ import pytest
 from penstock.service import queues as queues_module
 from penstock.service.config.load import load
 from penstock.service.config.tree import ServiceConfig
+from penstock.service.edge import Edge
 from penstock.service.left_queues import LeftQueues, find
+from penstock.service.receivers import Front
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.spool.meta import META_NAME
 from penstock.telemetry import Telemetry
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.service.running import HEADERS, Running, orders, sealed_sum
+from tests.service.test_edge import FakeIntake
 
 PATIENCE = 90.0
 
@@ -186,6 +189,49 @@ def test_a_queue_whose_destination_was_taken_out_is_named_and_left_alone(
     assert f"path={tmp_path / 'queue-gone'} blocks=1" in caplog.text
     left.close(soon())
     assert len(find(config)) == 2
+
+
+@pytest.mark.parametrize("off", ["enabled: false", "type: memory"])
+def test_what_waits_in_a_queue_that_was_switched_off_is_sent_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, off: str
+) -> None:
+    exporter = MemoryExporter()
+    exporter.hold()
+    monkeypatch.setattr(queues_module, "make_exporter", lambda _: exporter)
+    fill(tmp_path / "queue", b"a")
+    fill(tmp_path / "queue.1", b"b")
+    text = f"exporter: {{type: console, queue: {{{off}}}}}\npipelines: {{rollup: false}}\nprocesses: 2"
+    edge = Edge(config_of(tmp_path, text), Telemetry(), lambda *_: Front(FakeIntake([]), {}))
+    left = started(config_of(tmp_path, text))
+    edge.start()  # nothing of it is in the way of the folder
+
+    first, second = left.notes()
+    assert first.startswith("queue relay, which is switched off (queue.enabled, queue.type), is being drained: 1 of 1")
+    assert second.startswith("queue relay of process 1, which is switched off (queue.enabled, queue.type), is being")
+    exporter.release()
+    wait_until(lambda: not left.notes())
+    assert sorted(exporter.batches) == [b"a", b"b"]
+    assert "not in the configuration any more" not in caplog.text
+    assert edge.close(soon()) == left.close(soon()) == []
+    assert find(config_of(tmp_path, text)) == []
+
+
+def test_a_queue_that_is_switched_off_keeps_nobody_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down = FailingExporter()
+    down.fail_with(ConnectionRefusedError("down"))
+    monkeypatch.setattr(queues_module, "make_exporter", lambda _: down)
+    fill(tmp_path / "queue", b"a")
+    queue = "{enabled: false, circuit_breaker: {threshold: 1}}"
+    config = config_of(tmp_path, f"exporter: {{type: console, queue: {queue}}}\npipelines: {{rollup: false}}")
+    edge = Edge(config, Telemetry(), lambda *_: Front(FakeIntake([]), {}))
+    left = started(config)
+    edge.start()
+
+    assert edge.close(time.monotonic() + 600.0) == left.close(time.monotonic() + 600.0) == []  # no test lasts as long
+
+    assert [(one.name, one.blocks) for one in find(config)] == [("relay", 1)]
 
 
 def test_a_queue_that_somebody_else_has_open_is_named_and_keeps_nobody_from_starting(tmp_path: Path) -> None:

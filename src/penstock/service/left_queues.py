@@ -1,7 +1,8 @@
 """Queues that hold what was answered for and that nobody serves: found at the start, drained beside the others.
 
-They are left when `processes` is lowered (`queue.2`, `queue.3` …), a pipeline is switched off or a destination is taken
-out of the configuration. What still has somewhere to go is brought there, the rest is named until somebody sees to it.
+They are left when `processes` is lowered (`queue.2`, `queue.3` …), a queue (`queue.enabled`, `queue.type`) or a
+pipeline is switched off, or a destination is taken out of the configuration. What still has somewhere to go is brought
+there, the rest is named until somebody sees to it.
 """
 
 import logging
@@ -35,10 +36,17 @@ class LeftQueue:
     blocks: int
     name: str | None = None
     index: int = 0
+    is_off: bool = False  # the queue is, not its process
+
+    @property
+    def described(self) -> str:
+        process = f" of process {self.index}" if self.index or not self.is_off else ""
+        why = "switched off (queue.enabled, queue.type)" if self.is_off else "not started any more"
+        return f"queue {self.name}{process}, which is {why}, is being drained"
 
 
 class LeftQueues:
-    """Drains the queues of processes that are not started any more.
+    """Drains the queues of processes that are not started any more, and those that are switched off.
 
     Loss: none, and no segment twice: blocks are sealed under the name of the process that took them in.
     Threads: one of its own watches. `start` and `close` once, from one thread; the others from any.
@@ -66,10 +74,9 @@ class LeftQueues:
             except (PenstockError, OSError) as error:
                 self._give_up(left, str(error))
                 continue
-            log.warning(
-                "Draining a queue of a process that is not started any more. queue=%s process=%d path=%s blocks=%d",
-                left.name, left.index, left.path, left.blocks,
-            )  # fmt: skip
+            what = "that is switched off" if left.is_off else "of a process that is not started any more"
+            text = f"Draining a queue {what}. queue=%s process=%d path=%s blocks=%d"
+            log.warning(text, left.name, left.index, left.path, left.blocks)
             with self._lock:
                 self._draining[left.path] = (left, sender)
         if self._draining:
@@ -89,7 +96,7 @@ class LeftQueues:
             self._telemetry.watch(segments.samples, process=process)
             sender = segments.sender
         else:
-            sender = relay_queue(config, name)
+            sender = relay_queue(config, name, is_left=True)
         self._telemetry.watch(sender.samples, queue=name, process=process)
         return sender.start()
 
@@ -148,25 +155,24 @@ class LeftQueues:
         with self._lock:
             draining, stuck = list(self._draining.values()), list(self._stuck.values())
         return stuck + [
-            f"queue {left.name} of process {left.index}, which is not started any more, is being drained: "
-            f"{len(sender)} of {left.blocks} blocks are left in {left.path}"
+            f"{left.described}: {len(sender)} of {left.blocks} blocks are left in {left.path}"
             for left, sender in draining
         ]
 
 
 def find(config: ServiceConfig) -> list[LeftQueue]:
     """Queues with blocks in them that no process of this configuration opens, each with where it goes."""
+    relays = config.relays()
+    off = {name for name, one in relays.items() if one.queue.type != "disk" or not one.queue.enabled}
     homes = {SEGMENTS: config.resolved(config.segments.queue.path)} if config.pipelines.rollup else {}
-    homes |= {
-        name: config.queue_path(name)
-        for name, section in config.relays().items()
-        if section.queue.type == "disk" and section.queue.enabled
-    }
-    served = {Path(beside(path, index)) for path in homes.values() for index in range(config.processes)}
+    homes |= {name: config.queue_path(name) for name in relays}
+    used = [path for name, path in homes.items() if name not in off]
+    served = {Path(beside(path, index)) for path in used for index in range(config.processes)}
     seen: dict[Path, LeftQueue] = {}
     for name, path in homes.items():
         for index, folder in _siblings(path):
-            seen[folder] = LeftQueue(folder, 0, name, index)
+            is_claimed = folder in seen  # twice, by queues of which neither is in use: nobody knows whose blocks it has
+            seen[folder] = LeftQueue(folder, 0) if is_claimed else LeftQueue(folder, 0, name, index, name in off)
     unserved = {config.resolved(config.segments.queue.path), config.resolved(config.exporter.queue.path)}
     for path in (*unserved, *(one for one in _inside(config.resolved(".")) if one.name.startswith("queue-"))):
         for _, folder in _siblings(path):

@@ -24,11 +24,18 @@ LAST_WORDS = 0.5  # seconds of the deadline that are kept for closing what was d
 SEGMENTS = "rollup"  # what the queue before segments is called
 
 
-def relay_queue(config: ServiceConfig, name: str) -> SendQueue:
-    """The queue before that destination, not yet started."""
+def relay_queue(config: ServiceConfig, name: str, *, is_left: bool = False) -> SendQueue:
+    """The queue before that destination, not yet started. `is_left`: the one on the disk, though it is switched off."""
     section = config.relays()[name]
+    settings = section.queue
+    if is_left:
+        settings = replace(settings, enabled=True, type="disk")
+    elif not settings.enabled:  # nothing is held, and what a folder holds from before is for others to drain
+        settings = replace(settings, type="memory", order="fifo")
+    if settings.type == "disk":
+        settings = replace(settings, path=private(config.queue_path(name)))
     with _for_us_alone():
-        return SendQueue.open(make_exporter(section), replace(section.queue, path=private(config.queue_path(name))))
+        return SendQueue.open(make_exporter(section), settings)
 
 
 @dataclass(frozen=True, slots=True)
