@@ -132,9 +132,7 @@ def _run(sender: SendQueue, exporter: Exporter, folder: str, timeout: float) -> 
             signal.signal(number, handler)
     stats = sender.stats()
     fresh = stats.queue.dead_lettered
-    letters = max(
-        overview(folder).dead_letters, fresh
-    )  # those that had to go, since there was no room, were there, too
+    letters = max(overview(folder).dead_letters, fresh)  # some may have had to go, for want of room
     earlier = f", {letters - fresh} of them from before" if letters > fresh else ""
     click.echo(
         f"sent {stats.exported_batches} batches, {stats.exported_bytes} bytes; {stats.queue.size} wait; "
