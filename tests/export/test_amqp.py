@@ -1,21 +1,27 @@
 """To a real RabbitMQ, killed and restarted in the middle: every confirmed message arrives."""
 
 import socket
+import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
 
-from penstock.errors import ConfigError, ErrorClass, TransientExportError
+from penstock.errors import ConfigError, ErrorClass, MissingRequirement, PayloadTooLarge, TransientExportError
 from penstock.export import BreakerConfig, SendQueue
 from penstock.export.classify import of_exception
+from penstock.export.exporters import amqp
 from penstock.export.exporters.amqp import AmqpConfig, AmqpExporter
 from penstock.export.http import TlsConfig
 from penstock.spool import FastQueue
 from penstock.testing import wait_until
-from tests.export.quick import numbered, quick
+from tests.conftest import missing
+from tests.export.quick import dead_letters, numbered, quick
 from tests.servers import RabbitMQ
 
 pytestmark = pytest.mark.server
@@ -112,17 +118,23 @@ def test_a_closed_exporter_sends_nothing(shared_rabbitmq: RabbitMQ) -> None:
 
 
 class Forwarder:
-    """A way to the broker on which, from `hang` on, no answer comes back."""
+    """A way to the broker on which, from `hang` on, no answer comes back, and which hangs up on clients when told."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._hangs = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"amqp://127.0.0.1:{self._listener.getsockname()[1]}/"
+        self._clients: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hang(self) -> None:
         self._hangs.set()
+
+    def hang_up(self) -> None:
+        """Say nothing more to the clients of now. What they still send reaches the broker, as if it had been first."""
+        for client in self._clients:
+            client.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._listener.close()
@@ -133,6 +145,7 @@ class Forwarder:
                 client = self._listener.accept()[0]
             except OSError:
                 return
+            self._clients.append(client)
             broker = socket.create_connection(("127.0.0.1", self._port))
             threading.Thread(target=self._copy, args=(client, broker, False), daemon=True).start()
             threading.Thread(target=self._copy, args=(broker, client, True), daemon=True).start()
@@ -242,3 +255,110 @@ def test_the_user_may_come_from_the_url_and_the_password_from_a_file(tmp_path: P
     parameters = config.parameters()
     assert (parameters.credentials.username, parameters.credentials.password) == ("m@x", "s3cret/#@")
     assert (parameters.host, parameters.port, parameters.virtual_host) == ("host", 5673, "v")
+
+
+@pytest.fixture
+def small_rabbitmq(tmp_path: Path) -> Iterator[RabbitMQ]:
+    """One that takes no message of more than 1000 bytes."""
+    try:
+        broker = RabbitMQ(tmp_path / "rabbitmq")
+    except MissingRequirement as error:
+        missing(error)
+    with open(broker.folder / "rabbitmq.conf", "a") as settings:
+        settings.write("max_message_size = 1000\n")
+    with broker:
+        yield broker
+
+
+def test_a_message_above_the_brokers_limit_is_a_dead_letter_and_the_others_arrive(
+    small_rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    declare(small_rabbitmq, "fits")
+    with (
+        FastQueue(tmp_path / "queue") as queue,
+        SendQueue(queue, exporter(small_rabbitmq, "fits"), quick(workers=1)) as sender,
+    ):
+        for size in (999, 1001, 1000):
+            sender.push(bytes(size))
+        assert sender.flush(30)
+    assert [len(body) for body, _ in received(small_rabbitmq, "fits")] == [999, 1000]
+    ((letter, reason),) = dead_letters(tmp_path)
+    assert len(letter) == 1001
+    assert reason.startswith("406 PRECONDITION_FAILED")
+
+
+def refusing(code: int) -> Callable[..., None]:
+    """A publish to which the broker answers by closing the channel."""
+
+    def publish(*_: Any, **__: Any) -> None:
+        raise ChannelClosedByBroker(code, "no")
+
+    return publish
+
+
+def test_content_too_large_is_too_large(shared_rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockingChannel, "basic_publish", refusing(311))  # RabbitMQ says 406, others go by the book
+    client = exporter(shared_rabbitmq, "sent")
+    with pytest.raises(PayloadTooLarge, match="311 no"):
+        client.send(client.prepare(b"x"))
+    client.close()
+
+
+def test_a_user_who_may_not_publish_and_a_vhost_that_is_not_there_are_matters_of_authorisation(
+    shared_rabbitmq: RabbitMQ,
+) -> None:
+    shared_rabbitmq.ctl("add_user", "reader", "secret")
+    shared_rabbitmq.ctl("set_permissions", "reader", "", "", ".*")  # to configure, to write, to read
+    reader = shared_rabbitmq.url.replace("guest:guest@", "reader:secret@")
+    for url, message in ((reader, "403 ACCESS_REFUSED"), (f"{shared_rabbitmq.url}no-such", "AccessDenied")):
+        client = AmqpExporter(AmqpConfig(url=url, exchange="amq.topic", routing_key="x"))
+        with pytest.raises(TransientExportError, match=message) as caught:
+            client.send(client.prepare(b"x"))
+        assert caught.value.error_class is ErrorClass.AUTH
+        client.close()
+
+
+def test_a_broker_short_of_memory_is_waited_for_and_then_a_server_error(
+    shared_rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amqp, "_BLOCKED", 0.1)
+    declare(shared_rabbitmq, "short")
+    client = exporter(shared_rabbitmq, "short")
+    shared_rabbitmq.ctl("set_vm_memory_high_watermark", "0")
+    try:
+        with pytest.raises(TransientExportError, match="short of memory or disk") as caught:
+            client.send(client.prepare(b"x"))
+    finally:
+        shared_rabbitmq.ctl("set_vm_memory_high_watermark", "0.4")
+    assert caught.value.error_class is ErrorClass.SERVER_ERROR
+    assert client.send(client.prepare(b"x")) is None
+    client.close()
+
+
+def test_a_connection_that_was_ended_while_idle_is_replaced_before_anything_is_sent_on_it(
+    shared_rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amqp, "_IDLE", -1.0)  # whatever the time since it was used
+    declare(shared_rabbitmq, "idle")
+    forwarder = Forwarder(shared_rabbitmq.port)
+    client = AmqpExporter(AmqpConfig(url=forwarder.url, routing_key="idle"))
+    client.send(client.prepare(b"first"))
+    forwarder.hang_up()
+    assert client.send(client.prepare(b"second")) is None
+    assert [body for body, _ in received(shared_rabbitmq, "idle")] == [b"first", b"second"]
+    client.close()
+    forwarder.close()
+
+
+def test_a_dead_broker_and_one_short_of_memory_are_noticed_whatever_the_url_says() -> None:
+    parameters = AmqpConfig(url="amqp://host/?heartbeat=0&blocked_connection_timeout=999", routing_key="q").parameters()
+    assert (parameters.heartbeat, parameters.blocked_connection_timeout) == (30, 30.0)
+
+
+def test_certificates_of_the_configuration_are_those_of_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ssl.create_default_context()
+    monkeypatch.setattr(TlsConfig, "context", lambda _: made)
+    parameters = AmqpConfig(url="amqps://broker.example/", routing_key="q", tls=TlsConfig()).parameters()
+    assert parameters.ssl_options is not None
+    assert parameters.ssl_options.context is made
+    assert parameters.ssl_options.server_hostname == "broker.example"
