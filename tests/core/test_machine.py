@@ -1,10 +1,11 @@
 """What the process may use is what its own group, and each one around it, allows."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from penstock.machine import cpu_quota, memory_limit
+from penstock.machine import cores, cpu_quota, memory_limit
 
 
 def membership(folder: Path, text: str) -> Path:
@@ -49,3 +50,16 @@ def test_a_group_that_is_not_mounted_here_leaves_the_containers_own(tmp_path: Pa
     (tmp_path / "memory.max").write_text("4096")
     assert memory_limit(tmp_path, membership(tmp_path, "0::/kubepods/pod1\n")) == 4096
     assert memory_limit(tmp_path / "none", tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("quota", "affinity", "threads"),
+    [("150000 100000", 8, 2), ("50000 100000", 8, 1), ("400000 100000", 3, 3), ("max 100000", 3, 3)],
+)
+def test_as_many_threads_run_as_the_quota_lets_begin_and_the_affinity_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, affinity: int, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(affinity)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    (tmp_path / "cpu.max").write_text(quota)
+    assert cores(tmp_path) == threads
