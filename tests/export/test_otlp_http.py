@@ -33,6 +33,7 @@ from penstock.export.classify import of_exception
 from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
 from penstock.export.http import HttpClient, HttpConfig, TlsConfig
 from penstock.export.wire import field_bytes, field_varint
+from penstock.service.config.destinations import ExporterConfig
 from penstock.spool import FastQueue
 from penstock.testing import wait_until
 from tests.export import misbehaving
@@ -624,3 +625,28 @@ def test_certificates_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 def test_the_configuration_shows_no_secret() -> None:
     config = OtlpHttpConfig(url="http://host:1/x?key=hidden", headers={"Authorization": "hidden"})
     assert "hidden" not in repr(config)
+
+
+def test_a_certificate_that_we_trust_but_of_another_host_is_an_error_and_nothing_is_sent(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    options = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+    names = ["-subj", "/CN=other.example", "-addext", "subjectAltName=DNS:other.example,IP:127.0.0.2"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", *options, *names, *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with Misbehaving(tls=context).running() as server:
+        client = exporter(server, tls=TlsConfig(ca_file=certificate))
+        with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for '127\.0\.0\.1'") as caught:
+            send(client, metrics())
+    assert of_exception(caught.value).error_class is ErrorClass.NETWORK
+    assert server.requests == []
+
+
+def test_what_is_not_set_is_ten_seconds_and_gzip_also_in_a_file(server: Misbehaving) -> None:
+    config = OtlpHttpConfig(url=server.url)
+    from_file = ExporterConfig(type="otlp_http", url=server.url).otlp()
+    assert (config.timeout, config.compression, config.signal) == (10.0, "gzip", "metrics")
+    assert (from_file.timeout, from_file.compression, from_file.signal) == (10.0, "gzip", "metrics")
+    send(OtlpHttpExporter(config), metrics())
+    assert server.requests[0].headers["content-encoding"] == "gzip"
