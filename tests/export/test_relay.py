@@ -1,9 +1,13 @@
 """`penstock relay`: a folder is emptied, mistakes are named, and what is left is still there."""
 
+import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from penstock.cli import main
 from penstock.export import SendQueueConfig
+from penstock.export.exporter import PartialSuccess, Prepared
 from penstock.export.http import TlsConfig
 from penstock.service.config.destinations import ExporterConfig
 from penstock.service.relay_settings import queue_config
@@ -336,3 +341,82 @@ def test_a_folder_that_the_file_names_is_taken_from_its_data_dir(tmp_path: Path,
     (tmp_path / "p.yaml").write_text(text)
     assert Path(queue_config(tmp_path / "p.yaml", {}).path) == Path(path)
     assert queue_config(tmp_path / "p.yaml", {"queue_path": "mine"}).path == "mine"
+
+
+def test_the_file_wins_over_what_relay_would_do_and_a_flag_over_both(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("exporter: {queue: {durability: fsync}}")
+    assert queue_config(tmp_path / "p.yaml", {}, durability="disk").durability is Durability.FSYNC
+    assert queue_config(None, {}, durability="disk").durability is Durability.DISK
+    given = {"queue_durability": "memory"}
+    assert queue_config(tmp_path / "p.yaml", given, durability="disk").durability is Durability.MEMORY
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_kills_it_while_it_still_waits_for_a_send(tmp_path: Path, number: signal.Signals) -> None:
+    path = filled(tmp_path, 1)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        command = [*RELAY, "--to", "otlp-http", "--url", url, "--queue-path", str(path), "--timeout", "600"]
+        with subprocess.Popen([*command, "--send-timeout", "10m"], stderr=subprocess.PIPE) as child:
+            connection, _ = deaf.accept()
+            try:
+                child.send_signal(number)
+                wait_until(lambda: not catches(child.pid, number))  # two that come at once are one
+                assert child.poll() is None
+                child.send_signal(number)
+                assert child.wait(timeout=30) == -number
+            finally:
+                child.kill()
+                connection.close()
+    with FastQueue(path) as queue:
+        assert len(queue) == 1
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for that signal."""
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+class Stubborn(MemoryExporter):
+    """One that asks to be ended, as from outside, when it is first sent something, and whose send no `close` ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+
+    def send(self, prepared: Prepared) -> PartialSuccess | None:
+        if not self.may_end.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.may_end.wait(60)
+        return super().send(prepared)
+
+
+@pytest.fixture
+def handler() -> Iterator[Callable[..., None]]:
+    """What SIGTERM and Ctrl-C call; it fails who should have heard them instead."""
+
+    def handle(number: int, _: object) -> None:
+        raise AssertionError(f"nobody heard signal {number}")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield handle
+    for number, earlier in before.items():
+        signal.signal(number, earlier)
+
+
+def test_a_send_that_does_not_end_is_said_and_signals_are_afterwards_for_whom_they_were_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handler: Callable[..., None]
+) -> None:
+    stubborn = Stubborn()
+    monkeypatch.setattr("penstock.service.relaying.make_exporter", lambda *_: stubborn)
+    try:
+        ran = relay("--to", "console", "--queue-workers", 1, "--timeout", 0, "--queue-path", filled(tmp_path, 1))
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == [handler, handler]
+        assert ran.exit_code == 1, ran.output
+        assert "sent 0 batches, 0 bytes; 1 wait" in ran.output
+        (late,) = re.findall(r"^not ended in time, to be sent again: (.+)$", ran.output, re.MULTILINE)
+        assert late in {thread.name for thread in threading.enumerate()}
+    finally:
+        stubborn.may_end.set()
+    wait_until(lambda: late not in {thread.name for thread in threading.enumerate()})
