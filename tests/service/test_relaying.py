@@ -1,0 +1,28 @@
+"""What a destination in the configuration file becomes: an exporter that has all that the file says."""
+
+from pathlib import Path
+
+from penstock.export.exporters.amqp import AmqpConfig, AmqpExporter
+from penstock.export.http import TlsConfig
+from penstock.service.config.load import load
+from penstock.service.config.tree import ServiceConfig
+from penstock.service.relaying import make_exporter
+
+
+def test_a_broker_is_reached_with_the_password_the_exchange_and_the_certificates_of_the_file(tmp_path: Path) -> None:
+    password, authorities = tmp_path / "password", tmp_path / "ca.pem"
+    password.write_text("s3cret")
+    authorities.touch()
+    text = (
+        "exporter: {type: amqp, url: 'amqps://relay@broker.example/telemetry', exchange: metrics, routing_key: raw,\n"
+        f"  token_file: {password}, tls: {{ca_file: {authorities}}}}}"
+    )
+    exporter = make_exporter(load(ServiceConfig, text=text).config.exporter)
+    assert isinstance(exporter, AmqpExporter)
+    assert exporter._config == AmqpConfig(
+        url="amqps://relay@broker.example/telemetry",
+        exchange="metrics",
+        routing_key="raw",
+        password_file=str(password),
+        tls=TlsConfig(ca_file=str(authorities)),
+    )
