@@ -351,8 +351,11 @@ def test_the_file_wins_over_what_relay_would_do_and_a_flag_over_both(tmp_path: P
     assert queue_config(tmp_path / "p.yaml", given, durability="disk").durability is Durability.MEMORY
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_kills_it_while_it_still_waits_for_a_send(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_kills_it_while_it_still_waits_for_a_send(
+    tmp_path: Path, first: signal.Signals, second: signal.Signals
+) -> None:
     path = filled(tmp_path, 1)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
@@ -360,11 +363,11 @@ def test_a_second_signal_kills_it_while_it_still_waits_for_a_send(tmp_path: Path
         with subprocess.Popen([*command, "--send-timeout", "10m"], stderr=subprocess.PIPE) as child:
             connection, _ = deaf.accept()
             try:
-                child.send_signal(number)
-                wait_until(lambda: not catches(child.pid, number))  # two that come at once are one
+                child.send_signal(first)
+                wait_until(lambda: not catches(child.pid, second))  # two that come at once are one
                 assert child.poll() is None
-                child.send_signal(number)
-                assert child.wait(timeout=30) == -number
+                child.send_signal(second)
+                assert child.wait(timeout=30) == -second
             finally:
                 child.kill()
                 connection.close()

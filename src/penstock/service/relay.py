@@ -117,9 +117,12 @@ def _run(sender: SendQueue, exporter: Exporter, folder: str, timeout: float) -> 
 
     def end(number: int, _: object) -> None:
         ending.set()
-        signal.signal(number, signal.SIG_DFL)
+        for each in before:  # the next one kills, whichever it is
+            signal.signal(each, signal.SIG_DFL)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, end)
     sender.start()
     try:
         while not ending.is_set() and not sender.flush(0.1):

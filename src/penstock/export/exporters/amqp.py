@@ -35,7 +35,7 @@ HEARTBEAT = 30  # seconds; a dead broker is noticed after two
 _IDLE = 5.0  # seconds after which a connection is asked for its state before it is used
 _BLOCKED = 30.0  # seconds that a broker short of memory or disk may keep us waiting
 _TOO_LARGE = (311, 406)  # content too large; precondition failed, which RabbitMQ says to a message above its limit
-_AUTH = (403, 530)  # access refused; not allowed
+_AUTH = 403  # access refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # the url may hold a password
@@ -215,7 +215,7 @@ def _closed_channel(error: Any) -> ExportError:
     text = f"{error.reply_code} {error.reply_text}"
     if error.reply_code in _TOO_LARGE:
         return PayloadTooLarge(text)
-    return TransientExportError(text, ErrorClass.AUTH if error.reply_code in _AUTH else ErrorClass.CLIENT_ERROR)
+    return TransientExportError(text, ErrorClass.AUTH if error.reply_code == _AUTH else ErrorClass.CLIENT_ERROR)
 
 
 def _class_of_connection(error: exceptions.AMQPConnectionError) -> ErrorClass:
