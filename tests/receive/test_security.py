@@ -239,6 +239,8 @@ def test_a_client_that_does_not_finish_its_header_is_cut_off(intake: Intake) -> 
 def test_connections_beyond_the_limit_are_closed_at_once_and_without_a_word(
     intake: Intake, caplog: pytest.LogCaptureFixture
 ) -> None:
+    gc.collect()  # what was left of other tests
+    caplog.clear()
     with running(intake, limits=Limits(max_connections=1)) as receiver, connected(receiver):
         wait_until(lambda: count(receiver, "penstock_receive_connections", "http") == 1)
         with connected(receiver) as second:
