@@ -212,5 +212,7 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
     if repair and torn is not None and start <= last_good < torn.end and torn.end > start:
         state.quarantine.keep(chunks, torn, last_good, torn.end, "torn tail")
         chunks.cut(last_good)
+    if torn is not None and not torn.size:
+        torn.first = state.log_end  # it has no frame to say so, and the chunk before goes when this is known
     state.count, state.bytes = max(0, state.count), max(0, state.bytes)
     return start >= end or counted.top > 0
