@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.export.quick import quick
 CONFIG = FastQueueConfig(durability=Durability.DISK)
 KILLED_BETWEEN = """
 import os, signal, sys
+from collections.abc import Callable
 from pathlib import Path
 from penstock import Durability, FastQueue, FastQueueConfig, SegmentExporter, SendQueue
 
@@ -282,3 +284,20 @@ def test_nothing_is_sealed_once_it_is_closed(tmp_path: Path) -> None:
     with pytest.raises(TransientExportError, match="closed"):
         exporter.send_group([Lease(0, 1, block(0), 0.0)])
     assert sealed(tmp_path / "segments") == []
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"{")], ids=["deleted", "damaged"])
+def test_what_comes_after_the_loss_of_the_meta_is_sealed_too(
+    tmp_path: Path, durability: Durability, damage: Callable[[Path], object]
+) -> None:
+    config = FastQueueConfig(durability=durability, chunk_size=4096)
+    for numbers in (range(20), range(20, 25), range(25, 30)):
+        with FastQueue(tmp_path / "queue", config) as queue:
+            with SendQueue(queue, SegmentExporter(tmp_path / "segments"), quick()) as sender:
+                for number in numbers:
+                    sender.push(block(number))
+                assert sender.flush()
+            assert len(queue) == 0
+        assert entities(tmp_path / "segments") == [f"e{n}" for n in range(numbers.stop)]
+        damage(tmp_path / "queue" / "fastqueue.meta")

@@ -26,8 +26,8 @@ _sequence_of = itemgetter(0)
 class Backlog(Intake):
     """The state of one queue. Not thread-safe: the queue's lock guards it."""
 
-    def __init__(self, files: Files, folder: str, config: FastQueueConfig) -> None:
-        super().__init__(files, folder, config)
+    def __init__(self, files: Files, folder: str, config: FastQueueConfig, now: float) -> None:
+        super().__init__(files, folder, config, now)
         # Read from the log, not handed out yet: the rest of a frame, or frames of one block each. At most one of the
         # two holds anything, since reading goes on only when both are empty.
         self._ready: deque[Lease] = deque()

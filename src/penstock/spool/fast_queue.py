@@ -63,7 +63,8 @@ class FastQueue(LeaseSide):
             self._folder_lock = folder.take(files, path)
         try:
             with folder.opening(path):
-                backlog = (FreshestBacklog if config.order == "freshest" else Backlog)(files, path, config)
+                kind = FreshestBacklog if config.order == "freshest" else Backlog
+                backlog = kind(files, path, config, clock.time())
         except BaseException:
             files.close(self._folder_lock)
             raise

@@ -95,8 +95,8 @@ class BackwardReader:
 class FreshestBacklog(Backlog):
     """A backlog that hands out the newest block first. What has to be dropped is still the oldest."""
 
-    def __init__(self, files: Files, folder: str, config: FastQueueConfig) -> None:
-        super().__init__(files, folder, config)
+    def __init__(self, files: Files, folder: str, config: FastQueueConfig, now: float) -> None:
+        super().__init__(files, folder, config, now)
         self._backward = BackwardReader(self.store)
         self._refs: dict[int, FrameRef] = {}  # of the blocks in `_ready`
         self._oldest: deque[Lease] = deque()  # read from the other end, to be dropped

@@ -32,11 +32,11 @@ class _Held:
 class Intake:
     """What a queue holds, and the side on which it grows. Not thread-safe: the queue's lock guards it."""
 
-    def __init__(self, files: Files, folder: str, config: FastQueueConfig) -> None:
+    def __init__(self, files: Files, folder: str, config: FastQueueConfig, now: float) -> None:
         self.memory: deque[Lease] = deque()
         self.leased: dict[int, Lease | FrameRef] = {}  # a Lease: the block is in memory only
         self.returned: dict[int, Lease | FrameRef] = {}
-        self.store = Store(files, folder, config, _Held(self.leased, self.returned))
+        self.store = Store(files, folder, config, _Held(self.leased, self.returned), now)
         self._log_has_more = True
         self.next_sequence = self.store.next_sequence
         self.sequence_limit = self.next_sequence

@@ -19,6 +19,8 @@ from penstock.spool.reader import FrameReader, Quarantine
 log = logging.getLogger(__name__)
 
 _OURS = re.compile(r"fastqueue\.(id|meta|meta\.tmp|lock)|acks-[0-9a-f]{8}|[0-9a-f]{16}|quarantine|dead-letters")
+_AT_FIRST = ("fastqueue.lock", "fastqueue.meta.tmp")
+_SEQUENCES_PER_SECOND = 1_000_000  # more than any queue gives, a kill a second included; until 2255 a double holds them
 
 
 @dataclass(slots=True)
@@ -39,8 +41,11 @@ class Recovered:
     unclean: bool = False
 
 
-def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) -> Recovered:
-    """Read the folder's state. With `repair`, torn tails are cut; without, nothing is written but to the quarantine."""
+def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, repair: bool = True) -> Recovered:
+    """Read the folder's state. With `repair`, torn tails are cut; without, nothing is written but to the quarantine.
+
+    `now`, in seconds since the epoch, is what sequences begin again with where nobody knows which have been given.
+    """
     quarantine = Quarantine(files, folder)
     known = _load_meta(files, folder, quarantine, repair)
     is_ours = known is not None and known.version == meta.VERSION
@@ -49,6 +54,8 @@ def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) 
     state = Recovered(chunks, quarantine, Acked())
     if known is None:
         _without_meta(state)
+        if not _is_new(files, folder):
+            state.next_sequence = int(now * _SEQUENCES_PER_SECOND)
     elif known.version < meta.VERSION:
         _from_seed(state, known)
     else:
@@ -66,6 +73,11 @@ def recover(files: Files, folder: str, chunk_size: int, *, repair: bool = True) 
     if state.unclean and repair:
         chunks.doubt(known.writer_offset if known is not None else 0)
     return state
+
+
+def _is_new(files: Files, folder: str) -> bool:
+    """Whether no queue was ever here: opening one leaves a lock, and writes its meta before it gives a sequence."""
+    return not any(_OURS.fullmatch(name) and name not in _AT_FIRST for name in files.names(folder))
 
 
 def _foreign_files(files: Files, folder: str) -> int:

@@ -35,7 +35,7 @@ class Store:
     `held` are the sequences that are out on lease or waiting to be delivered again: reading passes over them.
     """
 
-    def __init__(self, files: Files, folder: str, config: FastQueueConfig, held: Container[int]) -> None:
+    def __init__(self, files: Files, folder: str, config: FastQueueConfig, held: Container[int], now: float) -> None:
         self._files = files
         self.folder = folder
         self._codec = frames.CODECS[config.compression]
@@ -43,7 +43,7 @@ class Store:
         self._write_bytes = min(_ONE_WRITE, size(config.chunk_size))
         self._keep_drained = min(_KEEP_DRAINED, size(config.chunk_size) // 2)
         self._held = held
-        state = recover(files, folder, size(config.chunk_size))
+        state = recover(files, folder, size(config.chunk_size), now=now)
         self.chunks = state.chunks
         self.quarantine = state.quarantine
         self.acked = state.acked
