@@ -1,14 +1,24 @@
 """A disk that is full, and a process that is killed then: what the next one finds, and what it is able to do."""
 
+import errno
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import DiskFull
-from penstock.spool import Durability, FastQueue, FastQueueConfig
+from penstock.errors import DiskFailed, DiskFull
+from penstock.spool import Durability, FastQueue, FastQueueConfig, journal
 from tests.spool.damage import chunk_paths
+from tests.spool.fake_files import FakeFiles
 from tests.spool.test_full_disk import BLOCK, SmallDisk, blocks, drained, taken_of
+
+DISK = FastQueueConfig(durability=Durability.DISK, compression="none", meta_sync_interval=3600)
+
+
+def fill(files: FakeFiles) -> None:
+    """Leave no room for anything that grows."""
+    files._fault = lambda call, number: errno.ENOSPC if call in ("write", "map", "create") else None
 
 
 def killed(folder: Path) -> Path:
@@ -35,3 +45,71 @@ def test_a_chunk_that_a_full_disk_left_empty_before_a_kill_does_not_keep_the_one
         assert drained(queue) == taken
         assert len(taken_of(queue, blocks(3))) == 3
         assert queue.stats().chunks == 1
+
+
+def test_a_journal_goes_on_where_a_full_disk_has_no_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "ROTATE_BYTES", 10 * journal.RECORD_SIZE)
+    files = FakeFiles()
+    queue = FastQueue("q", DISK, files=files)
+    queue.push_many([b"%d" % number for number in range(50)])
+    assert queue.pop() == b"0"
+    fill(files)
+    for number in range(1, 40):
+        assert queue.pop() == b"%d" % number
+        queue._keep()  # no room for a meta either
+    files.heal()
+    files.kill()
+    queue = FastQueue("q", DISK, files=files)
+    assert len(queue) == 10
+    assert drained(queue) == [b"%d" % number for number in range(40, 50)]
+
+
+def test_what_is_acked_after_a_close_that_failed_is_not_forgotten_by_a_kill() -> None:
+    files = FakeFiles()
+    queue = FastQueue("q", DISK, files=files)
+    queue.push_many([b"%d" % number for number in range(50)])
+    assert queue.pop() == b"0"
+    fill(files)
+    with pytest.raises(DiskFull):
+        queue.close()
+    for number in range(1, 40):
+        assert queue.pop() == b"%d" % number
+    files.heal()
+    files.kill()
+    assert drained(FastQueue("q", DISK, files=files)) == [b"%d" % number for number in range(40, 50)]
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_a_queue_goes_on_behind_a_meta_that_says_it_was_closed(durability: Durability) -> None:
+    config, files = replace(DISK, durability=durability), FakeFiles()
+    queue = FastQueue("q", config, files=files)
+    given = list(queue.push_many([b"%d" % number for number in range(10)]))
+    assert queue.pop() == b"0"
+    files._fault = lambda call, number: errno.EIO if call == "sync_folder" and "rename" in files.calls else None
+    files.calls.clear()
+    with pytest.raises(DiskFailed):
+        queue.close()
+    files.heal()
+    assert [queue.pop() for _ in range(5)] == [b"%d" % number for number in range(1, 6)]
+    given.append(queue.push(b"10"))
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    given.append(queue.push(b"11"))
+    assert given == sorted(set(given))
+    assert queue.stats().lost_blocks == 0
+    if durability is not Durability.MEMORY:
+        assert drained(queue) == [b"%d" % number for number in range(6, 12)]
+
+
+def test_a_journal_that_was_closed_is_not_begun_again_where_no_meta_can_say_so() -> None:
+    files = FakeFiles()
+    with FastQueue("q", DISK, files=files) as queue:
+        queue.push_many([b"%d" % number for number in range(50)])
+        assert [queue.pop() for _ in range(10)] == [b"%d" % number for number in range(10)]
+    assert not journal.generations(files, "q")
+    files._fault = lambda call, number: errno.ENOSPC if call == "write" else None  # a journal fits, a meta does not
+    queue = FastQueue("q", DISK, files=files)
+    assert [queue.pop() for _ in range(10)] == [b"%d" % number for number in range(10, 20)]
+    files.kill()
+    files.heal()
+    assert FastQueue("q", DISK, files=files).pop() == b"20"

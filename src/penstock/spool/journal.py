@@ -10,7 +10,8 @@ A file `acks-<generation, 8 hex digits>` of 1 MiB, reserved at once, with 32-byt
     28  u32  CRC32C of the 28 bytes before
 
 The meta names the generation and the offset from which its reader has to replay. A meta that finds the journal
-long enough begins the next generation; the one before is deleted when that meta is on the disk.
+long enough begins the next generation, if that can be reserved; the one before is deleted when that meta is on the
+disk, and all of them when it says that the queue was closed.
 """
 
 import struct
@@ -77,6 +78,10 @@ class Journal:
         handle = files.open(path(folder, generation), create=True)
         try:
             self._mapped = files.map(handle, FILE_BYTES)
+        except OSError:
+            with suppress(OSError):  # a full disk needs every byte back
+                files.unlink(path(folder, generation))
+            raise
         finally:
             files.close(handle)
 

@@ -138,6 +138,9 @@ class Keeper:
                 store.write_meta(snapshot)
             except OSError as error:
                 self._failed(error)
+                if clean and store.says_closed():  # only its name could not be synced: it has no sequences to spare
+                    with self._lock:
+                        backlog.sequence_limit = backlog.next_sequence
                 raise
             acked = Acked(snapshot.low, snapshot.acked)
             with self._lock:

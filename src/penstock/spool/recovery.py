@@ -153,7 +153,8 @@ def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> 
     damaged = 0
     late: list[journal.Record] = []
     log_end = state.log_end
-    state.journal_generation = known.journal if known is not None else 0
+    # A journal of which a meta has a part is not begun again: what it says until the next meta would be passed over.
+    state.journal_generation = known.journal + bool(known.journal_offset) if known is not None else 0
     for generation in journal.generations(files, folder):
         state.journal_generation = max(state.journal_generation, generation + 1)
         if known is not None and generation < known.journal:

@@ -284,16 +284,20 @@ class Store:
         """Go on in the next generation, or in as many of them as it takes."""
         try:
             for at in range(0, len(records), journal.FILE_BYTES):
-                if self._journal is not None:
-                    self._journal.close()
-                    self._journal = None
-                self._journal = Journal(self._files, self.folder, self._journal_generation)
-                self._journal_generation += 1
-                self._journal.append(records[at : at + journal.FILE_BYTES])
+                self._begin_journal().append(records[at : at + journal.FILE_BYTES])
         except OSError as error:
             if not self.journal_failed:
                 log.warning("Journal cannot be written: a crash now would deliver acked blocks again. error=%s", error)
             self.journal_failed = self.changed = True
+
+    def _begin_journal(self) -> Journal:
+        """Go on in the next generation; with an OSError (it has to be reserved) in the one that there is."""
+        following = Journal(self._files, self.folder, self._journal_generation)
+        self._journal_generation += 1
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = following
+        return following
 
     def snapshot(
         self, next_sequence: int, count: int, size_bytes: int, attempts: list[tuple[int, int]], *, clean: bool
@@ -301,9 +305,9 @@ class Store:
         """The meta as of now. `count` and `size_bytes` are those of blocks in the log that are not acked."""
         while self._refs and self._refs[0].end <= self.acked.low:
             self._refs.popleft()
-        if self._journal is not None and (self._journal.offset >= journal.ROTATE_BYTES or self.journal_failed or clean):
-            self._journal.close()
-            self._journal = None  # the next record opens the next generation
+        if self._journal is not None and self._journal.offset >= journal.ROTATE_BYTES and not clean:
+            with suppress(OSError):  # then this one goes on: half of it is left
+                self._begin_journal()
         self.journal_failed = self.changed = False
         return meta.Meta(
             reader_offset=self._resume_offset(),
@@ -330,9 +334,16 @@ class Store:
         meta.store(self._files, self.folder, snapshot)
         self.meta_syncs += 1
         for generation in journal.generations(self._files, self.folder):
-            if generation < snapshot.journal:
+            if generation < snapshot.journal or snapshot.clean:
                 with suppress(OSError):
                     self._files.unlink(journal.path(self.folder, generation))
+
+    def says_closed(self) -> bool:
+        """Whether the meta in the folder says that the queue was closed."""
+        with suppress(meta.DamagedMeta):
+            known = meta.load(self._files, self.folder)
+            return known is not None and known.clean
+        return False
 
     def is_drained(self, acked: Acked) -> bool:
         """Whether every block in the log is done, and some of it is still there."""
