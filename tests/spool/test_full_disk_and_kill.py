@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from penstock.errors import DiskFailed, DiskFull
 from penstock.spool import Durability, FastQueue, FastQueueConfig, journal
+from penstock.spool.config import Order
 from tests.spool.damage import chunk_paths
 from tests.spool.fake_files import FakeFiles
 from tests.spool.test_full_disk import BLOCK, SmallDisk, blocks, drained, taken_of
@@ -113,3 +115,51 @@ def test_a_journal_that_was_closed_is_not_begun_again_where_no_meta_can_say_so()
     files.kill()
     files.heal()
     assert FastQueue("q", DISK, files=files).pop() == b"20"
+
+
+def leave_torn(files: FakeFiles, queue: FastQueue) -> None:
+    """The frame behind the meta is on its way when the process is killed."""
+    end = len(files.names_now["q/0000000000000000"].written)
+    queue.push(bytes(700))
+    del files.names_now["q/0000000000000000"].written[end + 100 :]
+
+
+def leave_empty(files: FakeFiles, queue: FastQueue) -> None:
+    """What came after the meta is acked, and its chunks have gone for the sake of a full disk."""
+    queue.push_many([bytes(700)] * 3)
+    queue.ack(queue.lease(10))
+    fill_for_metas(files)
+    queue._keep()
+
+
+def fill_for_metas(files: FakeFiles) -> None:
+    files._fault = lambda call, number: errno.ENOSPC if call == "write" else None
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+@pytest.mark.parametrize("leave", [leave_torn, leave_empty])
+def test_where_no_frame_follows_the_meta_what_a_kill_skipped_is_not_lost(
+    order: Order, leave: Callable[[FakeFiles, FastQueue], None]
+) -> None:
+    config, files = replace(DISK, chunk_size=1000, order=order), FakeFiles()
+    queue = FastQueue("q", config, files=files)
+    queue.push_many([b"first", b"second"])
+    queue._keep()
+    leave(files, queue)
+    files.heal()
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    given = [bytes([number]) * 700 for number in range(10)]
+    for block in given:
+        queue.push(block)
+    leases = queue.lease(12)
+    queue.ack([lease for lease in leases if lease.data not in given[5:]])
+    if order == "fifo":
+        fill_for_metas(files)
+    queue._keep()
+    files.heal()
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    assert [len(queue) for _ in range(5) if queue.pop()] == [4, 3, 2, 1, 0]
+    assert queue.pop() is None
+    assert queue.stats().lost_blocks == 0

@@ -42,6 +42,7 @@ SNAPPY = 1 << 63
 LENGTH_MASK = CHECKED - 1
 MAGIC = b"PSF1"
 MAGIC_AT = 8
+_FOLLOWS_AT = 24
 SEED_HEADER = struct.Struct("<Q")
 HEADER = struct.Struct("<Q4sBBHQQdIII")
 CRC = struct.Struct("<I")
@@ -201,6 +202,12 @@ def parse_header(data: bytes, at: int, offset: int, *, checked: bool) -> FrameHe
     if magic != MAGIC or header_crc != google_crc32c.value(data[at : at + HEADER.size]):
         raise DamagedFrame("damaged header")
     return FrameHeader._make((SEED_HEADER.size + (prefix & LENGTH_MASK), *fields, True))
+
+
+def begins_behind(data: bytes, log_end: int) -> bool:
+    """Whether `data` is how the frame behind the blocks before `log_end` begins, as much of its header as there is."""
+    follows = data[_FOLLOWS_AT : _FOLLOWS_AT + SEED_HEADER.size]
+    return data[MAGIC_AT : MAGIC_AT + len(MAGIC)] == MAGIC and SEED_HEADER.pack(log_end).startswith(follows)
 
 
 def is_checked(data: bytes) -> bool:

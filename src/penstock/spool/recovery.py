@@ -9,7 +9,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from penstock.spool import journal, meta
+from penstock.spool import frames, journal, meta
 from penstock.spool.acked import Acked
 from penstock.spool.chunks import ChunkLog
 from penstock.spool.files import Files, read_file
@@ -187,7 +187,8 @@ def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> 
 def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record], repair: bool) -> bool:
     """Add what was written after the meta, or count everything where the meta cannot know; cut a torn end.
 
-    Whether `log_end` is sure: where bytes follow the meta and no frame, frames may have slipped to before it.
+    Whether `log_end` is sure: where bytes follow the meta and no frame, nor what was to be the next one, frames may
+    have slipped to before it.
     """
     chunks = state.chunks
     end = chunks.end
@@ -198,6 +199,7 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
     recounts = known is None or start > end or seed_counts or has_grown
     if recounts:
         start, state.count, state.bytes = state.reader_offset, 0, 0
+    is_sure = _ends_at(chunks, start, state.log_end)
     reader = FrameReader(chunks, start, None)
     counted = Acked()
     last_good = reader.offset
@@ -228,4 +230,12 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
     if torn is not None and not torn.size:
         torn.first = state.log_end  # it has no frame to say so, and the chunk before goes when this is known
     state.count, state.bytes = max(0, state.count), max(0, state.bytes)
-    return start >= end or counted.top > 0
+    return is_sure or counted.top > 0
+
+
+def _ends_at(chunks: ChunkLog, offset: int, log_end: int) -> bool:
+    """Whether the log ends at `offset` with the blocks before `log_end`, but for a frame that a kill has torn."""
+    chunk = chunks.at(offset)
+    if chunk is None:  # there may be an empty one, of another name
+        return True
+    return frames.begins_behind(chunks.read(chunk, max(offset, chunk.start), frames.HEADER_SIZE), log_end)
