@@ -163,3 +163,42 @@ def test_where_no_frame_follows_the_meta_what_a_kill_skipped_is_not_lost(
     assert [len(queue) for _ in range(5) if queue.pop()] == [4, 3, 2, 1, 0]
     assert queue.pop() is None
     assert queue.stats().lost_blocks == 0
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+@pytest.mark.parametrize("durability", [Durability.MEMORY, Durability.DISK])
+def test_chunks_that_went_with_neither_meta_nor_journal_leave_the_right_count(
+    order: Order, durability: Durability
+) -> None:
+    config = replace(DISK, durability=durability, chunk_size=1000, order=order, inmemory_blocks=1)
+    files = FakeFiles()
+    queue = FastQueue("q", config, files=files)
+    for number in range(12):
+        queue.push(bytes([number]) * 700)
+    fill(files)
+    leases = sorted(queue.lease(12))
+    queue.ack(leases[:8])
+    queue._keep()
+    files.heal()
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    counts = []
+    while (count := len(queue)) and queue.pop():
+        counts.append(count)
+    assert counts == list(range(len(counts), 0, -1))
+    assert len(counts) == 4 - (durability is Durability.MEMORY)  # its last block was never on the disk
+
+
+def test_a_meta_follows_at_once_on_chunks_that_went_for_its_sake(tmp_path: Path) -> None:
+    config = replace(DISK, durability=Durability.MEMORY, chunk_size=2 * BLOCK, inmemory_blocks=1)
+    disk = SmallDisk(tmp_path, 20 * BLOCK)
+    with FastQueue(tmp_path, config, files=disk) as queue:
+        assert len(taken_of(queue, blocks(9))) == 9
+        queue.flush()
+        disk.capacity = 9 * BLOCK
+        queue.ack(queue.lease(4))
+        queue._keep()
+        with FastQueue(killed(tmp_path), config) as other:
+            assert len(other) == 5
+            assert drained(other) == blocks(9)[4:]
+            assert other.stats().lost_blocks == 0

@@ -120,28 +120,38 @@ class Keeper:
                 if ages and now - ages[0][0] >= self._stale_flush:
                     backlog.spill()
         except OSError as error:
-            self._failed(error)
+            self._has_given_back(error)
             raise
 
     def sync(self, *, clean: bool = False, is_disk_full: bool = False) -> None:
         """Write the meta if anything has changed; then delete the chunks that it does not need. Raises OSError."""
+        while (error := self._write_meta(clean, is_disk_full)) is not None:
+            if not self._has_given_back(error):
+                raise error
+            # Again, at once: until there is a meta, a kill takes the chunks that have just gone for lost ones.
+
+    def _write_meta(self, clean: bool, is_disk_full: bool) -> OSError | None:
+        """What kept the meta from being written; raises what kept the log from being synced."""
         backlog, store = self._backlog, self._backlog.store
         with self._one_meta_at_a_time:
             with self._lock:
                 if not store.changed and not clean:
-                    return
+                    return None
                 self.write_staged()  # the meta speaks of the log alone
                 snapshot = backlog.snapshot(clean=clean)
                 gathering = self.gathering
             try:
                 self._commit.wait(gathering)  # else the meta might survive a power cut that its frames did not
+            except OSError as error:
+                self._has_given_back(error)
+                raise
+            try:
                 store.write_meta(snapshot)
             except OSError as error:
-                self._failed(error)
                 if clean and store.says_closed():  # only its name could not be synced: it has no sequences to spare
                     with self._lock:
                         backlog.sequence_limit = backlog.next_sequence
-                raise
+                return error
             acked = Acked(snapshot.low, snapshot.acked)
             with self._lock:
                 backlog.sequence_limit = snapshot.next_sequence
@@ -151,28 +161,29 @@ class Keeper:
             if self._failing:
                 self._failing = False
                 log.warning("Queue syncs again. queue=%s", store.folder)
+        return None
 
     def make_room(self) -> None:
         """Give back all that is done with, the last chunk too, and have a meta that says so."""
         with suppress(OSError):
             self.sync(is_disk_full=True)
-            return
-        with suppress(OSError):  # there was no room for a meta, and may be now
-            self.sync()
 
-    def _failed(self, error: OSError) -> None:
+    def _has_given_back(self, error: OSError) -> bool:
+        """The disk has failed. If it is full, give back what is done with; whether that was anything."""
         store = self._backlog.store
         self.failures += 1
         if not self._failing:
             self._failing = True
             log.warning("Queue cannot sync. queue=%s error=%s", store.folder, error)
         with self._lock:
-            store.changed = True
+            store.changed, before = True, store.chunks.size_bytes
             if error.errno in DISK_FULL:
                 # Without the meta that says so: the room for that meta has to come from somewhere.
                 store.reclaim(store.acked, is_disk_full=True)
             gone = store.chunks.take_gone()
+            has_shrunk = store.chunks.size_bytes < before
         self._close(gone)
+        return has_shrunk
 
     def _close(self, handles: list[int]) -> None:
         for handle in handles:

@@ -62,6 +62,8 @@ def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, rep
         _from_meta(state, known)
     late = _replay(files, folder, state, known)
     knows_end = _count_tail(state, known, late, repair)
+    if quarantine.lost_blocks:
+        log.error("Blocks lost behind the last meta. folder=%s blocks=%d", folder, quarantine.lost_blocks)
     state.next_sequence = max(state.next_sequence, state.log_end, state.acked.top, *(s + 1 for s in state.attempts), 0)
     state.seen_below = max([state.acked.top, *(sequence + 1 for sequence in state.attempts)])
     if knows_end:
@@ -214,6 +216,8 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
             state.count += max(0, live - done)
             state.bytes += header.payload_bytes * (header.block_count - done) // header.block_count
         counted.add(header.first, header.end)
+        if not recounts:
+            _pass_uncounted(state, header)
         state.log_end = max(state.log_end, header.end)
         reader.skip(header)
         last_good = offset + header.size
@@ -231,6 +235,13 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
         torn.first = state.log_end  # it has no frame to say so, and the chunk before goes when this is known
     state.count, state.bytes = max(0, state.count), max(0, state.bytes)
     return is_sure or counted.top > 0
+
+
+def _pass_uncounted(state: Recovered, header: frames.FrameHeader) -> None:
+    """Take what is missing before a frame behind the meta as done: nobody has counted it, nobody may subtract it."""
+    lost = header.follows - state.log_end - state.acked.overlap(state.log_end, header.follows)
+    state.quarantine.lost_blocks += max(0, lost)
+    state.acked.add(state.log_end, header.first)
 
 
 def _ends_at(chunks: ChunkLog, offset: int, log_end: int) -> bool:
