@@ -77,13 +77,13 @@ def settings_of(config: FastQueueConfig) -> FastQueueConfig:
     )
 
 
-def _asked_for(lease: Lease, reason: str) -> DeadLetter | None:
-    """The letter; None if its reason is another, or somebody pushed what is no letter."""
+def _asked_for(lease: Lease, reason: str, largest: int) -> DeadLetter | None:
+    """The letter; None if its reason is another, it is too large, or somebody pushed what is no letter."""
     try:
         letter = unpack(lease.data)
     except ValueError:
         return None
-    return letter if reason in letter.reason else None
+    return letter if reason in letter.reason and len(letter.data) <= largest else None
 
 
 class _Queue(Protocol):
@@ -132,31 +132,36 @@ class DeadLetters:
         return self._dropped + (queue.dropped if queue is not None else 0)
 
     def replay(
-        self, into: Callable[[Sequence[bytes]], object], reason: str, advance: Callable[[int], object]
+        self, into: Callable[[Sequence[bytes]], int], largest: int, reason: str, advance: Callable[[int], object]
     ) -> tuple[int, int]:
         """Hand the blocks whose reason contains `reason` to `into`, then forget them; how many, and how many stay.
 
-        What is given up meanwhile, perhaps the same blocks, waits for the next time.
+        `into` says how many of them it has taken, from the first on; 0 ends it. Those of more than `largest` bytes
+        stay. What is given up meanwhile, perhaps the same blocks, waits for the next time.
         """
         with self._lock:
             letters = self._opened_locked()
-        left, kept, replayed = len(letters), [], 0
+        left, replayed, has_room = len(letters), 0, True
+        kept: list[Lease] = []
+        chosen: list[tuple[Lease, bytes]] = []
         try:
-            while left > 0 and (leases := letters.lease(min(left, _AT_ONCE))):
+            while has_room and left > 0 and (leases := letters.lease(min(left, _AT_ONCE))):
                 left -= len(leases)
-                found = [(lease, _asked_for(lease, reason)) for lease in leases]
+                found = [(lease, _asked_for(lease, reason, largest)) for lease in leases]
                 kept += [lease for lease, letter in found if letter is None]
                 chosen = [(lease, letter.data) for lease, letter in found if letter is not None]
-                kept += [lease for lease, _ in chosen]  # until they are taken
-                into([data for _, data in chosen])
-                del kept[len(kept) - len(chosen) :]
-                letters.ack(lease for lease, _ in chosen)
-                replayed += len(chosen)
+                while chosen and has_room:
+                    taken = into([data for _, data in chosen])
+                    letters.ack([lease for lease, _ in chosen[:taken]])  # now: the next portion may raise
+                    del chosen[:taken]
+                    replayed += taken
+                    has_room = taken > 0
                 advance(len(leases))
         finally:
+            kept += [lease for lease, _ in chosen]
             for lease in kept:
                 letters.nack(lease)
-        return replayed, len(kept)
+        return replayed, len(kept) + left
 
     def _opened_locked(self) -> _Queue:
         if self._queue is None:

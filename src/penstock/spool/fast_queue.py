@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import QueueError
+from penstock.errors import QueueError, QueueFull
 from penstock.spool import dead_letters, folder, process
 from penstock.spool.backlog import Backlog
 from penstock.spool.config import Durability, FastQueueConfig, seconds, size
@@ -144,17 +144,18 @@ class FastQueue(LeaseSide):
     def push_many(self, blocks: Iterable[bytes], *, timeout: float | None = None) -> range:
         """Take all of the blocks or none; their sequences. Raises as `push` does."""
         batch = [block if type(block) is bytes else as_block(block) for block in blocks]
-        if not batch:
-            return range(0)
+        return self._push_batch(batch, timeout) if batch else range(0)
+
+    def _push_batch(self, batch: Sequence[bytes], timeout: float | None, *, may_drop: bool = True) -> range:
         gate = self._gate
         largest = max(map(len, batch))
         length = sum(map(len, batch))
         if self._syncs:
-            first = self._push_synced(batch, length, largest, timeout)
+            first = self._push_synced(batch, length, largest, timeout, may_drop=may_drop)
             return range(first, first + len(batch))
         with self._lock:
             if not gate.has_room(len(batch), length, largest):
-                gate.make_room(len(batch), length, largest, timeout)
+                gate.make_room(len(batch), length, largest, timeout, may_drop=may_drop)
             first = self._take_in_locked(batch, timeout)
         return range(first, first + len(batch))
 
@@ -199,14 +200,16 @@ class FastQueue(LeaseSide):
         self._written_locked(1)
         return sequence
 
-    def _push_synced(self, batch: Sequence[bytes], length: int, largest: int, timeout: float | None) -> int:
+    def _push_synced(
+        self, batch: Sequence[bytes], length: int, largest: int, timeout: float | None, *, may_drop: bool = True
+    ) -> int:
         """Take the blocks in with those of all who come before the next sync, and wait for it; the first sequence."""
         gate = self._gate
         deadline = gate.deadline(timeout)
         while True:
             with self._lock:
                 if not gate.has_room(len(batch), length, largest):
-                    gate.make_room(len(batch), length, largest, timeout)
+                    gate.make_room(len(batch), length, largest, timeout, may_drop=may_drop)
                 first, staged, gathering = self._keeper.stage(batch, length, self._time())
             if gate.is_on_disk(staged, gathering, len(batch), deadline):
                 return first
@@ -253,9 +256,23 @@ class FastQueue(LeaseSide):
     ) -> tuple[int, int]:
         """Put dead letters whose reason contains `reason` back, with no attempts counted; how many, how many stay.
 
-        A letter leaves the dead-letter queue only when this one has it. `advance` is told of every few.
+        A letter leaves the dead-letter queue only when this one has it. No block has to go for it, whatever
+        `full_behavior` says: where there is no room (under BLOCK none in time) the rest stays, and so does a letter
+        that exceeds `max_block_bytes`. Raises DiskFull, DiskFailed or QueueClosed as `push` does: those that it has
+        taken by then are here, the others stay. `advance` is told of every few.
         """
-        return self._dead.replay(self.push_many, reason, advance)
+        return self._dead.replay(self._put_back, self._gate.max_block, reason, advance)
+
+    def _put_back(self, blocks: Sequence[bytes]) -> int:
+        """Take as many of the blocks, from the first on, as there is room for; how many, 0 if there is none."""
+        while True:
+            with self._lock:
+                count = self._gate.fitting(blocks)
+            try:
+                return len(self._push_batch(blocks[:count], None, may_drop=False))
+            except QueueFull:
+                if count == 1:  # else somebody has come between
+                    return 0
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import accumulate
 
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge, QueueClosed, QueueError, QueueFull
@@ -64,8 +66,17 @@ class Gate:
             or backlog.next_sequence + count > backlog.sequence_limit
         )
 
-    def make_room(self, count: int, length: int, largest: int, timeout: float | None) -> None:
-        """Return when `count` blocks of `length` bytes together may come in, as the policy says."""
+    def fitting(self, blocks: Sequence[bytes]) -> int:
+        """How many of the blocks, from the first on, there is room for now; 1 if there is none."""
+        lengths = accumulate(map(len, blocks), initial=self._backlog.bytes)
+        most = bisect_right(list(lengths), self.max_bytes) - 1
+        return max(1, min(most, self.max_size - self._backlog.count))
+
+    def make_room(self, count: int, length: int, largest: int, timeout: float | None, *, may_drop: bool = True) -> None:
+        """Return when `count` blocks of `length` bytes together may come in, as the policy says.
+
+        Without `may_drop` none has to go for them, and they are not counted as dropped where QueueFull refuses them.
+        """
         self.check_open()
         if largest > self.max_block:
             raise BlockTooLarge(f"a block of {largest} bytes exceeds max_block_bytes = {self.max_block}")
@@ -76,6 +87,10 @@ class Gate:
         backlog, deadline = self._backlog, self.deadline(timeout)
         while True:
             is_full = backlog.count + count > self.max_size or backlog.bytes + length > self.max_bytes
+            if is_full and not may_drop:
+                if self._behavior is not FullBehavior.BLOCK or not self._wait(deadline):
+                    raise self._no_room()
+                continue
             if is_full and self._make_some_room(count, deadline):
                 continue
             if backlog.next_sequence + count <= backlog.sequence_limit:
@@ -89,10 +104,12 @@ class Gate:
             return self._evict(count)
         if self._behavior is FullBehavior.DROP_NEWEST or not self._wait(deadline):
             self.drop("newest" if self._behavior is FullBehavior.DROP_NEWEST else "timeout", count)
-            raise QueueFull(
-                f"no room in {self._backlog.store.folder}: {self._backlog.count} blocks, {self._backlog.bytes} bytes"
-            )
+            raise self._no_room()
         return True
+
+    def _no_room(self) -> QueueFull:
+        backlog = self._backlog
+        return QueueFull(f"no room in {backlog.store.folder}: {backlog.count} blocks, {backlog.bytes} bytes")
 
     def _evict(self, count: int) -> bool:
         self._keeper.write_staged()  # else what is on lease would have to go for blocks that nobody has
