@@ -61,15 +61,14 @@ def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, rep
     else:
         _from_meta(state, known)
     late = _replay(files, folder, state, known)
-    knows_end = _count_tail(state, known, late, repair)
+    _count_tail(state, known, late, repair)
     if quarantine.lost_blocks:
-        log.error("Blocks lost behind the last meta. folder=%s blocks=%d", folder, quarantine.lost_blocks)
+        log.error("Blocks lost to damage. folder=%s blocks=%d", folder, quarantine.lost_blocks)
     state.next_sequence = max(state.next_sequence, state.log_end, state.acked.top, *(s + 1 for s in state.attempts), 0)
     state.seen_below = max([state.acked.top, *(sequence + 1 for sequence in state.attempts)])
-    if knows_end:
-        # What a crash has skipped is done. The next meta says so: no journal does, and a full disk may take the chunk
-        # behind it before there is another.
-        state.acked.add(state.log_end, state.next_sequence)
+    # What a crash has skipped is done. The next meta says so: no journal does, and a full disk may take the chunk
+    # behind it before there is another.
+    state.acked.add(state.log_end, state.next_sequence)
     state.attempts = {s: count for s, count in state.attempts.items() if s not in state.acked}
     state.unclean = bool(chunks.chunks) if known is None else not known.clean
     if state.unclean and repair:
@@ -186,22 +185,18 @@ def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> 
     return late
 
 
-def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record], repair: bool) -> bool:
-    """Add what was written after the meta, or count everything where the meta cannot know; cut a torn end.
-
-    Whether `log_end` is sure: where bytes follow the meta and no frame, nor what was to be the next one, frames may
-    have slipped to before it.
-    """
+def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record], repair: bool) -> None:
+    """Add what was written after the meta, or count everything where the meta cannot know; cut a torn end."""
     chunks = state.chunks
     end = chunks.end
     start = known.writer_offset if known is not None else 0
     seed_counts = known is not None and known.version < meta.VERSION and not _is_believable(known, state, end)
     # Bytes behind a log that was closed properly came there by damage: where its frames begin now, nobody knows.
     has_grown = known is not None and known.clean and start < end
-    recounts = known is None or start > end or seed_counts or has_grown
+    recounts = known is None or start > end or seed_counts or has_grown or not _is_at(chunks, start, state.log_end)
+    expected = state.log_end
     if recounts:
-        start, state.count, state.bytes = state.reader_offset, 0, 0
-    is_sure = _ends_at(chunks, start, state.log_end)
+        start, expected, state.count, state.bytes = state.reader_offset, state.acked.low, 0, 0
     reader = FrameReader(chunks, start, None)
     counted = Acked()
     last_good = reader.offset
@@ -216,8 +211,12 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
             state.count += max(0, live - done)
             state.bytes += header.payload_bytes * (header.block_count - done) // header.block_count
         counted.add(header.first, header.end)
-        if not recounts:
-            _pass_uncounted(state, header)
+        # What is missing before it is not in the count, and nobody may subtract it later.
+        state.quarantine.lost_blocks += max(
+            0, header.follows - expected - state.acked.overlap(expected, header.follows)
+        )
+        state.acked.add(expected, header.first)
+        expected = max(expected, header.end)
         state.log_end = max(state.log_end, header.end)
         reader.skip(header)
         last_good = offset + header.size
@@ -234,19 +233,16 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
     if torn is not None and not torn.size:
         torn.first = state.log_end  # it has no frame to say so, and the chunk before goes when this is known
     state.count, state.bytes = max(0, state.count), max(0, state.bytes)
-    return is_sure or counted.top > 0
 
 
-def _pass_uncounted(state: Recovered, header: frames.FrameHeader) -> None:
-    """Take what is missing before a frame behind the meta as done: nobody has counted it, nobody may subtract it."""
-    lost = header.follows - state.log_end - state.acked.overlap(state.log_end, header.follows)
-    state.quarantine.lost_blocks += max(0, lost)
-    state.acked.add(state.log_end, header.first)
-
-
-def _ends_at(chunks: ChunkLog, offset: int, log_end: int) -> bool:
-    """Whether the log ends at `offset` with the blocks before `log_end`, but for a frame that a kill has torn."""
-    chunk = chunks.at(offset)
-    if chunk is None:  # there may be an empty one, of another name
+def _is_at(chunks: ChunkLog, offset: int, log_end: int) -> bool:
+    """Whether the frame behind the blocks before `log_end` lies at `offset`, or would: damage may have moved it."""
+    before = next((chunk for chunk in reversed(chunks.chunks) if chunk.start < offset), None)
+    if chunks.overlaps:
+        return False
+    if before is None or before.end == offset:
         return True
-    return frames.begins_behind(chunks.read(chunk, max(offset, chunk.start), frames.HEADER_SIZE), log_end)
+    # Torn or whole, it says what it follows.
+    chunk = chunks.at(offset)
+    data = chunks.read(chunk, max(offset, chunk.start), frames.HEADER_SIZE) if chunk is not None else b""
+    return frames.begins_behind(data, log_end)

@@ -1,0 +1,73 @@
+"""Damage that a queue finds when it counts its blocks at open: what is whole comes out, and `len` is right."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock import Durability, FastQueue, FastQueueConfig
+from penstock.spool.config import Order
+from tests.spool.fake_files import FakeFiles
+
+CHUNK = "q/0000000000000000"
+BLOCK, FRAME = 700, 756
+DISK = FastQueueConfig(durability=Durability.DISK, compression="none", meta_sync_interval=3600)
+ORDERS = pytest.mark.parametrize("order", ["fifo", "freshest"])
+
+
+def killed(config: FastQueueConfig, before: int, behind: int) -> FakeFiles:
+    """A folder with so many blocks before the last meta, and so many behind it."""
+    files = FakeFiles()
+    queue = FastQueue("q", config, files=files)
+    for number in range(before):
+        queue.push(bytes([number]) * BLOCK)
+    queue._keep()
+    for number in range(before, before + behind):
+        queue.push(bytes([number]) * BLOCK)
+    files.kill()
+    return files
+
+
+def delivered(queue: FastQueue) -> list[int]:
+    """The numbers that come out, the smallest first; `len` counts them down."""
+    out = []
+    left = len(queue)
+    while (block := queue.pop()) is not None:
+        left -= 1
+        assert len(queue) == left
+        out.append(block[0])
+    assert left == queue.size_bytes == 0
+    return sorted(out)
+
+
+@ORDERS
+def test_a_frame_that_slips_to_before_the_meta_comes_out_though_others_are_behind_it(order: Order) -> None:
+    config = replace(DISK, order=order)
+    files = killed(config, 4, 4)
+    del files.names_now[CHUNK].written[:FRAME]  # what is left is whole, and one frame earlier
+    queue = FastQueue("q", config, files=files)
+    assert delivered(queue) == [1, 2, 3, 4, 5, 6, 7]
+    assert queue.stats().lost_blocks == 1
+
+
+@ORDERS
+@pytest.mark.parametrize("before", [0, 3])
+def test_headers_that_are_damaged_behind_the_meta_cost_their_blocks_and_no_others(order: Order, before: int) -> None:
+    config = replace(DISK, order=order)
+    files = killed(config, before, 6)
+    for number in range(before, before + 4):
+        files.names_now[CHUNK].written[number * FRAME + 20] ^= 0xFF
+    queue = FastQueue("q", config, files=files)
+    assert delivered(queue) == [*range(before), before + 4, before + 5]
+    assert queue.stats().lost_blocks == 4
+
+
+@ORDERS
+def test_headers_that_are_damaged_where_there_is_no_meta_cost_their_blocks_and_no_others(order: Order) -> None:
+    config = replace(DISK, order=order)
+    files = killed(config, 8, 0)
+    for number in range(1, 6):
+        files.names_now[CHUNK].written[number * FRAME + 20] ^= 0xFF
+    del files.names_now["q/fastqueue.meta"]
+    queue = FastQueue("q", config, files=files)
+    assert delivered(queue) == [0, 6, 7]
+    assert queue.stats().lost_blocks == 5
