@@ -144,7 +144,8 @@ class FreshestBacklog(Backlog):
 
     def evict(self, now: float) -> bool:
         oldest = self._oldest_in_log()
-        if self.returned and (oldest is None or min(self.returned) < oldest.sequence):
+        waiting = oldest or (self.memory[0] if self.memory else None)
+        if self.returned and (waiting is None or min(self.returned) < waiting.sequence):
             self._oldest.extendleft([oldest] if oldest is not None else [])
             return self._evict_returned()
         if oldest is not None:
