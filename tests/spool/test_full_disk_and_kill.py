@@ -202,3 +202,30 @@ def test_a_meta_follows_at_once_on_chunks_that_went_for_its_sake(tmp_path: Path)
             assert len(other) == 5
             assert drained(other) == blocks(9)[4:]
             assert other.stats().lost_blocks == 0
+
+
+def test_a_kill_while_a_batch_is_taken_back_makes_no_block_look_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, files = replace(DISK, chunk_size=1000, write_buffer_size=300), FakeFiles()
+    queue = FastQueue("q", config, files=files)
+    queue.push(bytes(900))
+    gone: list[str] = []
+    unlink = files.unlink
+
+    def killed_at_the_third(path: str) -> None:
+        gone.append(path)
+        if len(gone) == 3:
+            raise KeyboardInterrupt
+        unlink(path)
+
+    files.calls.clear()
+    files._fault = lambda call, number: errno.ENOSPC if files.calls.count("write") > 6 and call == "write" else None
+    monkeypatch.setattr(files, "unlink", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        queue.push_many([bytes([number]) * 700 for number in range(1, 11)])
+    monkeypatch.setattr(files, "unlink", unlink)
+    files.heal()
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    left = len(queue)
+    assert [block[0] for block in drained(queue)] == list(range(left))
+    assert queue.stats().lost_blocks == 0

@@ -100,7 +100,7 @@ class ChunkLog:
     def rollback(self, mark: tuple[int, int]) -> None:
         """Take back what was appended since `mark`, as far as the disk lets us; the next frame overwrites the rest."""
         count, size = mark
-        for chunk in self.chunks[count:]:
+        for chunk in reversed(self.chunks[count:]):  # a kill in between leaves a beginning, not a gap
             self._shorten(chunk, 0)  # first: one that cannot be deleted has at least to be empty
             with suppress(OSError):
                 self.delete(chunk)
