@@ -229,3 +229,19 @@ def test_a_kill_while_a_batch_is_taken_back_makes_no_block_look_lost(monkeypatch
     left = len(queue)
     assert [block[0] for block in drained(queue)] == list(range(left))
     assert queue.stats().lost_blocks == 0
+
+
+def test_one_ack_of_blocks_of_many_sizes_leaves_the_bytes_of_those_that_are_left() -> None:
+    config, files = replace(DISK, chunk_size=1000), FakeFiles()
+    queue = FastQueue("q", config, files=files)
+    for length in [900] * 9 + [10, 20]:
+        queue.push(bytes(length))
+    queue.ack(queue.lease(10))  # one record, and the block of 10 bytes shares its chunk with the last one
+    fill_for_metas(files)
+    queue._keep()
+    files.heal()
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    assert (len(queue), queue.size_bytes) == (1, 20)
+    assert drained(queue) == [bytes(20)]
+    assert queue.size_bytes == 0

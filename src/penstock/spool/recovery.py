@@ -6,6 +6,7 @@ meta's `writer_offset`, one journal. Only a folder without a believable meta is 
 
 import logging
 import re
+from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -196,13 +197,14 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
     recounts = known is None or start > end or seed_counts or has_grown or not _is_at(chunks, start, state.log_end)
     expected = state.log_end
     if recounts:
-        start, expected, state.count, state.bytes = state.reader_offset, state.acked.low, 0, 0
+        start, expected, state.count, state.bytes, late = state.reader_offset, state.acked.low, 0, 0, []
     reader = FrameReader(chunks, start, None)
     counted = Acked()
+    sizes: list[tuple[int, int, int]] = []  # (first, end, bytes) of the frames
     last_good = reader.offset
     while (found := reader.next_header()) is not None:
         offset, header = found
-        # What came after the meta and was acked is subtracted below, with its exact bytes.
+        # What came after the meta and was acked is subtracted below, with its exact bytes where they are known.
         done = state.acked.overlap(header.first, header.end) if recounts else 0
         live = header.block_count - header.holes
         if not header.checked:
@@ -211,6 +213,8 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
             state.count += max(0, live - done)
             state.bytes += header.payload_bytes * (header.block_count - done) // header.block_count
         counted.add(header.first, header.end)
+        if late:
+            sizes.append((header.first, header.end, header.payload_bytes))
         # What is missing before it is not in the count, and nobody may subtract it later.
         state.quarantine.lost_blocks += max(
             0, header.follows - expected - state.acked.overlap(expected, header.follows)
@@ -220,11 +224,11 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
         state.log_end = max(state.log_end, header.end)
         reader.skip(header)
         last_good = offset + header.size
-    for record in [] if recounts else late:
+    for record in late:
         # A power cut may have spared the ack alone; a full disk may have taken the chunk and left no room for a meta.
         held = counted.overlap(record.first, record.first + record.block_count)
         state.count -= held
-        state.bytes -= record.bytes * held // record.block_count
+        state.bytes -= record.bytes if held == record.block_count else _bytes_of(record, held, sizes)
     torn = chunks.chunks[-1] if chunks.chunks else None
     last_good = max(last_good, torn.start) if torn else last_good
     if repair and torn is not None and start <= last_good < torn.end and torn.end > start:
@@ -233,6 +237,18 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
     if torn is not None and not torn.size:
         torn.first = state.log_end  # it has no frame to say so, and the chunk before goes when this is known
     state.count, state.bytes = max(0, state.count), max(0, state.bytes)
+
+
+def _bytes_of(record: journal.Record, held: int, sizes: list[tuple[int, int, int]]) -> int:
+    """The bytes of the `held` blocks of an ack that are still in the log: by their frames, or by the average."""
+    end, total = record.first + record.block_count, 0
+    for at in range(bisect_left(sizes, (record.first,)), len(sizes)):
+        frame_first, frame_end, length = sizes[at]
+        if frame_end > end:
+            break
+        held -= frame_end - frame_first
+        total += length
+    return total + record.bytes * held // record.block_count
 
 
 def _is_at(chunks: ChunkLog, offset: int, log_end: int) -> bool:
