@@ -245,3 +245,27 @@ def test_one_ack_of_blocks_of_many_sizes_leaves_the_bytes_of_those_that_are_left
     assert (len(queue), queue.size_bytes) == (1, 20)
     assert drained(queue) == [bytes(20)]
     assert queue.size_bytes == 0
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+def test_what_was_drained_before_a_kill_leaves_its_chunks_when_the_folder_is_opened(order: Order) -> None:
+    config, files = replace(DISK, chunk_size=1000, order=order), FakeFiles()
+    queue = FastQueue("q", config, files=files)
+    for _ in range(5):
+        queue.push(bytes(700))
+    assert len(drained(queue)) == 5
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    assert queue.stats().chunks == 1
+    queue.push(b"next")
+    assert drained(queue) == [b"next"]
+
+
+def test_a_push_that_makes_room_for_its_own_meta_is_taken(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path / "queue", 20 * BLOCK)
+    with FastQueue(tmp_path / "queue", DISK, files=disk) as queue:
+        assert len(taken_of(queue, blocks(5))) == 5
+        assert len(drained(queue)) == 5
+        folder = killed(tmp_path / "queue")
+    with FastQueue(folder, DISK, files=SmallDisk(folder, 5 * BLOCK)) as queue:
+        assert len(taken_of(queue, blocks(3))) == 3

@@ -70,6 +70,8 @@ def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, rep
     # What a crash has skipped is done. The next meta says so: no journal does, and a full disk may take the chunk
     # behind it before there is another.
     state.acked.add(state.log_end, state.next_sequence)
+    if state.acked.low >= state.log_end and not chunks.overlaps:
+        state.reader_offset = chunks.end  # there is nothing to read, and a chunk goes when the reader has passed it
     state.attempts = {s: count for s, count in state.attempts.items() if s not in state.acked}
     state.unclean = bool(chunks.chunks) if known is None else not known.clean
     if state.unclean and repair:
