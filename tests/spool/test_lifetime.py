@@ -154,3 +154,17 @@ def test_the_names_of_new_folders_are_on_the_disk_before_anything_is_accepted(
     monkeypatch.setattr(OsFiles, "sync_folder", lambda self, path: synced.append(path))
     with FastQueue(tmp_path / "a" / "b", FastQueueConfig(durability=Durability.FSYNC)):
         assert synced[:2] == [str(tmp_path), str(tmp_path / "a")]
+
+
+def test_a_folder_is_free_again_when_the_system_has_no_thread_for_its_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more)
+        with pytest.raises(RuntimeError):
+            FastQueue(tmp_path)
+    with FastQueue(tmp_path) as queue:
+        assert len(queue) == 0

@@ -77,10 +77,15 @@ class FastQueue(LeaseSide):
         self._pushed = 0  # guarded by _lock, as what is in `LeaseSide`
         if backlog.store.unclean:
             log.warning("Queue was not closed properly. queue=%s blocks=%d", path, backlog.count)
-        with suppress(OSError):  # a full disk must not keep anyone from draining the queue
-            self._keeper.sync()
         interval = seconds(config.meta_sync_interval)
-        self._keeper.start(f"penstock-spool-{os.path.basename(self.path)}", interval, self._keep)
+        try:
+            with suppress(OSError):  # a full disk must not keep anyone from draining the queue
+                self._keeper.sync()
+            self._keeper.start(f"penstock-spool-{os.path.basename(self.path)}", interval, self._keep)
+        except BaseException:  # the system has no thread left: the folder must not stay locked for that
+            backlog.store.close()
+            files.close(self._folder_lock)
+            raise
         process.watch(self)
 
     @property
