@@ -99,7 +99,7 @@ class FastQueue(LeaseSide):
         """Take one block; its sequence. `timeout` replaces `block_timeout` under FullBehavior.BLOCK.
 
         Raises QueueFull, BlockTooLarge, DiskFull, DiskFailed or QueueClosed: the block was not taken (after a failed
-        sync, DiskFailed at FSYNC, it may be delivered all the same).
+        sync at FSYNC it may be delivered all the same).
         """
         if type(block) is not bytes:
             block = as_block(block)
@@ -293,8 +293,8 @@ class FastQueue(LeaseSide):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the blocks that are not acked."""
-        return self._backlog.bytes
+        """Bytes of the blocks that are not acked. After a full disk and a kill an estimate, until all is read."""
+        return max(0, self._backlog.bytes)
 
     @property
     def dropped(self) -> int:

@@ -93,7 +93,7 @@ def snapshot(
         oldest = None if gate.is_closed else backlog.peek(now[0])
     return QueueStats(
         size=backlog.count,
-        bytes=backlog.bytes,
+        bytes=max(0, backlog.bytes),
         max_size=gate.max_size,
         max_bytes=gate.max_bytes,
         leased=len(backlog.leased),
