@@ -252,3 +252,17 @@ def test_sequences_that_a_kill_skipped_are_done_with_where_the_freshest_come_fir
     assert len(queue) == 5
     assert drain(queue) == blocks[:4:-1]
     assert queue.stats().lost_blocks == 0
+
+
+def test_a_backlog_is_read_ahead_however_many_kills_it_has_seen() -> None:
+    files, blocks = FakeFiles(), numbered(50)
+    queue = reopened(files, blocks)
+    queue.push(b"behind what the kill has skipped")
+    queue.ack(queue.lease(20)[10:])
+    files.kill()
+    queue = FastQueue("q", DISK, files=files)
+    queue.ack(queue.lease(10))
+    assert [queue.pop(), queue.pop()] == blocks[20:22]
+    assert len(queue._backlog._ahead) == 28
+    assert drain(queue) == [*blocks[22:], b"behind what the kill has skipped"]
+    assert len(queue) == 0

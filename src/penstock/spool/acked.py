@@ -76,6 +76,13 @@ class Acked:
             index += 1
         return total
 
+    def next_from(self, first: int) -> int | None:
+        """The lowest sequence in the set that is not below `first`; None if there is none."""
+        if first < self.low:
+            return first
+        index = bisect_right(self._ends, first)
+        return max(first, self._starts[index]) if index < len(self._starts) else None
+
     def covers(self, first: int, end: int) -> bool:
         """Whether all of [first, end) are in the set."""
         if end <= self.low or not self._starts:

@@ -190,9 +190,10 @@ class Store:
     def read_ahead(self) -> list[tuple[Lease, FrameRef]]:
         """The next frames, if they are of one block each; empty if the next one is not. They count as read then."""
         first = self._expected
-        if not self._looks_ahead or first < self.seen_below or not self._upcoming.most_blocks:
+        if not self._looks_ahead or not self._upcoming.most_blocks:
             return []
-        found = self._reader.ahead(first, min(_AHEAD, self._upcoming.most_blocks), _AHEAD_BYTES)
+        most = _AHEAD if first >= self.seen_below else self._untouched(first, _AHEAD)
+        found = self._reader.ahead(first, min(most, self._upcoming.most_blocks), _AHEAD_BYTES) if most else []
         if not found:
             self._looks_ahead = False
             return []
@@ -200,6 +201,16 @@ class Store:
         self._refs.extend([ref for _, ref in found])
         self.count_read([lease for lease, _ in found])
         return found
+
+    def _untouched(self, first: int, most: int) -> int:
+        """How many sequences from `first` on nobody was handed or has acked, up to `most`; they are below `seen_below`.
+
+        Behind every kill lie sequences that count as acked, so all of a backlog from before it is below.
+        """
+        if self.attempts:  # of what was handed out; a frame that was spilled on lease has some, too
+            return 0
+        done = self.acked.next_from(first)
+        return most if done is None else min(most, done - first)
 
     def is_done_or_held(self, sequence: int) -> bool:
         return sequence in self.acked or sequence in self._held
@@ -225,7 +236,9 @@ class Store:
     def leases(self, frame: Frame) -> list[Lease]:
         header = frame.header
         times = frame.times or repeat(header.enqueued_at)
-        if header.first >= self.seen_below and not header.holes and header.checked and not self.reads_backward:
+        first, blocks = header.first, header.block_count
+        is_new = first >= self.seen_below or self._untouched(first, blocks) == blocks
+        if is_new and not header.holes and header.checked and not self.reads_backward:
             if header.block_count == 1:
                 return [Lease(header.first, 1, frame.blocks[0], header.enqueued_at)]  # type: ignore[arg-type]
             rows = zip(count(header.first), repeat(1), frame.blocks, times)
