@@ -6,7 +6,8 @@ import pytest
 
 from penstock import Durability, FastQueue, FastQueueConfig
 from penstock.spool.config import Order
-from tests.spool.fake_files import FakeFiles
+from tests.spool.damage import drain
+from tests.spool.fake_files import FakeFiles, Inode
 
 CHUNK = "q/0000000000000000"
 BLOCK, FRAME = 700, 756
@@ -71,3 +72,26 @@ def test_headers_that_are_damaged_where_there_is_no_meta_cost_their_blocks_and_n
     queue = FastQueue("q", config, files=files)
     assert delivered(queue) == [0, 6, 7]
     assert queue.stats().lost_blocks == 5
+
+
+@ORDERS
+def test_chunks_that_are_missing_at_the_end_cost_their_blocks_and_no_others(order: Order) -> None:
+    config = replace(DISK, order=order, chunk_size=FRAME)
+    files = killed(config, 6, 0)
+    del files.names_now[f"q/{4 * FRAME:016x}"], files.names_now[f"q/{5 * FRAME:016x}"]
+    queue = FastQueue("q", config, files=files)
+    assert delivered(queue) == [0, 1, 2, 3]
+    assert queue.stats().lost_blocks == 2
+
+
+@ORDERS
+def test_empty_files_between_chunks_do_not_keep_the_one_before(order: Order) -> None:
+    config = replace(DISK, order=order, chunk_size=FRAME)
+    files = killed(config, 3, 0)
+    for between in (10, 20):
+        files.names_now[f"q/{FRAME + between:016x}"] = Inode()
+    del files.names_now[f"q/{FRAME:016x}"]
+    queue = FastQueue("q", config, files=files)
+    assert sorted(block[0] for block in drain(queue)) == [0, 2]
+    queue._keep()
+    assert queue.stats().chunks == 1

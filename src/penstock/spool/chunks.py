@@ -189,6 +189,13 @@ class ChunkLog:
             index += 1
         return self.chunks[index] if index < len(self.chunks) else None
 
+    def with_ends(self) -> list[tuple[Chunk, int | None]]:
+        """Each chunk and the first sequence that is known to lie behind it; None of the last."""
+        ends: list[int | None] = [None]
+        for chunk in reversed(self.chunks):  # one that is empty or begins with damage does not know its own
+            ends.append(ends[-1] if chunk.first is None else chunk.first)
+        return list(zip(self.chunks, ends[-2::-1]))
+
     def read(self, chunk: Chunk, offset: int, length: int) -> bytes:
         """At most `length` bytes of the chunk from the log's `offset` on."""
         at = offset - chunk.start

@@ -217,15 +217,13 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
         counted.add(header.first, header.end)
         if late:
             sizes.append((header.first, header.end, header.payload_bytes))
-        # What is missing before it is not in the count, and nobody may subtract it later.
-        state.quarantine.lost_blocks += max(
-            0, header.follows - expected - state.acked.overlap(expected, header.follows)
-        )
-        state.acked.add(expected, header.first)
+        _pass_missing(state, expected, header.follows, header.first)
         expected = max(expected, header.end)
         state.log_end = max(state.log_end, header.end)
         reader.skip(header)
         last_good = offset + header.size
+    if recounts and known is not None and known.version == meta.VERSION and expected < state.log_end:
+        _pass_missing(state, expected, state.log_end, state.log_end)
     for record in late:
         # A power cut may have spared the ack alone; a full disk may have taken the chunk and left no room for a meta.
         held = counted.overlap(record.first, record.first + record.block_count)
@@ -239,6 +237,12 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
     if torn is not None and not torn.size:
         torn.first = state.log_end  # it has no frame to say so, and the chunk before goes when this is known
     state.count, state.bytes = max(0, state.count), max(0, state.bytes)
+
+
+def _pass_missing(state: Recovered, expected: int, follows: int, first: int) -> None:
+    """What is missing before a frame is not in the count: take it as done, so that nobody subtracts it later."""
+    state.quarantine.lost_blocks += max(0, follows - expected - state.acked.overlap(expected, follows))
+    state.acked.add(expected, first)
 
 
 def _bytes_of(record: journal.Record, held: int, sizes: list[tuple[int, int, int]]) -> int:

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from itertools import accumulate, count, pairwise, repeat
+from itertools import accumulate, count, repeat
 
 from penstock.spool import frames, journal, meta
 from penstock.spool.acked import Acked
@@ -373,11 +373,10 @@ class Store:
                 self.chunks.begin_empty_chunk(self.log_end)
         done = []
         first = 0
-        chunks = self.chunks.chunks
-        for chunk, following in pairwise(chunks):
+        for chunk, end in self.chunks.with_ends():
             first = chunk.first if chunk.first is not None else first
-            is_passed = following.first is not None and (self.reads_backward or self._reader.has_passed(chunk))
-            if is_passed and acked.covers(first, following.first or 0):
+            is_passed = end is not None and (self.reads_backward or self._reader.has_passed(chunk))
+            if is_passed and acked.covers(first, end or 0):
                 done.append(chunk)
         for chunk in done:
             try:
