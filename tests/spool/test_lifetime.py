@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock import DiskFailed, Durability, FastQueue, FastQueueConfig, QueueClosed, QueueLocked
+from penstock import DiskFailed, Durability, FastQueue, FastQueueConfig, QueueClosed, QueueError, QueueLocked
 from penstock.spool.files import OsFiles
-from penstock.testing import wait_until
+from penstock.testing import FakeClock, wait_until
 from tests.spool.damage import Open, drain, numbered
 
 
@@ -168,3 +168,28 @@ def test_a_folder_is_free_again_when_the_system_has_no_thread_for_its_queue(
             FastQueue(tmp_path)
     with FastQueue(tmp_path) as queue:
         assert len(queue) == 0
+
+
+def test_where_there_is_no_thread_for_dead_letters_their_blocks_stay(
+    open_queue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    queue = open_queue(clock=clock)
+    queue.push_many([b"one", b"two"])
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    queue.reject(queue.lease()[0], "bad")
+    with pytest.raises(QueueError, match="can't start new thread"):
+        queue.bury(b"three", "bad")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert queue.stats().leased == 0
+    clock.advance(1.0)
+    (lease,) = queue.lease()
+    assert lease.data == b"one"
+    queue.reject(lease, "bad")
+    assert queue.stats().dead_lettered == 1
+    assert len(queue) == 1

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.clock import Clock
+from penstock.errors import QueueError
 from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, size
 from penstock.spool.lease import Lease
 
@@ -165,7 +166,10 @@ class DeadLetters:
 
     def _opened_locked(self) -> _Queue:
         if self._queue is None:
-            self._queue = self._open_queue()
+            try:
+                self._queue = self._open_queue()
+            except RuntimeError as error:  # the system has no thread left for it: like a full disk, that may pass
+                raise QueueError(f"dead letters cannot be kept: {error}") from error
         return self._queue
 
     def close(self) -> None:
