@@ -95,3 +95,25 @@ def test_empty_files_between_chunks_do_not_keep_the_one_before(order: Order) -> 
     assert sorted(block[0] for block in drain(queue)) == [0, 2]
     queue._keep()
     assert queue.stats().chunks == 1
+
+
+def test_a_log_is_not_counted_anew_because_a_chunk_has_gone_from_its_middle() -> None:
+    config, files = replace(DISK, chunk_size=FRAME), FakeFiles()
+    queue = FastQueue("q", config, files=files)
+    queue.push_many([b"", bytes(7), bytes(500)])
+    for _ in range(2):
+        queue.push(bytes(BLOCK))
+    leases = queue.lease(4)
+    queue.ack([leases[0], leases[3]])
+    queue._keep()
+    assert queue.stats().chunks == 2
+    files.kill()
+    last = max(name for name in files.names_now if len(name) == len(CHUNK))
+    del files.names_now[last].written[100:]  # a power cut has left no more of it
+    queue = FastQueue("q", config, files=files)
+    for lease in queue.lease(10):
+        queue.nack(lease)
+    queue.flush()
+    files.kill()
+    queue = FastQueue("q", config, files=files)
+    assert (len(queue), queue.size_bytes) == (2, 507)  # by its header, which is all that is read, it would be less

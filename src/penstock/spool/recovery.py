@@ -259,10 +259,10 @@ def _bytes_of(record: journal.Record, held: int, sizes: list[tuple[int, int, int
 
 def _is_at(chunks: ChunkLog, offset: int, log_end: int) -> bool:
     """Whether the frame behind the blocks before `log_end` lies at `offset`, or would: damage may have moved it."""
-    before = next((chunk for chunk in reversed(chunks.chunks) if chunk.start < offset), None)
     if chunks.overlaps:
         return False
-    if before is None or before.end == offset:
+    around = next((chunk for chunk in reversed(chunks.chunks) if chunk.start <= offset), None)
+    if around is None or offset in (around.start, around.end):
         return True
     # Torn or whole, it says what it follows.
     chunk = chunks.at(offset)
