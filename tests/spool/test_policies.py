@@ -68,7 +68,7 @@ def test_drop_newest_refuses_the_new_block(tmp_path: Path, durability: Durabilit
         with pytest.raises(QueueFull):
             queue.push_many([b"2", b"3"])
         queue.push(b"2")
-        with pytest.raises(QueueFull, match=r"no room in .*: 3 blocks, 3 bytes"):
+        with pytest.raises(QueueFull, match=r"no room in .*: 3 blocks, 3 bytes, with max_size = 3, max_bytes = "):
             queue.push(b"3")
         assert queue.stats().dropped["newest"] == 3
         assert drain(queue) == [b"0", b"1", b"2"]

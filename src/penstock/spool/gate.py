@@ -109,7 +109,9 @@ class Gate:
 
     def _no_room(self) -> QueueFull:
         backlog = self._backlog
-        return QueueFull(f"no room in {backlog.store.folder}: {backlog.count} blocks, {backlog.bytes} bytes")
+        held = f"{backlog.count} blocks, {backlog.bytes} bytes"
+        limits = f"max_size = {self.max_size}, max_bytes = {self.max_bytes}"
+        return QueueFull(f"no room in {backlog.store.folder}: {held}, with {limits}")
 
     def _evict(self, count: int) -> bool:
         self._keeper.write_staged()  # else what is on lease would have to go for blocks that nobody has
