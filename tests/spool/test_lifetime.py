@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock import DiskFailed, Durability, FastQueue, FastQueueConfig, QueueClosed, QueueError, QueueLocked
+from penstock import DiskFailed, DiskFull, Durability, FastQueue, FastQueueConfig, QueueClosed, QueueError, QueueLocked
+from penstock.spool.dead_letters import DeadLetters
 from penstock.spool.files import OsFiles
 from penstock.testing import FakeClock, wait_until
 from tests.spool.damage import Open, drain, numbered
@@ -193,3 +194,27 @@ def test_where_there_is_no_thread_for_dead_letters_their_blocks_stay(
     queue.reject(lease, "bad")
     assert queue.stats().dead_lettered == 1
     assert len(queue) == 1
+
+
+def test_a_queue_whose_dead_letters_cannot_be_closed_stays_open_and_can_be_closed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = FastQueue(tmp_path)
+    queue.push_many([b"bad", b"good"])
+    queue.reject(queue.lease()[0], "400")
+    close = DeadLetters.close
+    refusals = iter([DiskFull("no room on the disk")])
+
+    def refuse_once(letters: DeadLetters) -> None:
+        for refusal in refusals:
+            raise refusal
+        close(letters)
+
+    monkeypatch.setattr(DeadLetters, "close", refuse_once)
+    with pytest.raises(DiskFull):
+        queue.close()
+    assert queue.peek() == b"good"
+    queue.close()
+    with FastQueue(tmp_path) as again:
+        assert len(again) == 1
+        assert again.replay_dead_letters() == (1, 0)

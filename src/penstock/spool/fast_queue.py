@@ -335,13 +335,13 @@ class FastQueue(LeaseSide):
             self._not_empty.notify_all()
             self._gate.not_full.notify_all()
         try:
+            self._dead.close()  # first: a queue that is closed itself could not be closed once more
             self._flush(clean=True)
         except QueueError:
             with self._lock:
                 self._gate.is_closed = False
             raise
         self._keeper.close()
-        self._dead.close()
         process.unwatch(self)
         with self._lock:
             self._backlog.store.close()
