@@ -24,7 +24,7 @@ from penstock.export import (
     SendQueue,
 )
 from penstock.export.delivery import _Progress
-from penstock.spool import FastQueue, FastQueueConfig, Lease
+from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
 
@@ -471,3 +471,39 @@ def test_a_part_that_cannot_be_prepared_now_is_sent_later(queue: FastQueue) -> N
         assert sender.stats().queue.dead_lettered == 0
         assert sender.stats().sends_inflight == 0
     assert exporter.batches == [b"AAAA", b"BBBB"]
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize(
+    "outage",
+    [DOWN, TransientExportError("401", ErrorClass.AUTH), TransientExportError("429", ErrorClass.RATE_LIMIT)],
+    ids=["network", "auth", "rate_limit"],
+)
+def test_what_an_outage_has_cost_is_not_held_against_a_batch_after_it(
+    tmp_path: Path, outage: Exception, in_memory: bool
+) -> None:
+    broken = TransientExportError("503", ErrorClass.SERVER_ERROR)
+    exporter = FailingExporter([*[outage] * 7, broken, outage, broken])
+    config = quick(workers=1, max_attempts=3, retry_interval=0.001, circuit_breaker=BreakerConfig(enabled=False))
+    source: FastQueue | MemoryQueue = (
+        MemoryQueue() if in_memory else FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3))
+    )
+    with SendQueue(source, exporter, config, owns_queue=True) as sender:
+        sender.push(b"one")
+        assert sender.flush()
+        stats = sender.stats()
+    assert exporter.batches == [b"one"]
+    assert stats.queue.dead_lettered == 0
+    assert (stats.retries, stats.retry_successes, sum(stats.retry_failures.values())) == (10, 1, 9)
+
+
+def test_attempts_that_were_its_own_count_whatever_lies_between_them(tmp_path: Path) -> None:
+    broken = TransientExportError("503", ErrorClass.SERVER_ERROR)
+    exporter = FailingExporter([broken, DOWN, DOWN, broken, DOWN, broken])
+    config = quick(workers=1, retry_interval=0.001, circuit_breaker=BreakerConfig(enabled=False))
+    with FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3)) as queue:
+        with SendQueue(queue, exporter, config) as sender:
+            sender.push(b"one")
+            assert sender.flush()
+        assert exporter.batches == []
+    assert dead_letters(tmp_path) == [(b"one", "too many attempts, the last: 503")]

@@ -234,7 +234,7 @@ def test_what_waits_for_a_place_when_the_gate_is_stopped_is_given_back_as_it_was
 def test_parts_that_were_taken_are_not_sent_again_even_where_every_attempt_is_the_first() -> None:
     exporter = Overlapping()
     bench = Bench(exporter)
-    bench.source._max_attempts = 1
+    bench.source.max_attempts = 1
     bench.push(1)
     exporter.outcomes = {b"batch 0000": deque([PayloadTooLarge("413")]), b" 0000": deque([ConnectionResetError()])}
     bench.send()

@@ -71,6 +71,8 @@ class Delivery:
         self.begin_send = exporter.begin_send if can_overlap(exporter) else self._put_off
         self.latency = Ewma()
         self._progress: dict[int, _Progress] = {}  # by sequence; only the thread that has the lease touches its entry
+        # Those that come again as what they were; guarded as `_progress` is.
+        self._excused: dict[int, None] = {}
         self._partial_message = ""
         self._last_reason = ""
 
@@ -103,7 +105,7 @@ class Delivery:
     def _send(self, job: Job, permit: Permit) -> bool:
         """Whether the destination took it: then `done` is to follow. If not, the lease is settled."""
         lease = job.lease
-        is_retry = lease.attempts > 1
+        is_retry = self._is_retry(lease)
         if is_retry:
             self._tally.add(retries=1)
         progress = self._progress.pop(lease.sequence, None)
@@ -145,7 +147,11 @@ class Delivery:
 
     def goes_alone(self, lease: Lease) -> bool:
         """Whether it is sent again or in parts: that takes more than one send to be settled by."""
-        return lease.attempts > 1 or lease.sequence in self._progress
+        sequence = lease.sequence
+        return lease.attempts > 1 or sequence in self._excused or sequence in self._progress
+
+    def _is_retry(self, lease: Lease) -> bool:
+        return lease.attempts > 1 or lease.sequence in self._excused
 
     def took(self, result: PartialSuccess | None, seconds: float) -> None:
         """The destination has a batch, or what it would have of it, after so long a time."""
@@ -222,7 +228,7 @@ class Delivery:
                 self._put_back(lease, progress)
                 return False
             try:
-                self._transmit(self._prepare_alone(part, current), current, lease.attempts > 1)
+                self._transmit(self._prepare_alone(part, current), current, self._is_retry(lease))
             except PayloadTooLarge as error:
                 smaller = self._split(part)
                 progress.waiting.popleft()
@@ -241,7 +247,7 @@ class Delivery:
                     if not progress.waiting:
                         break
                 self._remember(lease, progress)
-                self.give_back(lease, delay)
+                self._again(lease, error, delay)
                 return False
             except _Withheld:
                 self._put_back(lease, progress)
@@ -293,13 +299,14 @@ class Delivery:
             self._remember(lease, progress)
             self.give_back(lease, REST)
             return False
-        self._tally.sent(len(lease.data), is_retry=lease.attempts > 1)
+        self._tally.sent(len(lease.data), is_retry=self._is_retry(lease))
         return True
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
     def done(self, lease: Lease) -> None:
         """The destination has it."""
+        self._excused.pop(lease.sequence, None)
         try:
             self._source.ack(lease)
         except QueueClosed:
@@ -325,7 +332,16 @@ class Delivery:
         if self._is_spent(lease, error):
             self._reject(lease, _spent(error))
         else:
-            self.give_back(lease, delay)
+            self._again(lease, error, delay)
+
+    def _again(self, lease: Lease, error: TransientExportError, delay: float) -> None:
+        """Have it sent again. What any other would have met as well does not count against its attempts."""
+        if self._source.max_attempts is not None and not self._gate.blames_batch(error):
+            self._excused[lease.sequence] = None
+            if len(self._excused) > _MOST_IN_PARTS:  # those that the queue evicted meanwhile
+                self._excused.pop(min(self._excused), None)
+            lease = lease._replace(attempts=lease.attempts - 1)
+        self.give_back(lease, delay)
 
     def _is_spent(self, lease: Lease, error: TransientExportError) -> bool:
         """Whether that was the last attempt, and the batch itself may have made it fail: an outage never counts."""
@@ -342,6 +358,7 @@ class Delivery:
         self.give_back(lease._replace(attempts=lease.attempts - 1))
 
     def _reject(self, lease: Lease, reason: str) -> None:
+        self._excused.pop(lease.sequence, None)
         try:
             self._source.reject(lease, reason)
         except QueueClosed:

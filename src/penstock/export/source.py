@@ -17,6 +17,9 @@ MOST_DEAD_LETTERS = 1000
 class Source(Protocol):
     """The part of `FastQueue` that the send queue uses."""
 
+    @property
+    def max_attempts(self) -> int | None: ...
+
     def push(self, block: bytes, *, timeout: float | None = None) -> int: ...
 
     def lease(self, max_blocks: int = 1, *, timeout: float | None = None) -> list[Lease]: ...
@@ -72,7 +75,7 @@ class LeasedMemory:
         clock: Clock | None = None,
     ) -> None:
         self._queue = queue
-        self._max_attempts = max_attempts
+        self.max_attempts = max_attempts
         self._full_behavior = full_behavior
         self._block_timeout = block_timeout
         self._clock = clock or SystemClock()
@@ -203,7 +206,7 @@ class LeasedMemory:
 
     def is_last_attempt(self, lease: Lease) -> bool:
         """Whether the block has had its `max_attempts` with this one."""
-        return self._max_attempts is not None and lease.attempts >= self._max_attempts
+        return self.max_attempts is not None and lease.attempts >= self.max_attempts
 
     def reject(self, lease: Lease, reason: str) -> None:
         """Keep the block in `dead_letters`, the latest thousand of them."""

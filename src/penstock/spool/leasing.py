@@ -148,6 +148,11 @@ class LeaseSide:
                 self._nacked += 1
                 self._not_empty.notify()
 
+    @property
+    def max_attempts(self) -> int | None:
+        """How often a block is handed out before it is a dead letter; None: as often as it takes."""
+        return self.config.max_attempts
+
     def is_last_attempt(self, lease: Lease) -> bool:
         """Whether the block has had its `max_attempts` with this one."""
         most = self.config.max_attempts
