@@ -25,8 +25,8 @@ demo: setup  ## The whole pipeline end to end on this machine, with a summary at
 test: setup lint types contract  ## Everything that has to hold: ruff, mypy, import contract, tests
 	@$(PYTEST) -m "not soak"
 
-test-fast: setup lint types contract  ## The same without Spark and without servers and with fewer random examples, in less than a minute
-	@$(PYTEST) -n 4 -m "not soak and not spark and not server" --hypothesis-profile quick  # 4: many tests wait now and then
+test-fast: setup lint types contract  ## The same without Spark, servers and wheels and with fewer random examples, in about a minute
+	@$(PYTEST) -n 4 -m "not soak and not spark and not server and not build" --hypothesis-profile quick  # 4: many tests wait now and then
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -23,6 +23,9 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+pytestmark = pytest.mark.build
+
+
 def test_a_wheel_is_pure_python_where_it_is_asked_to_be(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path, compiled=False)
 
