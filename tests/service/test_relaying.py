@@ -26,3 +26,10 @@ def test_a_broker_is_reached_with_the_password_the_exchange_and_the_certificates
         password_file=str(password),
         tls=TlsConfig(ca_file=str(authorities)),
     )
+
+
+def test_order_and_timeout_of_the_file_reach_the_destination() -> None:
+    text = "exporter: {type: remote_write, url: 'http://127.0.0.1:9090/api/v1/write', in_order: false, timeout: 3s}"
+    config = load(ServiceConfig, text=text).config.exporter
+    assert (config.remote_write().in_order, config.remote_write().timeout) == (False, 3.0)
+    assert make_exporter(config).in_order is False
