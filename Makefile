@@ -62,7 +62,7 @@ bench-amqp: peers  ## The consumer pool against pika, aio-pika, dramatiq and Fas
 	@$(BIN)/python -m bench.amqp
 
 soak-amqp: setup  ## Ten minutes of consumers under random deaths, with the ledger at the end
-	@$(BIN)/python -m pytest -m soak -s tests/amqp/test_soak.py
+	@$(BIN)/python -m pytest -m soak -s tests/consume/test_soak.py
 
 bench-spark: peers  ## Roll-up on Spark beside DuckDB, Polars and Spark's own Parquet path, some minutes
 	@$(BIN)/python -m bench.spark_rollup

@@ -105,7 +105,7 @@ def plain_pika(meter: Meter, url: str, queue: str, prefetch: int, every: int) ->
 
 def penstock(meter: Meter, url: str, queue: str, workers: int, prefetch: Any, execution: str, settle: bool) -> None:
     from penstock.amqp import ConsumerRegistry, Declarations
-    from penstock.receive.amqp.subscription import Subscription
+    from penstock.consume.subscription import Subscription
 
     declarations = Declarations()
     declarations.queue(queue)

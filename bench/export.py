@@ -32,8 +32,8 @@ from penstock import (
     SendQueue,
     SendQueueConfig,
 )
-from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
-from penstock.export.http import HttpClient
+from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
+from penstock.export.http_client import HttpClient
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\nContent-Length: 0\r\n\r\n"
 BATCH = 50 * 1024

@@ -30,10 +30,10 @@ from bench.ingest_peers import peers
 from bench.ingest_requests import POINTS, SENDERS, otlp_requests, remote_writes
 from penstock.aggregate.l1 import L1, L1Config
 from penstock.batch import ThreadPolicy
-from penstock.export.exporters.segments import SegmentExporter
+from penstock.export.exporters.segment_exporter import SegmentExporter
 from penstock.export.send_queue import SendQueue
 from penstock.receive.config import HttpReceiverConfig
-from penstock.receive.http import HttpReceiver
+from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
 

@@ -15,9 +15,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
-from penstock.export.exporters.remote_write import write_request
-from penstock.receive.decode.otlp_walk import data_of, walk
-from penstock.receive.decode.plain import fields
+from penstock.decode.otlp.walk import data_of, walk
+from penstock.decode.plain import fields
+from penstock.export.exporters.remote_write_exporter import write_request
 
 POINTS = 1000
 METRICS = 20

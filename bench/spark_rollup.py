@@ -35,13 +35,13 @@ from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
 from penstock.model.partial import PARTIALS
 from penstock.model.segment import read_encoded
 from penstock.spark import read_segments
-from penstock.spark.delta import DeltaTables
 from penstock.spark.job import JobConfig, start_job
 from penstock.spark.pieces import Piece
 from penstock.spark.rollup import merged
 from penstock.spark.session import start_session
 from penstock.spark.source import SegmentReader, SegmentSource
-from penstock.spark.tables import SCHEMAS
+from penstock.tables.delta import DeltaTables
+from penstock.tables.port import SCHEMAS
 
 WARM_UP = 4  # runs of an arm until Java has compiled what counts: a job's driver lives long
 Arm = tuple[Callable[[], DataFrame], Callable[[DataFrame], Any]]

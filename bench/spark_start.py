@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from bench.spark_data import Shape, write_segments
-from penstock.spark.delta import DeltaTables
 from penstock.spark.java import find_java
 from penstock.spark.job import JobConfig, start_job
 from penstock.spark.session import archive_path, make_archive
+from penstock.tables.delta import DeltaTables
 
 
 def starts() -> None:

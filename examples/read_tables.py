@@ -15,8 +15,8 @@ from rich.text import Text
 
 from penstock.model.level import Level
 from penstock.spark import read_table
-from penstock.spark.delta import DeltaTables
-from penstock.spark.tables import read_level, read_top_n
+from penstock.tables.delta import DeltaTables
+from penstock.tables.port import read_level, read_top_n
 
 METRIC = "http.server.request.duration"
 MERGE = """

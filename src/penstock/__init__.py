@@ -57,12 +57,12 @@ if TYPE_CHECKING:
         SendQueueStats,
         WorkerScaler,
     )
-    from penstock.export.exporters.amqp import AmqpConfig, AmqpExporter
-    from penstock.export.exporters.console import ConsoleExporter
-    from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
-    from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter
-    from penstock.export.exporters.segments import SegmentExporter
-    from penstock.export.http import TlsConfig
+    from penstock.export.exporters.amqp_exporter import AmqpConfig, AmqpExporter
+    from penstock.export.exporters.console_exporter import ConsoleExporter
+    from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
+    from penstock.export.exporters.remote_write_exporter import RemoteWriteConfig, RemoteWriteExporter
+    from penstock.export.exporters.segment_exporter import SegmentExporter
+    from penstock.export.http_client import TlsConfig
     from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, MemoryQueue
 
     __version__: str
@@ -78,15 +78,15 @@ _HOMES = {
         "FailoverConfig GroupExporter OverlappingExporter PartialSuccess PipelineSplitConfig Prepared SendQueue "
         "SendQueueConfig SendQueueStats WorkerScaler"
     ),
-    "penstock.export.exporters.amqp": "AmqpConfig AmqpExporter",
-    "penstock.export.exporters.console": "ConsoleExporter",
-    "penstock.export.exporters.otlp_http": "OtlpHttpConfig OtlpHttpExporter",
-    "penstock.export.exporters.remote_write": "RemoteWriteConfig RemoteWriteExporter",
-    "penstock.export.exporters.segments": "SegmentExporter",
-    "penstock.export.http": "TlsConfig",
+    "penstock.export.exporters.amqp_exporter": "AmqpConfig AmqpExporter",
+    "penstock.export.exporters.console_exporter": "ConsoleExporter",
+    "penstock.export.exporters.otlp_http_exporter": "OtlpHttpConfig OtlpHttpExporter",
+    "penstock.export.exporters.remote_write_exporter": "RemoteWriteConfig RemoteWriteExporter",
+    "penstock.export.exporters.segment_exporter": "SegmentExporter",
+    "penstock.export.http_client": "TlsConfig",
     "penstock.spool": "Durability FastQueue FastQueueConfig FullBehavior Lease MemoryQueue",
 }
-_EXTRAS = {"penstock.export.exporters.amqp": "amqp", "penstock.export.exporters.segments": "spark"}
+_EXTRAS = {"penstock.export.exporters.amqp_exporter": "amqp", "penstock.export.exporters.segment_exporter": "spark"}
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 

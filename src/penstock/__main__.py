@@ -8,7 +8,7 @@ from penstock.service.exit_codes import INTERRUPTED
 def main() -> None:
     """Load the command and run it; a Ctrl-C meanwhile is as quiet as later on."""
     try:
-        from penstock.cli import main as command
+        from penstock.cli.main import main as command
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     command()

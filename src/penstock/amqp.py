@@ -6,14 +6,14 @@ declarations.consumer(queue="orders", handler=handle)
 ConsumerRegistry("amqp://localhost/", declarations).run()
 """
 
-from penstock.receive.amqp.backoff import BackoffPolicy
-from penstock.receive.amqp.broker import Tls
-from penstock.receive.amqp.declarations import Binding, Declarations, Exchange, Queue
-from penstock.receive.amqp.into_queue import TakesBlocks, TakesManyBlocks, batches_into_queue, into_queue
-from penstock.receive.amqp.message import Message, Reject, Retry
-from penstock.receive.amqp.options import ConsumerOptions, DeadLetters, Execution, PoolSize, pool_size
-from penstock.receive.amqp.registry import ConsumerRegistry
-from penstock.receive.amqp.stats import ConsumerStats, Health, RegistryStats, RouteStats
+from penstock.broker import Tls
+from penstock.consume.backoff_policy import BackoffPolicy
+from penstock.consume.consumer_options import ConsumerOptions, DeadLetters, Execution, PoolSize, pool_size
+from penstock.consume.declarations import Binding, Declarations, Exchange, Queue
+from penstock.consume.into_queue import TakesBlocks, TakesManyBlocks, batches_into_queue, into_queue
+from penstock.consume.message import Message, Reject, Retry
+from penstock.consume.registry import ConsumerRegistry
+from penstock.consume.stats import ConsumerStats, Health, RegistryStats, RouteStats
 
 __all__ = [
     "BackoffPolicy",

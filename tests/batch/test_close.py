@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import BatchQueue, BufferStrategy, PartitionPolicy, PartitionSelector, ThreadPolicy
-from penstock.batch.crew import DrainThread
+from penstock.batch.drain_threads import DrainThread
 from penstock.batch.producing import COMPILED
 from penstock.errors import QueueClosed
 from penstock.testing import wait_until

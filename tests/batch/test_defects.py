@@ -10,7 +10,7 @@ import pytest
 
 from penstock import BufferStrategy, DrainBalancer, PartitionPolicy, PartitionSelector, ThreadPolicy
 from penstock.batch import stats
-from penstock.batch.pace import IdlePace
+from penstock.batch.idle_pace import IdlePace
 from penstock.batch.partition import Partition
 from penstock.testing import wait_until
 from tests.batch.support import A, B, Recorder, item_types, join_all, open_queue, run_threads, settle

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import BatchQueue, BatchQueueManager, HandlerConsumer, PartitionPolicy, PartitionSelector, ThreadPolicy
-from penstock.batch.gate import Gate
+from penstock.batch.idle_exclusion import Gate
 from penstock.batch.scheduler import SharedScheduler, SharedTask
 from penstock.testing import wait_until
 from tests.batch.support import A, B, Recorder, config, join_all, open_queue, run_threads

@@ -197,7 +197,7 @@ print("fine")
 def test_a_thread_that_could_not_be_started_is_started_by_the_next_item(tmp_path: Path, settings: str) -> None:
     ran = run(
         f"""
-from penstock.batch.crew import DrainThread
+from penstock.batch.drain_threads import DrainThread
 queue = queue_of({settings})
 child = os.fork()
 if child == 0:

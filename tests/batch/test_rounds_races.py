@@ -15,7 +15,7 @@ import pytest
 from penstock import BatchQueue, BatchQueueConfig, ThreadPolicy
 from penstock.batch import rounds
 from penstock.batch.drain import DrainTask
-from penstock.batch.pace import IdlePace
+from penstock.batch.idle_pace import IdlePace
 from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, open_queue
 from tests.batch.test_rounds import PAIR, Named

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.export import workers
+from penstock.export import send_workers as workers
 from penstock.spool import FastQueue
 
 

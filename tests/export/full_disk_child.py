@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.errors import DiskFull
 from penstock.export import SendQueue
-from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
+from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
 from penstock.spool import Durability, leasing
 from penstock.testing import wait_until
 from tests.export.misbehaving import Misbehaving, answer

@@ -10,7 +10,7 @@ import sys
 import threading
 
 from penstock.export import SendQueue, crew
-from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
+from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
 from penstock.spool import Durability
 from tests.export.quick import quick
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.export import BreakerConfig, FailoverConfig, PipelineSplitConfig, SendQueueConfig
-from penstock.export.gate import Gate, Permit
+from penstock.export.send_gate import Gate, Permit
 from penstock.spool import FastQueue
 from penstock.spool.dead_letters import unpack
 

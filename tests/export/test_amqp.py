@@ -15,9 +15,9 @@ from pika.exceptions import ChannelClosedByBroker
 from penstock.errors import ConfigError, ErrorClass, MissingRequirement, PayloadTooLarge, TransientExportError
 from penstock.export import BreakerConfig, SendQueue
 from penstock.export.classify import of_exception
-from penstock.export.exporters import amqp
-from penstock.export.exporters.amqp import AmqpConfig, AmqpExporter
-from penstock.export.http import TlsConfig
+from penstock.export.exporters import amqp_exporter as amqp
+from penstock.export.exporters.amqp_exporter import AmqpConfig, AmqpExporter
+from penstock.export.http_client import TlsConfig
 from penstock.spool import FastQueue
 from penstock.testing import wait_until
 from tests.conftest import missing

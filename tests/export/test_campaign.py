@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from penstock.export import BreakerConfig, SendQueue, SendQueueConfig
-from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
+from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
 from penstock.spool import Durability
 from penstock.testing import wait_until
 from tests.export.misbehaving import Misbehaving

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.export.exporters.console import ConsoleExporter
+from penstock.export.exporters.console_exporter import ConsoleExporter
 
 
 def test_a_line_says_how_large_a_batch_is_and_how_it_begins() -> None:

@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import ErrorClass, TransientExportError
 from penstock.export.backoff import Backoff, BackoffConfig
 from penstock.export.breaker import BreakerConfig, CircuitBreaker, CircuitState
-from penstock.export.gate import Gate
+from penstock.export.send_gate import Gate
 from penstock.testing import FakeClock, wait_until
 from tests.export.quick import entered
 

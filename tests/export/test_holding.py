@@ -26,10 +26,12 @@ from penstock.export import (
     PipelineSplitConfig,
     Prepared,
     SendQueue,
-    workers,
 )
+from penstock.export import (
+    send_workers as workers,
+)
+from penstock.export.lease_source import LeasedMemory
 from penstock.export.limits import AdaptiveLimit
-from penstock.export.source import LeasedMemory
 from penstock.spool import DeadLetter, FastQueue, FastQueueConfig, FullBehavior, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, entered, numbered, quick
@@ -491,7 +493,7 @@ class TestFailover:
     def test_a_probe_of_it_is_given_back_where_preparing_ends_as_nobody_foresaw(
         self, queue: FastQueue, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("penstock.export.delivery.REST", 0.01)
+        monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
 
         class Odd(FailingExporter):
             def prepare(self, batch: bytes) -> Prepared:
@@ -563,7 +565,7 @@ class TestFailover:
     def test_it_goes_on_after_what_nobody_foresaw(
         self, queue: FastQueue, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("penstock.export.delivery.REST", 0.01)
+        monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
 
         class Odd(MemoryExporter):
             def take(self, prepared: Prepared) -> Any:

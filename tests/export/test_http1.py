@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.export import http1
-from penstock.export.http import HttpClient, HttpConfig
 from penstock.export.http1 import MOST_HEAD, Answer, Connection
+from penstock.export.http_client import HttpClient, HttpConfig
 
 MOST = 100  # bytes of an answer that the tests read
 AT_ONCE = 10_000  # bytes of a packet: less than what is received at once, which would cut it off

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.export import SendQueue
-from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
+from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.testing import wait_until
 from tests.export.kill_child import IN_MEMORY, WORKERS, number_of, sender_of
@@ -27,7 +27,7 @@ UNDER_WAY = 2 * WORKERS  # at most, as docs/export.md says
 SENDING = """
 import sys, threading
 from penstock import Durability, SendQueue, SendQueueConfig
-from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
+from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
 
 config = SendQueueConfig(path=sys.argv[1], durability=Durability.DISK, workers=2)
 sender = SendQueue.open(OtlpHttpExporter(OtlpHttpConfig(url=sys.argv[2], compression="none")), config).start()

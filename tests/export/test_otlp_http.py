@@ -21,6 +21,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from penstock.config.destinations import ExporterConfig
 from penstock.errors import (
     ConfigError,
     ErrorClass,
@@ -30,10 +31,9 @@ from penstock.errors import (
 )
 from penstock.export import PartialSuccess, SendQueue, http1
 from penstock.export.classify import of_exception
-from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
-from penstock.export.http import HttpClient, HttpConfig, TlsConfig
-from penstock.export.wire import field_bytes, field_varint
-from penstock.service.config.destinations import ExporterConfig
+from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
+from penstock.export.http_client import HttpClient, HttpConfig, TlsConfig
+from penstock.export.otlp_wire import field_bytes, field_varint
 from penstock.spool import FastQueue
 from penstock.testing import wait_until
 from tests.export import misbehaving

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli import main
+from penstock.cli.main import main
 from penstock.errors import (
     DiskFull,
     ErrorClass,
@@ -23,7 +23,7 @@ from penstock.export import (
     Prepared,
     SendQueue,
 )
-from penstock.export.delivery import _Progress
+from penstock.export.batch_delivery import _Progress
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
@@ -215,7 +215,7 @@ def test_dead_letters_are_replayed_while_it_runs(queue: FastQueue) -> None:
 def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
     queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.delivery.REST", 0.01)
+    monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
     bury, refusals = queue.bury, iter([DiskFull("no room"), DiskFull("no room")])
 
     def refuse_twice(block: bytes, reason: str) -> None:
@@ -237,7 +237,7 @@ def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
 def test_a_probe_that_finds_only_refused_parts_left_gives_its_place_back(
     queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.delivery.REST", 0.01)
+    monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
     bury, can_be_kept = queue.bury, threading.Event()
     refused = []
 
@@ -366,7 +366,7 @@ def test_an_outage_is_a_line_when_it_begins_when_the_circuit_opens_and_when_it_e
         wait_until(lambda: sender.stats().circuit_opened > 5)
         exporter.recover()
         assert sender.flush()
-    lines = [record.getMessage() for record in caplog.records if record.name == "penstock.export.gate"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "penstock.export.send_gate"]
     names = f"queue={queue.path} destination=FailingExporter"
     error = "error_type=network error=ConnectionRefusedError: nobody listens"
     assert lines == [

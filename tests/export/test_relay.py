@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from penstock.cli import main
+from penstock.cli.main import main
+from penstock.config.destinations import ExporterConfig
 from penstock.export import SendQueueConfig
 from penstock.export.exporter import PartialSuccess, Prepared
-from penstock.export.http import TlsConfig
-from penstock.service.config.destinations import ExporterConfig
+from penstock.export.http_client import TlsConfig
 from penstock.service.relay_settings import queue_config
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.testing import MemoryExporter, wait_until
@@ -69,7 +69,7 @@ def destinations(monkeypatch: pytest.MonkeyPatch) -> list[ExporterConfig]:
         made.append(config)
         return MemoryExporter()
 
-    monkeypatch.setattr("penstock.service.relaying.make_exporter", make_exporter)
+    monkeypatch.setattr("penstock.service.relay_pipeline.make_exporter", make_exporter)
     return made
 
 
@@ -412,7 +412,7 @@ def test_a_send_that_does_not_end_is_said_and_signals_are_afterwards_for_whom_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handler: Callable[..., None]
 ) -> None:
     stubborn = Stubborn()
-    monkeypatch.setattr("penstock.service.relaying.make_exporter", lambda *_: stubborn)
+    monkeypatch.setattr("penstock.service.relay_pipeline.make_exporter", lambda *_: stubborn)
     try:
         ran = relay("--to", "console", "--queue-workers", 1, "--timeout", 0, "--queue-path", filled(tmp_path, 1))
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == [handler, handler]

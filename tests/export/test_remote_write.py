@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import PermanentExportError, TransientExportError
 from penstock.export import SendQueue
-from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter, write_request
-from penstock.export.wire import field_bytes, fields, get_bytes, get_varint, halve, read_varint, varint
+from penstock.export.exporters.remote_write_exporter import RemoteWriteConfig, RemoteWriteExporter, write_request
+from penstock.export.otlp_wire import field_bytes, fields, get_bytes, get_varint, halve, read_varint, varint
 from penstock.machine import cores
 from penstock.spool import FastQueue
 from penstock.spool.dead_letters import unpack

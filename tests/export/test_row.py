@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from penstock.errors import DiskFailed, PayloadTooLarge, PermanentExportError, QueueClosed, TransientExportError
 from penstock.export import Backoff, BackoffConfig, BreakerConfig, CircuitBreaker, PartialSuccess, Prepared
+from penstock.export.batch_delivery import Delivery, Job, _Progress
 from penstock.export.breaker import CircuitState
-from penstock.export.delivery import Delivery, Job, _Progress
 from penstock.export.exporter import Finish
-from penstock.export.gate import Gate
+from penstock.export.lease_source import LeasedMemory
 from penstock.export.row import Row
-from penstock.export.source import LeasedMemory
+from penstock.export.send_gate import Gate
 from penstock.export.stats import Sent, Tally
 from penstock.spool import FastQueue, MemoryQueue
 from penstock.testing import FakeClock, wait_until

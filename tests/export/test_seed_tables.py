@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from penstock.cli import main
+from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.export import (
     AdaptiveWorkersConfig,

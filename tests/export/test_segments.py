@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked, TransientExportError
 from penstock.export import SendQueue
-from penstock.export.exporters.segments import SegmentExporter
+from penstock.export.exporters.segment_exporter import SegmentExporter
 from penstock.model.partial import of_points
 from penstock.model.point import chunk_type
 from penstock.model.segment import QUARANTINE, encode, read, sealed
@@ -154,7 +154,7 @@ def test_blocks_of_a_segment_whose_seal_failed_at_the_end_are_not_in_the_next_ho
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        for module in ("penstock.model.segment", "penstock.export.exporters.segments"):
+        for module in ("penstock.model.segment", "penstock.export.exporters.segment_exporter"):
             patch.setattr(f"{module}.sync_folder", failing)
         for group in (leases[:3], leases[:4]):  # nothing is taken for safe before the folder is synced
             with pytest.raises(OSError, match="Input/output error"):

@@ -306,7 +306,7 @@ def test_close_cuts_a_hanging_send_off_and_its_batch_stays(tmp_path: Path, caplo
 def test_a_worker_that_meets_the_unforeseen_gives_its_batch_back_and_goes_on(
     queue: FastQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.delivery.REST", 0.01)
+    monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
     monkeypatch.setattr("penstock.export.pool._REST", 0.01)
     exchange, failures = queue.exchange, iter([True])
 

@@ -12,10 +12,10 @@ import pytest
 
 from penstock.errors import PayloadTooLarge, TransientExportError
 from penstock.export import SendQueue, http1
-from penstock.export.exporters.otlp_http import OtlpHttpConfig, OtlpHttpExporter
-from penstock.export.exporters.remote_write import RemoteWriteConfig, RemoteWriteExporter
-from penstock.export.http import HttpClient, HttpConfig
-from penstock.export.workers import Workers
+from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
+from penstock.export.exporters.remote_write_exporter import RemoteWriteConfig, RemoteWriteExporter
+from penstock.export.http_client import HttpClient, HttpConfig
+from penstock.export.send_workers import Workers
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.testing import wait_until
 from tests.export import misbehaving

@@ -17,12 +17,14 @@ from penstock.export import (
     PipelineSplitConfig,
     Prepared,
     SendQueue,
-    workers,
 )
-from penstock.export.channel import Channel
-from penstock.export.delivery import Job
+from penstock.export import (
+    send_workers as workers,
+)
+from penstock.export.batch_delivery import Job
 from penstock.export.pool import Pool, Retired
-from penstock.export.workers import Workers
+from penstock.export.prepared_channel import Channel
+from penstock.export.send_workers import Workers
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, entered, numbered, quick

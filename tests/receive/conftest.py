@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.receive.config import HttpReceiverConfig
-from penstock.receive.http import HttpReceiver
+from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
 from tests.receive.support import KeepingSink
 

@@ -12,11 +12,12 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
+from penstock.decode.outcome import Format
 from penstock.model.point import Chunk, Kind
 from penstock.receive.config import HttpReceiverConfig
-from penstock.receive.http import HttpReceiver
+from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
-from penstock.receive.sink import Done, DoneByPlace, Format
+from penstock.receive.sink import Done, DoneByPlace
 from penstock.telemetry import Sample
 
 NOW = 1_700_000_000_000_000_000  # nanoseconds since the epoch

@@ -5,9 +5,10 @@ import subprocess
 from dataclasses import fields
 from pathlib import Path
 
-from penstock.receive.config import IntakeConfig, Limits
-from penstock.receive.http import HttpReceiver
-from penstock.receive.sink import Refusal
+from penstock.decode.config import IntakeConfig
+from penstock.decode.outcome import Refusal
+from penstock.receive.config import Limits
+from penstock.receive.http_receiver import HttpReceiver
 from penstock.telemetry import DECLARATIONS
 from tests.export.test_docs import metrics_named
 from tests.receive.support import KeepingSink

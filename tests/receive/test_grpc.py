@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import Me
 
 from penstock.receive.answers import rpc_status
 from penstock.receive.config import GrpcReceiverConfig, Limits
-from penstock.receive.grpc import GrpcReceiver
+from penstock.receive.grpc_receiver import GrpcReceiver
 from penstock.receive.intake import Intake
 from tests.receive.support import KeepingSink, gauge, request
 

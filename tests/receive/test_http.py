@@ -6,7 +6,7 @@ import socket
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
-from penstock.receive.http import HttpReceiver
+from penstock.receive.http_receiver import HttpReceiver
 from tests.receive.support import KeepingSink, call, gauge, post, request
 
 PROTOBUF = "application/x-protobuf"

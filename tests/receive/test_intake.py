@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from penstock.decode.config import IntakeConfig
+from penstock.decode.outcome import Answer, Format, Status
 from penstock.errors import BlockTooLarge, PayloadTooLarge, PermanentExportError
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import IntakeConfig
 from penstock.receive.intake import Intake
-from penstock.receive.sink import Answer, Format, Status
-from penstock.receive.waiting_room import Request
+from penstock.receive.waiting_requests import Request
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
 from tests.receive.support import NOW, SECOND, KeepingSink, counter, gauge, request

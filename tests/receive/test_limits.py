@@ -7,14 +7,15 @@ from typing import Any, cast
 import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 
+from penstock.decode.config import IntakeConfig
+from penstock.decode.decoder import Decoder
+from penstock.decode.outcome import Format, Refusal
+from penstock.decode.series import OVERFLOW
 from penstock.errors import ConfigError
-from penstock.receive.config import AuthConfig, HttpReceiverConfig, IntakeConfig, Limits
-from penstock.receive.decode.decoder import Decoder
-from penstock.receive.decode.series import OVERFLOW
-from penstock.receive.sink import Format, Refusal
+from penstock.receive.config import AuthConfig, HttpReceiverConfig, Limits
 from penstock.testing import FakeClock
+from tests.decode.test_otlp import decode, decoder
 from tests.receive.support import NOW, SECOND, counter, gauge, request
-from tests.receive.test_otlp import decode, decoder
 
 CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.receive.decode.plain import TooMany
+from penstock.decode.outcome import Format, Status
+from penstock.decode.plain import TooMany
 from penstock.receive.intake import Intake
-from penstock.receive.sink import Format, Status
+from tests.decode.test_otlp import decode, decoder
 from tests.receive.support import NOW, SECOND, KeepingSink, counter, gauge, request
 from tests.receive.test_intake import Sender
-from tests.receive.test_otlp import decode, decoder
 
 SIZE = 4 << 20
 POINT = b"\x19" + NOW.to_bytes(8, "little") + b"\x21" + bytes(8)

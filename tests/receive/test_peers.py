@@ -11,16 +11,16 @@ import pytest
 from google.protobuf.json_format import MessageToJson
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from penstock.decode.config import IntakeConfig
+from penstock.decode.otlp.walk import CUMULATIVE, SUM, Family, walk
+from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.stream_homes import Homes
 from penstock.receive import peer, peer_wire
 from penstock.receive import peers as peers_module
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import IntakeConfig
-from penstock.receive.decode.homes import Homes
-from penstock.receive.decode.otlp_walk import CUMULATIVE, SUM, Family, walk
 from penstock.receive.intake import Intake
 from penstock.receive.peers import Peers
-from penstock.receive.sink import Answer, Format, Status
-from penstock.receive.waiting_room import Request
+from penstock.receive.waiting_requests import Request
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
 from tests.receive.support import NOW, SECOND, KeepingSink, counter, gauge, request

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import MissingRequirement
 from penstock.model.point import Kind
-from penstock.receive.http import HttpReceiver
+from penstock.receive.http_receiver import HttpReceiver
 from penstock.testing import wait_until
 from tests.conftest import missing
 from tests.receive.support import KeepingSink

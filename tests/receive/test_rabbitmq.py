@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from penstock.config.load import load
+from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
 from penstock.receive.rabbitmq_config import BrokerTlsConfig, RabbitReceiverConfig
-from penstock.service.config.load import load
-from penstock.service.config.tree import ServiceConfig
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from penstock.receive.config import AuthConfig, GrpcReceiverConfig, IntakeConfig, Limits
-from penstock.receive.grpc import GrpcReceiver
-from penstock.receive.http import HttpReceiver
+from penstock.decode.config import IntakeConfig
+from penstock.receive.config import AuthConfig, GrpcReceiverConfig, Limits
+from penstock.receive.grpc_receiver import GrpcReceiver
+from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.testing import wait_until
 from tests.receive.support import KeepingSink, call, connected, count, gauge, post, request, running

@@ -23,8 +23,8 @@ from penstock.model.level import Level
 from penstock.model.partial import PARTIALS
 from penstock.model.segment import decode
 from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
-from penstock.receive.grpc import GrpcReceiver
-from penstock.receive.http import HttpReceiver
+from penstock.receive.grpc_receiver import GrpcReceiver
+from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 

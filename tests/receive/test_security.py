@@ -17,8 +17,8 @@ import pytest
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.receive.config import AuthConfig, GrpcReceiverConfig, HttpReceiverConfig, Limits, TlsConfig
-from penstock.receive.grpc import GrpcReceiver
-from penstock.receive.http import HttpReceiver
+from penstock.receive.grpc_receiver import GrpcReceiver
+from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.testing import wait_until
 from tests.receive.support import KeepingSink, connected, count, gauge, post, request, running

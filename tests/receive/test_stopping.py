@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from penstock.receive.config import GrpcReceiverConfig
-from penstock.receive.grpc import GrpcReceiver
-from penstock.receive.http import HttpReceiver
+from penstock.receive.grpc_receiver import GrpcReceiver
+from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.http_server import HttpServer
 from penstock.receive.intake import Intake
 from penstock.testing import wait_until

@@ -1,11 +1,11 @@
-"""A process for tests: says what it was told, dies on request, ends with its parent. See `penstock.service.channel`."""
+"""A process for tests: says what it was told, dies on request, ends with its parent, see `child_channel`."""
 
 import os
 import signal
 import sys
 import threading
 
-from penstock.service.channel import Answerer
+from penstock.service.child_channel import Answerer
 
 
 def main() -> int:

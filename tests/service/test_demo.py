@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli import main
+from penstock.cli import demo_screen
+from penstock.cli.main import main
 from penstock.errors import ConfigError
-from penstock.service import demo, demo_screen
+from penstock.service import demo
 from penstock.service.demo import claimed
 from penstock.service.generator import Day, generate
-from penstock.spark.delta import DeltaTables
+from penstock.tables.delta import DeltaTables
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "read_tables.py"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli import main
+from penstock.cli.main import main
 from penstock.errors import MissingRequirement
 from penstock.machine import cpu_quota, memory_limit
 from penstock.service import doctor

@@ -13,20 +13,20 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
+from penstock.config.load import load
+from penstock.config.tree import ServiceConfig
+from penstock.decode.outcome import Format
 from penstock.errors import BlockTooLarge, ConfigError, PenstockError, PermanentExportError, QueueFull, QueueLocked
 from penstock.export.config import SendQueueConfig
 from penstock.export.send_queue import SendQueue
 from penstock.model.point import chunk_type, entity_of
 from penstock.model.segment import read, sealed
 from penstock.receive.answers import PROTOBUF
-from penstock.receive.sink import Format
 from penstock.service import queues as queues_module
-from penstock.service.config.load import load
-from penstock.service.config.tree import ServiceConfig
 from penstock.service.edge import Edge
 from penstock.service.queues import for_process
-from penstock.service.receivers import Front
-from penstock.service.relaying import Relay
+from penstock.service.receiver_set import Front
+from penstock.service.relay_pipeline import Relay
 from penstock.service.service import Service
 from penstock.spool import FastQueue
 from penstock.telemetry import Sample, Telemetry

@@ -19,8 +19,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
 from penstock.errors import PenstockError
-from penstock.service.query import Question, Row, answer
-from penstock.spark.tables import open_tables
+from penstock.tables.port import open_tables
+from penstock.tables.query import Question, Row, answer
 from penstock.testing import wait_until
 from tests.servers import Prometheus, RabbitMQ
 from tests.service.running import Running, orders, sealed_sum

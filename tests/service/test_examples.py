@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from penstock.cli import main
+from penstock.cli.main import main
 from penstock.model.definition_file import load_definitions
 from penstock.service.exit_codes import LATE
 

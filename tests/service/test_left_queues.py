@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.config.load import load
+from penstock.config.tree import ServiceConfig
 from penstock.service import queues as queues_module
-from penstock.service.config.load import load
-from penstock.service.config.tree import ServiceConfig
 from penstock.service.edge import Edge
-from penstock.service.left_queues import LeftQueues, find
-from penstock.service.receivers import Front
+from penstock.service.orphan_queues import LeftQueues, find
+from penstock.service.receiver_set import Front
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.spool.meta import META_NAME
 from penstock.telemetry import Telemetry

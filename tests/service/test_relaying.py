@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from penstock.export.exporters.amqp import AmqpConfig, AmqpExporter
-from penstock.export.http import TlsConfig
-from penstock.service.config.load import load
-from penstock.service.config.tree import ServiceConfig
-from penstock.service.relaying import make_exporter
+from penstock.config.load import load
+from penstock.config.tree import ServiceConfig
+from penstock.export.exporters.amqp_exporter import AmqpConfig, AmqpExporter
+from penstock.export.http_client import TlsConfig
+from penstock.service.relay_pipeline import make_exporter
 
 
 def test_a_broker_is_reached_with_the_password_the_exchange_and_the_certificates_of_the_file(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli import main
+from penstock.cli import run_command as run_commands
+from penstock.cli.main import main
 from penstock.errors import PenstockError
-from penstock.service import run_commands
 from penstock.testing import wait_until
 from tests.receive.test_security import certified
 from tests.servers import free_port
@@ -269,8 +269,8 @@ def test_a_signal_while_it_starts_is_heard_when_it_has_started() -> None:
 def test_a_second_signal_while_it_starts_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr(run_commands, "SAME_SIGNAL", -1.0)
-    monkeypatch.setattr("penstock.service.run_commands.os._exit", codes.append)
-    monkeypatch.setattr("penstock.service.run_commands.logging.shutdown", lambda: None)
+    monkeypatch.setattr("penstock.cli.run_command.os._exit", codes.append)
+    monkeypatch.setattr("penstock.cli.run_command.logging.shutdown", lambda: None)
     service, signals = SlowService(), queue.SimpleQueue[int]()
     signals.put(signal.SIGINT)
     signals.put(signal.SIGINT)

@@ -21,10 +21,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from penstock.export.exporters.remote_write import write_request
+from penstock.decode.otlp.walk import CUMULATIVE, SUM, Family, walk
+from penstock.decode.stream_homes import Homes
+from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.model.segment import read, sealed
-from penstock.receive.decode.homes import Homes
-from penstock.receive.decode.otlp_walk import CUMULATIVE, SUM, Family, walk
 from penstock.testing import wait_until
 from tests.receive.support import attribute, counter
 from tests.servers import RabbitMQ, free_port

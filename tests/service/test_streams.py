@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.export.exporters.remote_write import write_request
-from penstock.receive.config import IntakeConfig
-from penstock.receive.decode.decoder import Decoder
-from penstock.receive.decode.homes import Bodies, Homes
-from penstock.receive.sink import Format
-from penstock.service.config.load import load
-from penstock.service.config.tree import ServiceConfig
+from penstock.config.load import load
+from penstock.config.tree import ServiceConfig
+from penstock.decode.config import IntakeConfig
+from penstock.decode.decoder import Decoder
+from penstock.decode.outcome import Format
+from penstock.decode.stream_homes import Bodies, Homes
+from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.service.queues import beside
-from penstock.service.streams import MEMORY, share_out
+from penstock.service.stream_handover import MEMORY, share_out
 from penstock.testing import FakeClock
 from tests.receive.support import NOW, SECOND, counter, request
 

@@ -18,11 +18,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.model.partial import PARTIALS
-from penstock.spark import delta, job, parquet, postgres
+from penstock.spark import job
 from penstock.spark.job import Gate, JobConfig, resume_point
-from penstock.spark.segments import Offset, SegmentFolder, checked_offset
+from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
 from penstock.spark.source import SegmentStream
-from penstock.spark.tables import Batch, Tables
+from penstock.tables import delta, parquet, postgres
+from penstock.tables.port import Batch, Tables
 
 _ALL = ReadAllAvailable()
 

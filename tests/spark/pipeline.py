@@ -23,7 +23,7 @@ from penstock.model.level import Level
 from penstock.model.partial import merged, of_columns
 from penstock.model.segment import Segment, seal
 from penstock.spark.job import JobConfig, start_job
-from penstock.spark.tables import Tables, open_tables, read_level, read_top_n
+from penstock.tables.port import Tables, open_tables, read_level, read_top_n
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 ERROR = 1.000001 * relative_error_of(DEFAULT_SCALE)  # and what rounding adds

@@ -10,8 +10,8 @@ import pika
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.amqp.readers import ROWS
-from penstock.spark.amqp.source import SCHEMA
+from penstock.spark.amqp.stream_readers import ROWS
+from penstock.spark.amqp.stream_source import SCHEMA
 from tests.servers import RabbitMQ
 from tests.spark.amqp_streams import SHORT_LIVED, Publisher
 from tests.spark.pipeline import patiently

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.broker import Broker
 from penstock.errors import BrokerError, ConfigError, StreamDataLost
-from penstock.receive.amqp.broker import Broker
-from penstock.spark.amqp.client import StreamClient
-from penstock.spark.amqp.link import PREFETCH
-from penstock.spark.amqp.options import MAX_OFFSETS, Settings
-from penstock.spark.amqp.readers import SMALLEST_RANGE, Range, StreamFollower, StreamTable, ranges, shared
+from penstock.spark.amqp.stream_client import StreamClient
+from penstock.spark.amqp.stream_link import PREFETCH
+from penstock.spark.amqp.stream_options import MAX_OFFSETS, Settings
+from penstock.spark.amqp.stream_readers import SMALLEST_RANGE, Range, StreamFollower, StreamTable, ranges, shared
 from penstock.testing import wait_until
 from tests.servers import RabbitMQ, free_port
 from tests.spark.amqp_streams import SHORT_LIVED, Publisher

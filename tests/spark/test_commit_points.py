@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from penstock.model.function import Function
-from penstock.spark.tables import SCHEMAS, Tables, open_tables
+from penstock.tables.port import SCHEMAS, Tables, open_tables
 from tests.servers import PostgreSQL
 from tests.spark.engine import Engine, PowerCut, faults
 from tests.spark.pipeline import Edge, assert_exact

@@ -14,7 +14,7 @@ from penstock.model.partial import merged
 from penstock.model.point import POINTS, entity_of
 from penstock.model.segment import Segment, seal
 from penstock.spark import read_segments, read_sketches, read_table
-from penstock.spark.tables import read_level
+from penstock.tables.port import read_level
 from tests.spark.pipeline import HOUR_US, Job
 
 pytestmark = pytest.mark.spark

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import TableConflict
 from penstock.model.function import Function
-from penstock.spark.tables import SCHEMAS, Tables, open_tables
+from penstock.tables.port import SCHEMAS, Tables, open_tables
 from tests.examples import examples
 from tests.servers import PostgreSQL
 from tests.spark.engine import Engine, PowerCut, faults

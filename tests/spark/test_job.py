@@ -17,10 +17,10 @@ from penstock.model.packed import PACKED
 from penstock.model.partial import IDENTITY, PARTIALS, of_columns
 from penstock.model.point import POINTS
 from penstock.model.segment import Segment, seal
-from penstock.spark import delta
 from penstock.spark.job import DRIVER_ROWS
 from penstock.spark.source import PACKED_SCHEMA, SCHEMA
-from penstock.spark.tables import open_tables, read_top_n
+from penstock.tables import delta
+from penstock.tables.port import open_tables, read_top_n
 from tests.spark.pipeline import Edge, Job, assert_exact
 
 pytestmark = pytest.mark.spark

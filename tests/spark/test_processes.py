@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from penstock.cli import main
-from penstock.service import spark_commands
+from penstock.cli import spark_command as spark_commands
+from penstock.cli.main import main
 from penstock.spark.java import find_java
-from penstock.spark.segments import SegmentFolder
-from penstock.spark.tables import SCHEMAS, Batch, open_tables
+from penstock.spark.segment_folder import SegmentFolder
+from penstock.tables.port import SCHEMAS, Batch, open_tables
 from penstock.testing import wait_until
 from tests.servers import free_port
 from tests.spark.pipeline import Edge, Job, assert_exact

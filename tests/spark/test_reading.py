@@ -14,7 +14,7 @@ from penstock.model.partial import SERIES, merged
 from penstock.model.segment import Segment, seal
 from penstock.service.generator import Day, generate
 from penstock.spark import read_segments, read_table
-from penstock.spark.tables import read_level, read_top_n
+from penstock.tables.port import read_level, read_top_n
 from tests.spark.pipeline import Job
 
 pytestmark = pytest.mark.spark

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SegmentVanished, TableConflict
-from penstock.spark.segments import SegmentFolder
-from penstock.spark.tables import Tables, open_tables
+from penstock.spark.segment_folder import SegmentFolder
+from penstock.tables.port import Tables, open_tables
 from tests.spark.engine import Engine
 from tests.spark.pipeline import Edge, assert_exact
 

@@ -18,7 +18,7 @@ from penstock.model.point import chunk_type
 from penstock.model.segment import QUARANTINE, Segment, seal, sealed
 from penstock.model.share import Share
 from penstock.spark.pieces import Piece
-from penstock.spark.segments import SegmentFolder
+from penstock.spark.segment_folder import SegmentFolder
 from penstock.spark.source import SegmentSource
 from penstock.spark.supervisor import Progress, _Listener
 
@@ -155,7 +155,7 @@ def test_an_error_of_the_system_that_one_task_sees_sets_nothing_aside(
         raise OSError(errno.EMFILE, "Too many open files", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.spark.segments.read_encoded", failing)
+        patched.setattr("penstock.spark.segment_folder.read_encoded", failing)
         with pytest.raises(OSError, match="Too many open files"):
             list(folder.read(one))
 
@@ -175,8 +175,8 @@ def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentFolder
 def test_a_batch_larger_than_a_task_may_hold_is_merged_in_steps(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch, most: int, step: int
 ) -> None:
-    monkeypatch.setattr("penstock.spark.segments.STEP_ROWS", step)
-    monkeypatch.setattr("penstock.spark.segments.MERGE_ROWS", most)
+    monkeypatch.setattr("penstock.spark.segment_folder.STEP_ROWS", step)
+    monkeypatch.setattr("penstock.spark.segment_folder.MERGE_ROWS", most)
     batches = list(folder.read(Piece(names(folder))))
     assert all(batch.schema == PARTIALS for batch in batches)
     assert counted(iter(batches)) == 8
@@ -186,7 +186,7 @@ def test_a_batch_larger_than_a_task_may_hold_is_merged_in_steps(
 
 
 def test_what_merges_in_small_steps_leaves_as_one_batch(folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.spark.segments.STEP_ROWS", 4)  # two segments
+    monkeypatch.setattr("penstock.spark.segment_folder.STEP_ROWS", 4)  # two segments
     (batch,) = folder.read(Piece(names(folder)))
     assert batch["count"].to_pylist() == [4, 4]
 

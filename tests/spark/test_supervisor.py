@@ -17,11 +17,12 @@ from penstock.model.function import Function
 from penstock.model.level import Level
 from penstock.model.segment import read
 from penstock.spark import backfill as backfilling
-from penstock.spark import delta, supervisor
+from penstock.spark import supervisor
 from penstock.spark.backfill import backfill
 from penstock.spark.job import JobConfig
 from penstock.spark.supervisor import Supervisor
-from penstock.spark.tables import open_tables
+from penstock.tables import delta
+from penstock.tables.port import open_tables
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
 from tests.spark.engine import Engine

@@ -23,10 +23,10 @@ from penstock.model.level import Level
 from penstock.model.name import LONGEST_NAME
 from penstock.model.partial import of_columns
 from penstock.model.point import entity_of
-from penstock.spark import parquet, postgres
-from penstock.spark.delta import DeltaTables
-from penstock.spark.parquet import ParquetTables
-from penstock.spark.tables import LEVEL_ROWS, SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level, read_top_n
+from penstock.tables import parquet, postgres
+from penstock.tables.delta import DeltaTables
+from penstock.tables.parquet import ParquetTables
+from penstock.tables.port import LEVEL_ROWS, SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level, read_top_n
 from tests.servers import PostgreSQL
 
 DAY = datetime(2026, 11, 1, tzinfo=UTC)

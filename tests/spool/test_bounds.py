@@ -10,6 +10,8 @@ from penstock.errors import ConfigError, DiskFull, QueueFull
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
 from penstock.spool.files import OsFiles
 
+POLICY = "penstock.spool.capacity_policy"  # the logger of the queue's limits
+
 KILOBYTE = bytes(1000)
 
 
@@ -103,7 +105,9 @@ def test_a_full_disk_is_one_line_however_many_blocks_it_refuses(
         files.is_full = False
         for _ in range(10):
             queue.push(b"x")
-    lines = [record.msg.partition(".")[0] for record in caplog.records if record.name == "penstock.spool.gate"]
+    lines = [
+        record.msg.partition(".")[0] for record in caplog.records if record.name == "penstock.spool.capacity_policy"
+    ]
     assert lines == ["Queue started dropping", "Queue takes everything again"]
 
 
@@ -113,5 +117,7 @@ def test_a_block_for_which_larger_ones_went_is_no_sign_of_room(
     with FastQueue(tmp_path, FastQueueConfig(max_bytes=1000)) as queue:
         queue.push(bytes(950))
         queue.push(bytes(100))
-    lines = [record.msg.partition(".")[0] for record in caplog.records if record.name == "penstock.spool.gate"]
+    lines = [
+        record.msg.partition(".")[0] for record in caplog.records if record.name == "penstock.spool.capacity_policy"
+    ]
     assert lines == ["Queue started dropping"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, BufferStrategy
-from penstock.batch.crew import is_of_crew
 from penstock.batch.drain import rouse
+from penstock.batch.drain_threads import is_of_crew
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Lane
 from penstock.batch.waiting import AsyncWaiter, ThreadWaiter, WakeLine

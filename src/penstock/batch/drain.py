@@ -20,9 +20,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, ErrorHandler
-from penstock.batch.gate import Gate
 from penstock.batch.idle_calls import NO_CALLS, IdleCalls, log_idle_failure, of_absent
-from penstock.batch.pace import IdlePace
+from penstock.batch.idle_exclusion import Gate
+from penstock.batch.idle_pace import IdlePace
 from penstock.batch.partition import Lane, Partition, Registration
 from penstock.batch.rounds import IDLE_ROUNDS, SLOW_CALLS, Round, TaskCalls
 from penstock.clock import Clock

@@ -7,8 +7,8 @@ from itertools import count
 
 from penstock.batch.config import BatchQueueConfig, Handler, HandlerConsumer
 from penstock.batch.drain import DrainTask, rouse
-from penstock.batch.gate import Gate
 from penstock.batch.idle_calls import NO_CALLS, IdleCalls, idle_call
+from penstock.batch.idle_exclusion import Gate
 from penstock.batch.partition import Lane, Partition, Registration, Route
 from penstock.batch.rounds import IDLE_ROUNDS
 from penstock.batch.selector import stable_hash

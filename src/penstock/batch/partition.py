@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.batch.gate import Gate
+from penstock.batch.idle_exclusion import Gate
 from penstock.batch.waiting import Waiter
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from typing import Any, Self, TypeVar
 
 from penstock.batch.admission import Admission
 from penstock.batch.config import BatchQueueConfig, HandlerConsumer, check_handler
-from penstock.batch.crew import is_of_crew
 from penstock.batch.drain import SHORTEST_ON_ROUNDS, DrainTask, report_batch, rouse
+from penstock.batch.drain_threads import is_of_crew
 from penstock.batch.handles import BatchProducer, Producer
 from penstock.batch.idle_calls import call_on_idle
 from penstock.batch.layout import Layout

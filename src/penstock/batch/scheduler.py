@@ -4,8 +4,8 @@ import threading
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.batch.crew import DrainThread, is_of_crew
 from penstock.batch.drain import DrainTask
+from penstock.batch.drain_threads import DrainThread, is_of_crew
 from penstock.batch.partition import Partition
 from penstock.batch.policies import ThreadPolicy
 from penstock.batch.rounds import IDLE_ROUNDS

@@ -6,11 +6,11 @@ from contextlib import suppress
 
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge, QueueClosed, QueueError
+from penstock.export.batch_delivery import Delivery
 from penstock.export.config import FailoverConfig
-from penstock.export.delivery import Delivery
 from penstock.export.exporter import Exporter
-from penstock.export.gate import Gate
-from penstock.export.source import MOST_DEAD_LETTERS, LeasedMemory, Source
+from penstock.export.lease_source import MOST_DEAD_LETTERS, LeasedMemory, Source
+from penstock.export.send_gate import Gate
 from penstock.export.stats import Tally
 from penstock.spool import Lease, MemoryQueue
 

@@ -13,10 +13,10 @@ from typing import NamedTuple, NoReturn
 
 from penstock.clock import Clock
 from penstock.errors import QueueClosed
-from penstock.export.delivery import REST, Delivery, Job
+from penstock.export.batch_delivery import REST, Delivery, Job
 from penstock.export.exporter import Finish, check_result
-from penstock.export.gate import Gate, Permit
-from penstock.export.source import Source
+from penstock.export.lease_source import Source
+from penstock.export.send_gate import Gate, Permit
 from penstock.export.stats import Sent
 from penstock.spool import Lease
 

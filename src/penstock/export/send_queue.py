@@ -15,17 +15,17 @@ from typing import Self
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError, DiskFailed, DiskFull, ExportError, QueueClosed
+from penstock.export.batch_delivery import Delivery
 from penstock.export.breaker import CircuitBreaker
 from penstock.export.config import SendQueueConfig
-from penstock.export.delivery import Delivery
 from penstock.export.exporter import Exporter, GroupExporter
 from penstock.export.failover import Failover
-from penstock.export.gate import Gate
+from penstock.export.lease_source import Source, as_source
 from penstock.export.limits import AdaptiveLimit
 from penstock.export.scaler import INTERVAL, WorkerScaler
-from penstock.export.source import Source, as_source
+from penstock.export.send_gate import Gate
+from penstock.export.send_workers import GroupWorker, Workers
 from penstock.export.stats import SendQueueStats, Tally
-from penstock.export.workers import GroupWorker, Workers
 from penstock.spool import FastQueue, MemoryQueue
 from penstock.telemetry import Sample
 

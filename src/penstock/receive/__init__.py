@@ -1,1 +1,1 @@
-"""Bytes in, points out: what comes over the network is taken, bounded and answered only when it is safe."""
+"""MOVER: bytes in, answers out: what comes over the network is taken, bounded and answered only when it is safe."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from penstock.receive.sink import Answer, Format, Status
+from penstock.decode.outcome import Answer, Format, Status
 
 RETRY_AFTER = 1  # seconds: L1 hands over twice a second, so that is when there may be room again
 PROTOBUF, JSON, TEXT = "application/x-protobuf", "application/json", "text/plain; charset=utf-8"

@@ -6,7 +6,7 @@ from enum import Enum
 import cramjam
 import pyarrow as pa
 
-from penstock.receive.decode.plain import varint
+from penstock.decode.plain import varint
 
 _STEP = 1 << 20
 _WINDOW = 1 << 16  # bytes given to zlib at a time: it copies what it leaves, which after each of many members is much

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from penstock.receive.sink import Refusal
+from penstock.decode.outcome import Refusal
 
 log = logging.getLogger(__name__)
 

@@ -30,16 +30,17 @@ from pathlib import Path
 from typing import Self
 
 from penstock.clock import Clock, SystemClock
+from penstock.decode.config import IntakeConfig
+from penstock.decode.decoder import Decoded, Decoder
+from penstock.decode.outcome import Answer, Format, Refusal, Status
+from penstock.decode.plain import TooMany
+from penstock.decode.stream_homes import Bodies
 from penstock.receive.bodies import Encoding, TooLarge, decompressed
-from penstock.receive.config import IntakeConfig
-from penstock.receive.decode.decoder import Decoded, Decoder
-from penstock.receive.decode.homes import Bodies
-from penstock.receive.decode.plain import TooMany
 from penstock.receive.peers import Peers
-from penstock.receive.sink import Answer, Format, RawSink, Refusal, Sink, Status
+from penstock.receive.request_group import UnderWay
+from penstock.receive.sink import RawSink, Sink
 from penstock.receive.ticket import Ticket
-from penstock.receive.under_way import UnderWay
-from penstock.receive.waiting_room import Deliver, Request, WaitingRoom
+from penstock.receive.waiting_requests import Deliver, Request, WaitingRoom
 from penstock.telemetry import Buckets, Sample
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.clock import Clock
+from penstock.decode.outcome import Answer, Format, Status
 from penstock.receive.peer_wire import message, read_answer, write
-from penstock.receive.sink import Answer, Format, Status
 
 PATIENCE = 10.0  # seconds for an answer: as long as SDKs wait for ours
 _WATCH = 0.25  # seconds between two looks at what is waited for

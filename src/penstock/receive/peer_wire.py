@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.receive.sink import Answer, Format, Status
+from penstock.decode.outcome import Answer, Format, Status
 
 BUFFER = 1 << 20
 _LARGEST = 1 << 30  # bytes of one message: more is nonsense

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.clock import Clock, SystemClock
-from penstock.receive.decode.homes import Homes
-from penstock.receive.loop import LoopThread
+from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.stream_homes import Homes
+from penstock.receive.event_loop import LoopThread
 from penstock.receive.peer import Heard, Peer
 from penstock.receive.peer_wire import BUFFER, Address, answer, read_answer, read_message, write
-from penstock.receive.sink import Answer, Format, Status
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)

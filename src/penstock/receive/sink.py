@@ -1,23 +1,13 @@
-"""Where what was received goes: the seams to L1 and to the relay, and what a sender is told."""
+"""Where received points and bodies go: the seams to L1 and to the relay."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
+from penstock.decode.outcome import Format
 from penstock.model.point import Chunk
 
 Done = Callable[[BaseException | None], None]
 DoneByPlace = Callable[[BaseException | Mapping[int, BaseException] | None], None]
-
-
-class Format(Enum):
-    """What a body is."""
-
-    OTLP = "otlp"  # ExportMetricsServiceRequest, protobuf
-    OTLP_JSON = "otlp_json"
-    REMOTE_WRITE = "remote_write"  # WriteRequest, protobuf
-    EVENTS = "events"  # JSON
 
 
 class Sink(Protocol):
@@ -45,47 +35,3 @@ class RawSink(Protocol):
         `done` may be told what became of single bodies, by their places: then the others are safe.
         """
         ...
-
-
-class Refusal(Enum):
-    """Why something was not taken: the label `reason` of our metrics."""
-
-    MALFORMED = "malformed"
-    TOO_LARGE = "too_large"
-    UNSUPPORTED = "unsupported"  # a content type or encoding
-    UNAUTHORIZED = "unauthorized"
-    FULL = "full"  # the queue, or what may wait for it
-    CLOSED = "closed"
-    FAILED = "failed"  # the disk, after it was taken
-    LABELS = "labels"  # too many or too long
-    METRICS = "metrics"  # too many
-    STREAMS = "streams"  # too many
-    TIME = "time"  # none, or too far ahead
-    VALUE = "value"  # none, or not a number
-    SLOW = "slow"  # a client that took too long to send, or to read our answer
-    ABORTED = "aborted"  # one that broke off
-    CONNECTIONS = "connections"  # too many at a time
-
-
-class Status(Enum):
-    """How a body fared."""
-
-    TAKEN = "taken"  # all of it, or all but `Answer.rejected` points
-    BAD = "bad"  # it can never be taken
-    TOO_LARGE = "too_large"  # the same, but parts of it might
-    BUSY = "busy"  # it can be sent again, after a while
-    BROKEN = "broken"  # the same, but it is our fault
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the sender of one body is told."""
-
-    status: Status
-    message: str = ""
-    rejected: int = 0  # points
-    reasons: tuple[str, ...] = ()  # of those, the first few
-    is_useless: bool = False  # nothing of it is taken: those are all that it has, and it is not relayed
-
-
-TAKEN = Answer(Status.TAKEN)

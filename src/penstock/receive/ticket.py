@@ -4,8 +4,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock.decode.outcome import Answer, Status
 from penstock.errors import BlockTooLarge, PayloadTooLarge, PermanentExportError
-from penstock.receive.sink import Answer, DoneByPlace, Status
+from penstock.receive.sink import DoneByPlace
 
 Finish = Callable[[list[tuple[Any, Answer]], BaseException | None], None]
 

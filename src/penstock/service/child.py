@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.clock import Clock, SystemClock
-from penstock.service.channel import Asker
+from penstock.service.child_channel import Asker
 from penstock.service.exit_codes import FINAL, LATE
 from penstock.telemetry import Sample, Value
 

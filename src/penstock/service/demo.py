@@ -16,16 +16,16 @@ from typing import Any
 
 from penstock.aggregate.l1 import L1
 from penstock.errors import ConfigError
-from penstock.export.exporters.segments import SegmentExporter
+from penstock.export.exporters.segment_exporter import SegmentExporter
 from penstock.export.send_queue import SendQueue
 from penstock.model.definition import Definition, Definitions
 from penstock.model.function import Function
 from penstock.model.level import Level
 from penstock.service.generator import DURATION, Day, generate
 from penstock.service.standard_error import stderr_to
-from penstock.spark.delta import DeltaTables
-from penstock.spark.tables import Tables, read_level, read_top_n
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
+from penstock.tables.delta import DeltaTables
+from penstock.tables.port import Tables, read_level, read_top_n
 
 MARK = ".penstock-demo"  # what makes a folder ours to empty
 TOP = 10

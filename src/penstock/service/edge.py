@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 from penstock.clock import Clock, SystemClock
+from penstock.config.tree import ServiceConfig
 from penstock.errors import PenstockError
 from penstock.export.send_queue import SendQueue
-from penstock.service.config.tree import ServiceConfig
-from penstock.service.pace import Paced
 from penstock.service.queues import SEGMENTS, SegmentQueue, drained, for_process, relay_queue
-from penstock.service.receivers import Front, MakeFront
-from penstock.service.relaying import Relay
+from penstock.service.receiver_set import Front, MakeFront
+from penstock.service.relay_pipeline import Relay
+from penstock.service.segment_pace import Paced
 from penstock.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -173,6 +173,6 @@ class Edge:
 
 
 def _definitions_of(config: ServiceConfig) -> Any:
-    from penstock.service.defined import definitions_of  # brings pyarrow, which a relay does without
+    from penstock.service.current_definitions import definitions_of  # brings pyarrow, which a relay does without
 
     return definitions_of(config)

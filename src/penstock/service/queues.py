@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.clock import Clock
+from penstock.config.tree import ServiceConfig
 from penstock.errors import PenstockError, QueueLocked
 from penstock.export.breaker import CircuitState
 from penstock.export.send_queue import SendQueue
-from penstock.service.config.tree import ServiceConfig
-from penstock.service.pace import Paced
-from penstock.service.relaying import make_exporter
+from penstock.service.relay_pipeline import make_exporter
+from penstock.service.segment_pace import Paced
 from penstock.spool import FastQueue
 from penstock.telemetry import Sample
 
 if TYPE_CHECKING:
-    from penstock.export.exporters.segments import SegmentExporter
+    from penstock.export.exporters.segment_exporter import SegmentExporter
 
 LAST_WORDS = 0.5  # seconds of the deadline that are kept for closing what was drained
 SEGMENTS = "rollup"  # what the queue before segments is called
@@ -49,7 +49,9 @@ class SegmentQueue:
 
     @classmethod
     def open(cls, config: ServiceConfig) -> "SegmentQueue":
-        from penstock.export.exporters.segments import SegmentExporter  # brings pyarrow, which a relay does without
+        from penstock.export.exporters.segment_exporter import (
+            SegmentExporter,  # brings pyarrow, which a relay does without
+        )
 
         segments = config.segments
         folder = private(config.resolved(segments.path))

@@ -67,10 +67,10 @@ def queue_throughput(durability: Durability, seconds: float) -> Result:
 def ingest(seconds: float) -> Result:
     """OTLP requests of 1 000 points, 10 000 series, from the request to the durable queue."""
     from penstock.aggregate.l1 import L1, L1Config
+    from penstock.decode.outcome import Answer, Format, Status
     from penstock.receive.bodies import Encoding
     from penstock.receive.intake import Intake
-    from penstock.receive.sink import Answer, Format, Status
-    from penstock.receive.waiting_room import Request
+    from penstock.receive.waiting_requests import Request
 
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         queue = FastQueue(Path(folder), FastQueueConfig(durability=Durability.DISK))

@@ -12,9 +12,9 @@ from penstock.export.flags import FLAGS, merged
 from penstock.units import parse_duration
 
 if TYPE_CHECKING:
-    from penstock.service.config.destinations import ExporterConfig
-    from penstock.service.config.load import Loaded
-    from penstock.service.config.tree import ServiceConfig
+    from penstock.config.destinations import ExporterConfig
+    from penstock.config.load import Loaded
+    from penstock.config.tree import ServiceConfig
 
 DESTINATIONS = ("otlp-http", "remote-write", "amqp", "console")
 _HTTP = ("otlp-http", "remote-write")
@@ -41,8 +41,8 @@ def queue_config(file: Path | None, given: Mapping[str, str | None], **defaults:
 
 def _loaded(file: Path) -> "Loaded[ServiceConfig]":
     """All of the file: a mistake is named with its line, as `penstock config check` does."""
-    from penstock.service.config.load import load
-    from penstock.service.config.tree import ServiceConfig
+    from penstock.config.load import load
+    from penstock.config.tree import ServiceConfig
 
     return load(ServiceConfig, file)
 
@@ -82,8 +82,8 @@ class DestinationFlags:
 
     def destination(self, file: Path | None) -> "ExporterConfig":
         """That of the file, unless --to or --url names another one: a token for the one is no business of the other."""
-        from penstock.export.http import TlsConfig
-        from penstock.service.config.destinations import ExporterConfig
+        from penstock.config.destinations import ExporterConfig
+        from penstock.export.http_client import TlsConfig
 
         base = ExporterConfig()
         if file is not None and self.to is None and self.url is None:

@@ -15,18 +15,18 @@ from typing import Any
 
 from penstock import __version__
 from penstock.clock import Clock, SystemClock
+from penstock.config.address import parse_address
+from penstock.config.load import Loaded
+from penstock.config.show import as_yaml, entries
+from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, PenstockError
 from penstock.service.admin import AdminServer
 from penstock.service.child import Child
-from penstock.service.config.address import parse_address
-from penstock.service.config.load import Loaded
-from penstock.service.config.show import as_yaml, entries
-from penstock.service.config.tree import ServiceConfig
 from penstock.service.edge import Edge
-from penstock.service.left_queues import LeftQueues
-from penstock.service.receivers import make_front
+from penstock.service.orphan_queues import LeftQueues
+from penstock.service.receiver_set import make_front
 from penstock.service.status import flow
-from penstock.service.streams import share_out
+from penstock.service.stream_handover import share_out
 from penstock.telemetry import Sample, Telemetry
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Service:
         if config.processes == 1:
             self._edge = Edge(config, self.telemetry, partial(make_front, began=self._started_at))
         if config.spark.enabled and config.pipelines.rollup:
-            self._spark = self._child("spark", "penstock.service.spark_child", lambda: {"config": self._text()})
+            self._spark = self._child("spark", "penstock.service.spark_process", lambda: {"config": self._text()})
 
     def _child(self, name: str, module: str, first: Callable[[], dict[str, Any]], **labels: str) -> Child:
         child = Child(name, module, first, clock=self._clock)
@@ -107,7 +107,7 @@ class Service:
             self._workers.append(
                 self._child(
                     f"receiver-{index}",
-                    "penstock.service.worker",
+                    "penstock.service.receiver_process",
                     partial(self._first_words, index),
                     process=str(index),
                 )

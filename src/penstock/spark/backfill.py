@@ -15,8 +15,8 @@ from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.spark.job import resume_point
 from penstock.spark.rollup import at, merged, series_of, top_n, without
-from penstock.spark.segments import SegmentFolder
-from penstock.spark.tables import SCHEMAS, TOP_N, Tables
+from penstock.spark.segment_folder import SegmentFolder
+from penstock.tables.port import SCHEMAS, TOP_N, Tables
 
 
 @dataclass(frozen=True, slots=True)

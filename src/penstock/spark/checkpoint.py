@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.segments import Offset, checked_offset
+from penstock.spark.segment_folder import Offset, checked_offset
 
 _START = "penstock-start.json"
 

@@ -16,8 +16,8 @@ from penstock.model.level import Level
 from penstock.spark import small
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.rollup import at, merged, series_of, top_n, without
-from penstock.spark.segments import MARK, Offset, SegmentFolder, lasts
-from penstock.spark.tables import SCHEMAS, TOP_N, Batch, Rows, Tables, queue_application
+from penstock.spark.segment_folder import MARK, Offset, SegmentFolder, lasts
+from penstock.tables.port import SCHEMAS, TOP_N, Batch, Rows, Tables, queue_application
 
 log = logging.getLogger(__name__)
 TRIGGER = "2 seconds"  # a batch costs about 0.2 s even when it is small; more often only burns CPU

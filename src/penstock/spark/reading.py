@@ -12,9 +12,9 @@ from penstock.model.function import FINALS, RANKS, Final
 from penstock.model.level import Level
 from penstock.model.packed import COUNT_BITS
 from penstock.model.partial import SERIES, STATES
-from penstock.spark.distinct import sketch_of
+from penstock.spark.distinct_sketches import sketch_of
 from penstock.spark.rollup import series_of
-from penstock.spark.tables import LEVEL_ROWS, open_tables
+from penstock.tables.port import LEVEL_ROWS, open_tables
 
 
 def read_table(

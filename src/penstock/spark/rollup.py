@@ -7,7 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from penstock.model.level import Level
 from penstock.model.partial import IDENTITY, SERIES, STATES
-from penstock.spark.tables import TOP_KEPT, TOP_N_ROWS, UNRANKED
+from penstock.tables.port import TOP_KEPT, TOP_N_ROWS, UNRANKED
 
 
 def merged(partials: DataFrame) -> DataFrame:

@@ -11,7 +11,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from penstock.errors import MissingRequirement
-from penstock.spark.amqp.source import StreamSource
+from penstock.spark.amqp.stream_source import StreamSource
 from penstock.spark.java import Java, cache_folder, find_java
 from penstock.spark.source import SegmentSource
 

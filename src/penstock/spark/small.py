@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from penstock.model.function import Function
 from penstock.model.level import Level
 from penstock.model.partial import merged
-from penstock.spark.tables import LEVEL_ROWS, TOP_N, TOP_N_ROWS, UNRANKED, folded
+from penstock.tables.port import LEVEL_ROWS, TOP_N, TOP_N_ROWS, UNRANKED, folded
 
 
 def tables_of(partials: pa.Table) -> dict[str, pa.Table]:

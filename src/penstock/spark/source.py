@@ -41,8 +41,8 @@ from penstock.errors import ConfigError
 from penstock.model.packed import PACKED, packed
 from penstock.model.partial import merged
 from penstock.spark.pieces import Piece, pieces
-from penstock.spark.places import local_folder
-from penstock.spark.segments import Offset, SegmentFolder, checked_offset
+from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
+from penstock.tables.location import local_folder
 
 # The schema `PARTIALS`, in Spark's words; a test holds the two together.
 SCHEMA = (

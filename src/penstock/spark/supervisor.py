@@ -21,8 +21,8 @@ from pyspark.sql.streaming.listener import (
 from penstock.clock import Clock, SystemClock
 from penstock.errors import MissingRequirement, PenstockError, SegmentVanished, TableConflict
 from penstock.spark.job import Gate, JobConfig, start_job
-from penstock.spark.segments import SegmentFolder
-from penstock.spark.tables import Tables
+from penstock.spark.segment_folder import SegmentFolder
+from penstock.tables.port import Tables
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)

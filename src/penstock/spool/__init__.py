@@ -1,4 +1,4 @@
-"""The durable queue: memory first, disk behind it, nothing accepted is lost."""
+"""HOLDER: the durable queue: memory first, disk behind it, nothing accepted is lost."""
 
 from penstock.spool.config import Durability, FastQueueConfig, FullBehavior
 from penstock.spool.dead_letters import DeadLetter

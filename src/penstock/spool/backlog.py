@@ -12,9 +12,9 @@ from itertools import repeat
 from operator import itemgetter
 
 from penstock.spool import journal, runs
+from penstock.spool.backlog_intake import Intake
 from penstock.spool.config import FastQueueConfig
 from penstock.spool.files import Files, disk_error
-from penstock.spool.intake import Intake
 from penstock.spool.lease import Lease
 from penstock.spool.meta import Meta
 from penstock.spool.store import RESERVED_SEQUENCES

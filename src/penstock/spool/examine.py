@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from penstock.errors import QueueError
 from penstock.spool import frames, meta
-from penstock.spool.chunks import Chunk
+from penstock.spool.chunk_files import Chunk
 from penstock.spool.dead_letters import FOLDER_NAME
 from penstock.spool.files import Files, OsFiles, write_all
 from penstock.spool.folder import is_taken, take

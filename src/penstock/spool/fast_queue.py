@@ -20,15 +20,15 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import QueueError, QueueFull
 from penstock.spool import dead_letters, folder, process
 from penstock.spool.backlog import Backlog
+from penstock.spool.capacity_policy import Gate
 from penstock.spool.config import Durability, FastQueueConfig, seconds, size
 from penstock.spool.dead_letters import DeadLetters
 from penstock.spool.files import Files, OsFiles, disk_error
 from penstock.spool.freshest import FreshestBacklog
-from penstock.spool.gate import Gate
-from penstock.spool.keeper import Keeper
 from penstock.spool.lease import Lease, as_block
 from penstock.spool.leasing import LeaseSide
 from penstock.spool.stats import QueueStats, snapshot
+from penstock.spool.syncer import Keeper
 
 log = logging.getLogger(__name__)
 

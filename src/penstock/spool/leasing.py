@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from penstock.clock import Clock
 from penstock.errors import QueueError
 from penstock.spool.backlog import Backlog
+from penstock.spool.capacity_policy import Gate
 from penstock.spool.config import Durability, FastQueueConfig
 from penstock.spool.dead_letters import DeadLetters
-from penstock.spool.gate import Gate
 from penstock.spool.lease import Lease
 
 log = logging.getLogger(__name__)

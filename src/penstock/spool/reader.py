@@ -6,7 +6,7 @@ from contextlib import suppress
 import google_crc32c
 
 from penstock.spool import frames
-from penstock.spool.chunks import Chunk, ChunkLog
+from penstock.spool.chunk_files import Chunk, ChunkLog
 from penstock.spool.files import Files, write_all
 from penstock.spool.frames import HEADER_SIZE, LENGTH_MASK, MAGIC, DamagedFrame, Frame, FrameHeader
 from penstock.spool.lease import Lease

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from penstock.spool import frames, journal, meta
 from penstock.spool.acked import Acked
-from penstock.spool.chunks import ChunkLog
+from penstock.spool.chunk_files import ChunkLog
 from penstock.spool.files import Files, read_file
 from penstock.spool.meta import DamagedMeta, Meta
 from penstock.spool.reader import FrameReader, Quarantine

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from penstock.errors import DiskFailed
 from penstock.spool.backlog import Backlog
-from penstock.spool.gate import Gate
-from penstock.spool.keeper import Keeper
+from penstock.spool.capacity_policy import Gate
+from penstock.spool.syncer import Keeper
 from penstock.telemetry import Sample
 
 

@@ -1,0 +1,1 @@
+"""WIRING: the `penstock` command, one file a command, and the screens that they show."""

@@ -1,0 +1,24 @@
+"""`penstock doctor`: what this machine has, what is missing, what to do."""
+
+import sys
+
+import click
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine has, what is missing, and what to do about it.
+
+    The exit code is 0 if the embedded default (`penstock demo`) can run here, else 1.
+
+    \b
+    Examples:
+      penstock doctor
+      penstock doctor --json
+    """
+    from penstock.service.doctor import examine, render
+
+    findings = examine()
+    click.echo(render(findings, as_json=as_json))
+    sys.exit(0 if all(finding.ok for finding in findings if finding.required) else 1)

@@ -1,0 +1,115 @@
+"""Answers of `penstock query` for people: a table, a plot."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from penstock.service.printable import printable
+from penstock.tables.query import MetricSummary, Row
+
+MOST_LINES = 6  # of a plot: more cannot be told apart
+_MARKS = "o+x*#@"  # what lines are drawn with where colours do not tell them apart
+_HEIGHT = 16
+
+
+def rows_table(rows: Sequence[Row], title: str, *, is_top: bool) -> Table:
+    """One line per row, the labels of its group first."""
+    labels = list(dict.fromkeys(label for row in rows for label in row.group))
+    functions = {row.function for row in rows}
+    table = Table(title=_text(title), title_justify="left", header_style="bold")
+    if not is_top:
+        table.add_column("time (UTC)", no_wrap=True)
+    for label in labels:
+        table.add_column(_text(label), overflow="fold")
+    if len(functions) > 1:
+        table.add_column("function")
+    heading = functions.pop().partition("(")[0] if len(functions) == 1 else "value"
+    # Of a percentile the value is the mean: its percentiles stand beside it.
+    for name in (
+        "count",
+        "avg" if heading == "percentile" else heading,
+        "min",
+        "max",
+        *(rows[0].ranks if rows else ()),
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells: list[str | Text] = [] if is_top else [f"{row.time:%Y-%m-%d %H:%M}"]
+        cells += [_text(row.group.get(label, "")) for label in labels]
+        cells += [row.function] if heading == "value" else []
+        cells += [f"{row.count:,}", *map(number, (row.value, row.min, row.max, *row.ranks.values()))]
+        table.add_row(*cells)
+    return table
+
+
+def metrics_table(found: Sequence[MetricSummary]) -> Table:
+    table = Table(title="Metrics", title_justify="left", header_style="bold")
+    table.add_column("metric", overflow="fold")
+    table.add_column("function")
+    for name in ("points", "series"):
+        table.add_column(name, justify="right")
+    for one in found:
+        table.add_row(_text(one.metric), one.function, f"{one.points:,}", f"{one.series:,}")
+    return table
+
+
+def _text(text: str) -> Text:
+    """As it is: not as markup, and not as commands to the terminal."""
+    return Text(printable(text))
+
+
+def plot(rows: Sequence[Row], title: str, width: int, *, has_colour: bool = False) -> str:
+    """The value (or the first percentile) over time, a line for each group; bars where there is one bucket only."""
+    import plotext
+
+    is_mixed = len({row.function for row in rows}) > 1
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_line_name(row, is_mixed=is_mixed), []).append(row)
+    shown = sorted(groups.items(), key=lambda item: -max(_height(row) for row in item[1]))[:MOST_LINES]
+    figure: Any = plotext.figure
+    figure.clear()
+    figure.plot_size(width, _HEIGHT)
+    figure.theme("simple" if len(shown) > 1 and has_colour else "colorless")  # one line needs none to be told apart
+    figure.title(printable(title))
+    times = sorted({row.time for row in rows})
+    if len(times) == 1:
+        figure.draw(figure.bar([name for name, _ in shown], [_height(members[0]) for _, members in shown]))
+        return str(figure.build())
+    place = {time: number for number, time in enumerate(times)}
+    for mark, (name, members) in zip(_MARKS, shown):
+        spots = [place[row.time] for row in members]
+        heights = [_height(row) for row in members]
+        line = figure.signal(spots, heights, marker="hd" if has_colour or len(shown) == 1 else mark).lines()
+        figure.draw(line.label(name) if len(shown) > 1 else line)
+    step = max(1, len(times) // 6)
+    ticks = list(range(0, len(times), step))
+    is_long = (times[-1] - times[0]).total_seconds() > 2 * 86400
+    figure.ruler().ticks(ticks, [f"{times[tick]:{'%d %b' if is_long else '%H:%M'}}" for tick in ticks])
+    return str(figure.build())
+
+
+def _line_name(row: Row, *, is_mixed: bool) -> str:
+    """Values of two functions are two lines: a sum and a mean have nothing to do with each other."""
+    group = group_text(row)
+    return f"{group} ({row.function})" if group and is_mixed else group or row.function
+
+
+def group_text(row: Row) -> str:
+    return printable(", ".join(row.group.values()))
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, and no more than anybody reads."""
+    if value is None:
+        return "-"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _height(row: Row) -> float:
+    value = next(iter(row.ranks.values()), row.value)
+    return value or 0.0

@@ -1,0 +1,165 @@
+"""`penstock run`: the service from one file, until a signal ends it."""
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.config_command import config_option, load_config
+from penstock.config.command_options import ConfigCommand
+from penstock.errors import ConfigError, PenstockError
+from penstock.service.exit_codes import LATE
+
+log = logging.getLogger(__name__)
+SAME_SIGNAL = 0.2  # seconds: some tools signal the process and then its group, which is one wish and not two
+
+
+@click.command(cls=ConfigCommand)
+@config_option
+@click.pass_context
+def run(ctx: click.Context, file: Path | None) -> None:
+    """Receive, hold, relay and roll up, as the configuration says; without one, OTLP and Prometheus into tables.
+
+    SIGTERM (or Ctrl-C) stops taking, answers everybody, drains and ends; a second one ends at once, also while it
+    starts, and what is durable stays. SIGHUP reads configuration, metric definitions, tokens and certificates anew and
+    says what needs a restart.
+
+    \b
+    Exit codes: 0 ended in good order, 1 could not start, 2 the configuration is wrong, 4 not everything was drained
+    in time (it stays in the durable queues), 130 interrupted before it had begun to start.
+    \b
+    Examples:
+      penstock run
+      penstock run -c penstock.yaml
+      penstock run -c penstock.yaml --processes 4 --spark-enabled false
+      penstock run --exporter-type otlp_http --exporter-url http://127.0.0.1:4418
+    """
+    from penstock.service.doctor import require_extra
+
+    require_extra("receive", "aiohttp", "grpc", "numpy", "opentelemetry.proto", "pyarrow")
+    loaded = load_config(ctx, file)
+    sys.exit(_run(ctx, file, loaded))
+
+
+def _run(ctx: click.Context, file: Path | None, loaded: Any) -> int:
+    from penstock.service.logs import set_up_logs
+    from penstock.service.service import Service
+    from penstock.service.signals import hear
+
+    set_up_logs(loaded.config.logging.number, loaded.config.logging.format)
+    for note in (*loaded.warnings, *loaded.config.notes()):
+        log.warning("A setting deserves a look. note=%s", note)
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    hear(signals.put, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    service = Service(loaded, began=process_began())
+    wishes = _Wishes(service, signals)
+    try:
+        wishes.heard_during(service.start, "starting")
+    except (PenstockError, OSError) as error:
+        log.error("Penstock cannot start. reason=%s", error)
+        return 2 if isinstance(error, ConfigError) else 1
+    while wishes.next() == signal.SIGHUP:
+        _reload(ctx, file, service)
+    log.info("Stopping. timeout=%s", loaded.config.shutdown.timeout)
+    return _stop(service, wishes)
+
+
+def process_began() -> float:
+    """When this process was started: loading our modules takes seconds on a busy machine. Now, where nobody says."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return time.time()
+
+
+class _Wishes:
+    """What the signals ask for: the first SIGTERM or SIGINT to stop in good order, another one to stop at once."""
+
+    def __init__(self, service: Any, signals: "queue.SimpleQueue[int]") -> None:
+        self._service = service
+        self._signals = signals
+        self._waiting: deque[int] = deque()  # signals that came while something else was done
+        self._stop_heard_at: float | None = None
+
+    def next(self) -> int:
+        """The next signal, when it comes."""
+        received = self._waiting.popleft() if self._waiting else self._signals.get()
+        if received != signal.SIGHUP and self._stop_heard_at is None:
+            self._stop_heard_at = time.monotonic()
+        return received
+
+    def heard_during(self, work: Callable[[], None], name: str) -> None:
+        """Do the work in another thread, so that signals are heard meanwhile. Raises what it raises."""
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+
+        thread = threading.Thread(target=run, name=f"penstock-{name}", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.05)
+            with suppress(queue.Empty):
+                self._heard(self._signals.get_nowait(), name)
+        if failures:
+            raise failures[0]
+
+    def _heard(self, received: int, name: str) -> None:
+        if received != signal.SIGHUP and self._stop_heard_at is not None:
+            if time.monotonic() - self._stop_heard_at > SAME_SIGNAL:
+                log.warning("Stopped at once by a second signal, what is durable stays.")
+                self._service.kill()
+                logging.shutdown()
+                os._exit(LATE)
+            return
+        self._waiting.append(received)
+        if received != signal.SIGHUP:
+            self._stop_heard_at = time.monotonic()
+            log.info("Stopping when this is done, or at once if asked once more. signal=%s doing=%s", received, name)
+
+
+def _stop(service: Any, wishes: _Wishes) -> int:
+    late: list[str] = []
+    try:
+        wishes.heard_during(lambda: late.extend(service.close()), "stopping")
+    except Exception as error:
+        log.exception("Stopping failed.")
+        late.append(str(error))
+    for text in late:
+        log.warning("Not done in time. what=%s", text)
+    log.info("Penstock has ended.")
+    return LATE if late else 0
+
+
+def _reload(ctx: click.Context, file: Path | None, service: Any) -> None:
+    from penstock.service.logs import set_up_logs
+
+    try:
+        fresh = load_config(ctx, file)
+    except PenstockError as error:
+        log.error("Not reloaded, the old settings hold. reason=%s", error)
+        return
+    try:
+        needing = service.reload(fresh)
+    except (PenstockError, OSError) as error:  # an SSLError is an OSError
+        log.error("Not reloaded, the old settings hold. reason=%s", error)
+        return
+    set_up_logs(fresh.config.logging.number, fresh.config.logging.format)
+    if needing:
+        log.warning("Reloaded, but for what needs a restart. keys=%s", ", ".join(needing))
+    else:
+        log.info("Reloaded.")

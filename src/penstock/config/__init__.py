@@ -1,0 +1,1 @@
+"""WIRING: the configuration: its classes, how it is read, shown and documented."""

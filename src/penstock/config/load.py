@@ -1,0 +1,246 @@
+"""From a file, the environment and flags to one checked configuration; each value remembers where it came from.
+
+    flag  >  environment variable  >  file  >  default
+
+A later layer replaces single keys of an earlier one, never a whole section. All problems are found before any of them
+is reported.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from penstock.config.schema import NAME, PREFIX, Key, KeyPath, Section, schema_of
+from penstock.config.yaml_document import Located, parse_document, read_document
+from penstock.errors import ConfigError
+
+T = TypeVar("T")
+VALID_NAME = "a lower-case letter, then letters and digits"
+# Set by people for other purposes than a key of the file.
+OTHER_VARIABLES = {f"{PREFIX}_{name}" for name in ("CONFIG", "TABLES", "SEGMENTS", "MASTER", "ARCHIVE")}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value and where it was set: `penstock.yaml:12`, `PENSTOCK_ADMIN_LISTEN` or `--admin-listen`."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """The configuration, what was set where, and what deserves a look though it is no error."""
+
+    config: T
+    given: Mapping[KeyPath, Given]
+    warnings: tuple[str, ...] = ()
+
+
+def load(
+    kind: type[T],
+    file: Path | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+    text: str | None = None,
+) -> Loaded[T]:
+    """The configuration of that class. ConfigError lists every problem with its key, value, bound and place.
+
+    `environ`: variables by name, only ours are looked at. `flags`: texts by flag, as `--admin-listen`.
+    `text`: the file's content, for those who have it already.
+    """
+    schema = schema_of(kind)
+    problems: list[str] = []
+    given: dict[KeyPath, Given] = {}
+    if file is not None or text is not None:
+        name = str(file or "configuration")
+        document = read_document(file) if text is None and file is not None else parse_document(text or "", name)
+        given.update(_of_document(schema, document, name, problems))
+    warnings: list[str] = []
+    given.update(_of_variables(schema, environ or {}, problems, warnings))
+    given.update(_of_flags(schema, flags or {}, problems))
+    config = _built(schema, (), given, problems)
+    if problems or config is None:
+        raise ConfigError("\n".join(problems))
+    return Loaded(config, given, tuple(warnings))
+
+
+# -- layers ----------------------------------------------------------------------------------------------------------
+
+
+def _of_document(
+    section: Section, document: Located, file: str, problems: list[str], path: KeyPath = ()
+) -> Iterator[tuple[KeyPath, Given]]:
+    """Every key that the file sets."""
+    if document.value is None:  # `exporter:` and nothing below it
+        return
+    if not isinstance(document.value, dict):
+        where = ".".join(path) or "the file"
+        problems.append(f"{file}:{document.line}: {where} must be a mapping of keys, got {document.plain()!r}")
+        return
+    for word, entry in document.value.items():
+        here, origin = (*path, word), f"{file}:{entry.line}"
+        if word in section.keys:
+            try:
+                yield here, Given(section.keys[word].checked(entry.plain(), ".".join(here)), origin)
+            except ConfigError as error:
+                problems.append(f"{origin}: {error}")
+        elif word not in section.sections:
+            problems.append(f"{origin}: {unknown('.'.join(here), word, [*section.keys, *section.sections])}")
+        elif section.sections[word].is_named:
+            yield from _of_named(section.sections[word], entry, file, problems, here)
+        else:
+            yield from _of_document(section.sections[word], entry, file, problems, here)
+
+
+def _of_named(
+    section: Section, document: Located, file: str, problems: list[str], path: KeyPath
+) -> Iterator[tuple[KeyPath, Given]]:
+    if document.value is None:
+        return
+    if not isinstance(document.value, dict):
+        problems.append(
+            f"{file}:{document.line}: {'.'.join(path)} must be a mapping of names, got {document.plain()!r}"
+        )
+        return
+    for name, entry in document.value.items():
+        if not is_name(name):
+            problems.append(f"{file}:{entry.line}: {'.'.join(path)}.{name}: a name must be {VALID_NAME}")
+            continue
+        yield (*path, name), Given(None, f"{file}:{entry.line}")  # that it is there, though it may set nothing
+        yield from _of_document(section, entry, file, problems, (*path, name))
+
+
+def _of_variables(
+    schema: Section, environ: Mapping[str, str], problems: list[str], warnings: list[str]
+) -> Iterator[tuple[KeyPath, Given]]:
+    known = {key.variable: key for key in schema.walk()}
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(f"{PREFIX}_") or variable in OTHER_VARIABLES:
+            continue
+        # A stranger is no error: Kubernetes sets PENSTOCK_SERVICE_HOST and others for a service of our name.
+        yield from _of_text(variable, text, known, "_", problems, warnings, schema)
+
+
+def _of_flags(schema: Section, flags: Mapping[str, str], problems: list[str]) -> Iterator[tuple[KeyPath, Given]]:
+    known = {key.flag: key for key in schema.walk()}
+    for flag, text in flags.items():
+        yield from _of_text(flag, text, known, "-", problems, problems, schema)
+
+
+def _of_text(
+    spelled: str,
+    text: str,
+    known: Mapping[str, Key],
+    between: str,
+    problems: list[str],
+    strangers: list[str],
+    schema: Section,
+) -> Iterator[tuple[KeyPath, Given]]:
+    """What a flag or a variable sets."""
+    key = known.get(spelled) or _named_key(spelled, known, between)
+    if key is None:
+        strangers.append(unknown(spelled, spelled, list(known), f"{PREFIX}_" if between == "_" else "--"))
+        return
+    for end in range(1, len(key.path)):
+        if _is_named_at(schema, key.path[:end]):
+            yield key.path[: end + 1], Given(None, spelled)
+    try:
+        yield key.path, Given(key.parsed(text, key.name), spelled)
+    except ConfigError as error:
+        problems.append(f"{spelled}: {error}")
+
+
+def _named_key(spelled: str, known: Mapping[str, Key], between: str) -> Key | None:
+    """`--exporters-backup-url`, of which only `--exporters-NAME-url` is known; a name has no separator in it."""
+    for pattern, key in known.items():
+        if NAME not in key.path:
+            continue
+        before, _, after = pattern.partition(f"{between}{NAME}{between}")
+        if spelled.startswith(before + between) and spelled.endswith(between + after):
+            name = spelled[len(before) + 1 : len(spelled) - len(after) - 1].lower()
+            if is_name(name):
+                return replace(key, path=tuple(name if word == NAME else word for word in key.path))
+    return None
+
+
+def _is_named_at(schema: Section, path: KeyPath) -> bool:
+    section: Section | None = schema
+    for word in path:
+        section = section.sections.get(word) if section else None
+        if section and section.is_named:
+            return section.path[:-1] == path
+    return False
+
+
+# -- building --------------------------------------------------------------------------------------------------------
+
+
+def _built(section: Section, path: KeyPath, given: Mapping[KeyPath, Given], problems: list[str]) -> Any:
+    """An instance of the section's class; None, and a problem, if it refuses what it is given."""
+    values = {word: given[(*path, word)].value for word in section.keys if (*path, word) in given}
+    found = len(problems)
+    for word, inner in section.sections.items():
+        here = (*path, word)
+        if inner.is_named:
+            names = dict.fromkeys(known[len(here)] for known in given if known[: len(here)] == here and known != here)
+            values[word] = {name: _built(inner, (*here, name), given, problems) for name in names}
+        elif not inner.is_optional or any(
+            known[: len(here)] == here and one.value is not None for known, one in given.items()
+        ):
+            values[word] = _built(inner, here, given, problems)
+    if len(problems) > found:
+        if not path:
+            return None
+        values = {word: value for word, value in values.items() if value is not None}  # for further problems
+    try:
+        made = section.kind(**values)
+        return made if len(problems) == found else None
+    except ConfigError as error:
+        problems += [_placed(message, path, given) for message in str(error).splitlines()]
+    except TypeError:
+        missing = [word for word in section.keys if word not in values and _is_required(section.keys[word])]
+        if not missing:
+            raise
+        problems.append(_placed(f"{missing[0]} must be set", path, given))
+    return None
+
+
+def _is_required(key: Key) -> bool:
+    return key.default is MISSING
+
+
+def _placed(message: str, path: KeyPath, given: Mapping[KeyPath, Given]) -> str:
+    """The message of a class with the whole key in front of it, and where that was set.
+
+    Our classes begin a message with the name of the field that is wrong: `threshold must be …`.
+    """
+    word, _, rest = message.partition(" ")
+    own = tuple(word.rstrip(":").split("."))
+    for start in range(len(own)):  # a class may name its own section, too: circuit_breaker.threshold
+        here = (*path, *own[start:])
+        if here in given:
+            return f"{given[here].origin}: {'.'.join(here)} {rest}"
+    inside = [one for known, one in given.items() if known[: len(path)] == path]
+    where = f"{inside[0].origin}: " if inside else ""
+    prefix = ".".join(path)
+    return (
+        f"{where}{prefix}{'.' if prefix else ''}{message}" if own[0].isidentifier() else f"{where}{prefix}: {message}"
+    )
+
+
+def is_name(text: str) -> bool:
+    return text.isascii() and text.isalnum() and text.islower() and text[0].isalpha()
+
+
+def unknown(name: str, word: str, known: list[str], prefix: str = "") -> str:
+    """That there is no such thing, and what may have been meant. `prefix`: what all of them begin with."""
+    bare = [one.removeprefix(prefix) for one in known]
+    close = difflib.get_close_matches(word.removeprefix(prefix), bare, n=1, cutoff=0.6)
+    hint = f"did you mean {prefix}{close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+    if len(hint) > 400:
+        hint = "`penstock config keys` lists all"
+    return f"{name} is not a setting; {hint}"

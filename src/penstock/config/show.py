@@ -1,0 +1,149 @@
+"""The configuration as text: what holds now, with its origins; a file to begin with; every key in one list."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.config.load import Given, Loaded
+from penstock.config.schema import NAME, Key, KeyPath, Kind, Section, schema_of
+from penstock.export.flags import FLAGS
+from penstock.units import exact_bytes, exact_duration, parse_bytes, parse_duration
+
+HIDDEN = "***"
+
+
+def as_yaml(loaded: Loaded[Any], *, with_origin: bool = False, with_secrets: bool = False) -> str:
+    """Everything that holds, as a file that gives the same; secrets are masked. With origins as comments."""
+    masking = (lambda _, value: value) if with_secrets else masked
+    lines = list(_lines(schema_of(type(loaded.config)), (), loaded.config, loaded.given, masking))
+    if not with_origin:
+        return "\n".join(text for text, _ in lines) + "\n"
+    width = min(60, max(len(text) for text, _ in lines))
+    return "\n".join(f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines) + "\n"
+
+
+def _lines(
+    section: Section, path: KeyPath, config: Any, given: Mapping[KeyPath, Given], masking: Callable[[Key, Any], Any]
+) -> Iterator[tuple[str, str]]:
+    indent = "  " * len(path)
+    for word, key in section.keys.items():
+        value = getattr(config, word)
+        origin = given[(*path, word)].origin if (*path, word) in given else "default"
+        yield f"{indent}{word}: {yaml_text(key, masking(key, value))}", origin
+    for word, inner in section.sections.items():
+        value = getattr(config, word)
+        if value is None or (inner.is_named and not value):
+            yield f"{indent}{word}: {'{}' if inner.is_named else 'null'}", "default"
+        elif inner.is_named:
+            yield f"{indent}{word}:", ""
+            for name, one in value.items():
+                yield f"{indent}  {name}:", ""
+                yield from _lines(inner, (*path, word, name), one, given, masking)
+        else:
+            yield f"{indent}{word}:", ""
+            yield from _lines(inner, (*path, word), value, given, masking)
+
+
+def entries(loaded: Loaded[Any]) -> Iterator[tuple[str, Any, str]]:
+    """Every key that holds: its name, its value as JSON has it, where it was set."""
+    yield from _entries(schema_of(type(loaded.config)), (), loaded.config, loaded.given)
+
+
+def _entries(
+    section: Section, path: KeyPath, config: Any, given: Mapping[KeyPath, Given]
+) -> Iterator[tuple[str, Any, str]]:
+    for word, key in section.keys.items():
+        here = (*path, word)
+        value = masked(key, getattr(config, word))
+        plain = value.value if isinstance(value, Enum) else str(value) if isinstance(value, Path) else value
+        yield ".".join(here), plain, given[here].origin if here in given else "default"
+    for word, inner in section.sections.items():
+        value = getattr(config, word)
+        for name, one in value.items() if inner.is_named else [] if value is None else [("", value)]:
+            yield from _entries(inner, (*path, word, *([name] if name else [])), one, given)
+
+
+def doc_of(key: Key) -> str:
+    """What a key does. The queues' keys are explained by their flags."""
+    if key.doc or "queue" not in key.path:
+        return key.doc
+    own = ".".join(key.path[key.path.index("queue") + 1 :])
+    return next((flag.help for flag in FLAGS if flag.key == own), "")
+
+
+def yaml_text(key: Key, value: Any) -> str:
+    """A value as YAML on one line, sizes and durations as people write them."""
+    if value is None:
+        return "null"
+    if value is MISSING:
+        return ""
+    if isinstance(value, Enum):
+        value = value.value
+    if key.kind is Kind.SIZE:
+        return exact_bytes(parse_bytes(value, key.name))
+    if key.kind is Kind.DURATION:
+        return exact_duration(parse_duration(value, key.name))
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, str) and _is_plain(value):
+        return value
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether YAML reads it back as the same text without quotes."""
+    import yaml
+
+    try:
+        return bool(text) and "\n" not in text and yaml.safe_load(f"x: {text}") == {"x": text}
+    except yaml.YAMLError:
+        return False
+
+
+def masked(key: Key, value: Any) -> Any:
+    """`value` with what may be secret replaced: passwords in URLs, the values of headers."""
+    if key.kind is Kind.TABLE and key.path[-1] == "headers":
+        return dict.fromkeys(value or {}, HIDDEN)
+    if isinstance(value, str) and "://" in value and (password := urlsplit(value).password):
+        return value.replace(f":{password}@", f":{HIDDEN}@", 1)
+    return value
+
+
+def key_list(kind: type[Any]) -> Iterator[tuple[Key, str]]:
+    """Every key, in the order of the file, and its default as the file would say it."""
+    for key in schema_of(kind).walk():
+        yield key, yaml_text(key, key.default)
+
+
+def template(kind: type[Any]) -> str:
+    """A file with every key and its default, all of them commented out."""
+    out = [
+        "# Every key with its default. Take the `#` away from what you change, and from the sections above it.",
+        "# An environment variable or a flag wins over this file: see docs/config.md.",
+        "",
+    ]
+    out += _template_lines(schema_of(kind), 0)
+    return "\n".join(out) + "\n"
+
+
+def _template_lines(section: Section, depth: int) -> Iterator[str]:
+    indent = "#" + "  " * depth
+    for word, key in section.keys.items():
+        if doc := doc_of(key):
+            yield f"{indent} # {doc}"
+        if key.choices:
+            yield f"{indent} # {key.describes}"
+        has_none = "# " if key.default is MISSING else ""
+        yield f"{indent} {has_none}{word}: {yaml_text(key, key.default)}"
+    for word, inner in section.sections.items():
+        if not depth:
+            yield "#"
+        yield f"{indent} {word}:  # {inner.doc.splitlines()[0]}"
+        if inner.is_named:
+            yield f"{indent}   {NAME.lower()}: {{}}  # each with the keys of {inner.path[0].removesuffix('s')}"
+        else:
+            yield from _template_lines(inner, depth + 1)

@@ -1,0 +1,352 @@
+"""The whole configuration of `penstock run`, as one tree of frozen classes. docs/config.md is made of it."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from penstock.config.address import parse_address
+from penstock.config.destinations import ExporterConfig, RelayQueueConfig
+from penstock.config.relay_loops import into_http, into_queue
+from penstock.decode.config import IntakeConfig
+from penstock.errors import ConfigError
+from penstock.export.config import SendQueueConfig
+from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
+from penstock.receive.rabbitmq_config import RabbitReceiverConfig
+from penstock.spool import Durability, FullBehavior
+from penstock.units import parse_bytes, parse_duration
+
+DEFAULT_WRITER = "edge"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig(HttpReceiverConfig):
+    """OTLP (`/v1/metrics`), Prometheus remote write (`/api/v1/write`) and JSON events (`/v1/events`) over HTTP."""
+
+    enabled: bool = True
+    """False: nothing is taken over HTTP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcConfig(GrpcReceiverConfig):
+    """OTLP over gRPC."""
+
+    enabled: bool = True
+    """False: nothing is taken over gRPC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmqpConfig(RabbitReceiverConfig):
+    """Messages of a RabbitMQ queue: OTLP, JSON events or remote writes, acknowledged when they are safe."""
+
+    enabled: bool = False
+    """True: consume."""
+
+    def __post_init__(self) -> None:
+        RabbitReceiverConfig.__post_init__(self)
+        if self.enabled and self.tls is not None and not self.url.startswith("amqps://"):
+            raise ConfigError("url must begin with amqps:// where tls is set, got amqp://")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiversConfig:
+    """What comes in, and where."""
+
+    http: HttpConfig = field(default_factory=HttpConfig)
+    grpc: GrpcConfig = field(default_factory=GrpcConfig)
+    amqp: AmqpConfig = field(default_factory=AmqpConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinesConfig:
+    """What becomes of what comes in. Both may be on: then a request is answered when both have it safely."""
+
+    relay: bool = True
+    """Hand requests on to every exporter that is set."""
+    rollup: bool = True
+    """Merge points at the edge and seal them into segments for Spark."""
+
+    def __post_init__(self) -> None:
+        if not self.relay and not self.rollup:
+            raise ConfigError("rollup must be true where relay is false: nothing would happen to what comes in")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentQueueConfig(SendQueueConfig):
+    """The durable queue between L1 and segments."""
+
+    path: str | Path = "./rollup-queue"
+    full_behavior: FullBehavior = FullBehavior.DROP_NEWEST
+    durability: Durability = Durability.DISK
+
+    def __post_init__(self) -> None:
+        SendQueueConfig.__post_init__(self)
+        for name, needed in (("type", "disk"), ("order", "fifo"), ("enabled", True), ("always_queue", True)):
+            if getattr(self, name) != needed:
+                raise ConfigError(f"{name} must be {str(needed).lower()} for segments, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentsConfig:
+    """Sealed files of merged points: what Spark reads."""
+
+    path: str | Path = "./segments"
+    """Their folder. On a cluster one that edge machines and Spark share."""
+    writer: str = DEFAULT_WRITER
+    """Who writes them. Machines that share a folder need names of their own, which stay the same over restarts."""
+    interval: float | str = 1.0
+    """How long blocks gather before they are sealed. Shorter: fresher tables, and more files for Spark to open."""
+    max_blocks: int = 1000
+    """Blocks in one segment at most."""
+    max_bytes: int | str = "64Mi"
+    """Bytes of blocks in one segment at most: what one task of Spark reads without spilling."""
+    queue: SegmentQueueConfig = field(default_factory=SegmentQueueConfig)
+
+    def __post_init__(self) -> None:
+        if self.writer != DEFAULT_WRITER:
+            from penstock.model.segment import check_writer  # brings pyarrow, which a relay does without
+
+            check_writer(self.writer)
+        object.__setattr__(self, "interval", parse_duration(self.interval, "interval"))
+        object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes"))
+        _at_least(self, max_blocks=1, max_bytes=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class L1Config:
+    """Merging at the edge: points of one series and minute become one row."""
+
+    max_bytes: int | str = "64Mi"
+    """Bytes that it may hold in all its stages; beyond them senders are told to come again."""
+    flush_interval: float | str = 0.5
+    """How long points that nobody waits for may gather. Where a request is answered only when it is safe, nothing is
+    held back: requests that come together merge."""
+    flush_rows: int = 50_000
+    """Merged rows in one block at most, about 4 MB."""
+    max_metrics: int = 1_000
+    """Metrics that are merged by a handler of their own; the others share one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes"))
+        object.__setattr__(self, "flush_interval", parse_duration(self.flush_interval, "flush_interval"))
+        if not self.flush_interval:
+            raise ConfigError("flush_interval must be > 0, got 0")
+        _at_least(self, max_bytes=1, flush_rows=1, max_metrics=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkConfig:
+    """The job from segments to tables: here, in a process of its own, or elsewhere with `penstock spark run`."""
+
+    enabled: bool = True
+    """False on an edge machine: segments are sealed, a job elsewhere reads them."""
+    master: str = "local[*]"
+    """Where Spark works: `local[N]`, `spark://host:7077`, `yarn`, `k8s://…`."""
+    trigger: float | str = 2.0
+    """How often a batch begins. A batch costs about 0.2 s even when it is small."""
+    checkpoint: str | None = None
+    """Where Spark keeps its log; left out: `.checkpoint` inside the segments' folder."""
+    max_files: int | None = None
+    """Segments in one batch at most."""
+    max_rows: int | None = None
+    """Rows in one batch at most."""
+    max_bytes: int | str | None = None
+    """Bytes in one batch at most."""
+    keep_segments: float | str | None = "1d"
+    """Segments of this age that are in all tables are deleted; null keeps them all."""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Further settings for Spark: `spark.driver.memory: 2g`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trigger", parse_duration(self.trigger, "trigger"))
+        if self.keep_segments is not None:
+            object.__setattr__(self, "keep_segments", parse_duration(self.keep_segments, "keep_segments"))
+        if self.max_bytes is not None:
+            object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes"))
+        for name in ("max_files", "max_rows", "max_bytes"):
+            if getattr(self, name) is not None:
+                _at_least(self, **{name: 1})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepConfig:
+    """How long each table keeps its rows, where a metric's definition does not say."""
+
+    minute: float | str = "7d"
+    """Rows of the minute table."""
+    hour: float | str = "30d"
+    """Rows of the hour table."""
+    day: float | str = "365d"
+    """Rows of the day table."""
+    top_n: float | str = "3d"
+    """Rows of the top-n table: the largest."""
+
+    def __post_init__(self) -> None:
+        for name in ("minute", "hour", "day", "top_n"):
+            object.__setattr__(self, name, parse_duration(getattr(self, name), name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablesConfig:
+    """Where the minute, hour, day and top-n tables are."""
+
+    location: str = "./tables"
+    """A folder (Delta), `parquet:FOLDER` or `postgresql://user@host/database`."""
+    maintain_every: float | str = "1h"
+    """How often rows are folded and old ones deleted, where Spark runs here; 0: never."""
+    keep: KeepConfig = field(default_factory=KeepConfig)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "maintain_every", parse_duration(self.maintain_every, "maintain_every"))
+        if not self.location:
+            raise ConfigError("location must name a folder or a database, got ''")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminConfig:
+    """HTTP for operators: `/metrics`, `/healthz`, `/readyz` and a status page at `/`."""
+
+    enabled: bool = True
+    """False: nobody can ask."""
+    listen: str = "127.0.0.1:9109"
+    """Address and port. It has no TLS and asks for no password: leave it on loopback or a private network."""
+
+    def __post_init__(self) -> None:
+        parse_address(self.listen, "listen")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggingConfig:
+    """What is said, and how. To standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "human", "json"] = "auto"
+    """`auto`: for people in a terminal, one JSON object a line otherwise."""
+
+    @property
+    def number(self) -> int:
+        return int(logging.getLevelNamesMapping()[self.level.upper()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownConfig:
+    """How the service ends."""
+
+    timeout: float | str = 30.0
+    """From SIGTERM to the end, for everything together. What is not sent by then stays in its durable queue."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "timeout", parse_duration(self.timeout, "timeout"))
+        if not self.timeout:
+            raise ConfigError("timeout must be > 0, got 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """Everything that `penstock run` needs."""
+
+    data_dir: str | Path = "."
+    """Relative paths in this file are taken from here; left out: where the process was started."""
+    processes: int = 1
+    """Receiving processes that share the ports. Each has queue folders and a writer of its own."""
+    definitions: str | Path | None = None
+    """Metric definitions; left out: every metric is kept by its own labels."""
+    receivers: ReceiversConfig = field(default_factory=ReceiversConfig)
+    intake: IntakeConfig = field(default_factory=IntakeConfig)
+    pipelines: PipelinesConfig = field(default_factory=PipelinesConfig)
+    exporter: ExporterConfig = field(default_factory=ExporterConfig)
+    exporters: Mapping[str, ExporterConfig] = field(default_factory=dict)
+    """Further destinations, each under a name. Their queues lie in `./queue-NAME` unless they say otherwise."""
+    l1: L1Config = field(default_factory=L1Config)
+    segments: SegmentsConfig = field(default_factory=SegmentsConfig)
+    spark: SparkConfig = field(default_factory=SparkConfig)
+    tables: TablesConfig = field(default_factory=TablesConfig)
+    admin: AdminConfig = field(default_factory=AdminConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
+
+    def __post_init__(self) -> None:
+        _at_least(self, processes=1)
+        for name, exporter in self.exporters.items():
+            if exporter.type == "none":
+                raise ConfigError(f"exporters.{name}.type must say what the destination speaks, got 'none'")
+        seen: dict[str, str] = {}
+        for key, path in self._queue_paths():
+            place = os.path.normpath(path)
+            if place in seen:
+                raise ConfigError(f"{key} must be a folder of its own, got {str(path)!r}, which {seen[place]} has")
+            seen[place] = key
+        for name, exporter in self.relays().items():
+            http, amqp = self.receivers.http, self.receivers.amqp
+            problem = (http.enabled and into_http(exporter, http)) or (amqp.enabled and into_queue(exporter, amqp))
+            if problem:
+                raise ConfigError(f"{self._key_of(name)}.{problem}")
+
+    def notes(self) -> Iterator[str]:
+        """What is allowed, and yet worth a second look."""
+        if not any(one.enabled for one in (self.receivers.http, self.receivers.grpc, self.receivers.amqp)):
+            yield "no receiver is enabled: nothing comes in here"
+        receivers = self.receivers
+        for name, tls in (("http", receivers.http), ("grpc", receivers.grpc), ("amqp", receivers.amqp)):
+            for problem in tls.tls.problems() if tls.enabled and tls.tls else ():
+                yield f"receivers.{name}.{problem}"
+        for name, receiver in (("http", receivers.http), ("grpc", receivers.grpc)):
+            if receiver.enabled and receiver.auth:
+                try:
+                    receiver.auth.tokens()
+                except ConfigError as error:
+                    yield f"receivers.{name}.{error}"
+        if not self.relays() and self.pipelines.relay and not self.pipelines.rollup:
+            yield "pipelines.rollup is false and no exporter is set: requests are taken and go nowhere"
+        if self.exporter.type == "none" and self.exporter.url:
+            yield "exporter.url is set and exporter.type is none: nothing is sent there. Say what it speaks"
+        for name, exporter in self.relays().items():
+            if exporter.queue.durability is Durability.MEMORY:
+                yield f"{name}: queue.durability is memory, so kill -9 loses requests that were answered for"
+            if exporter.queue.full_behavior is FullBehavior.DROP_OLDEST:
+                yield f"{name}: queue.full_behavior is drop_oldest, so a full queue loses what was answered for"
+
+    def relays(self) -> dict[str, ExporterConfig]:
+        """The destinations that requests are relayed to, by name; the one of `exporter` is called `relay`."""
+        if not self.pipelines.relay:
+            return {}
+        single = {"relay": self.exporter} if self.exporter.type != "none" else {}
+        return {**single, **self.exporters}
+
+    def queue_path(self, name: str) -> Path:
+        """Where the queue of that destination lies."""
+        path = Path(self.relays()[name].queue.path)
+        is_default = path == Path(RelayQueueConfig().path)
+        return self.resolved(f"./queue-{name}" if is_default and name in self.exporters else path)
+
+    def _queue_paths(self) -> Iterator[tuple[str, Path]]:
+        if self.pipelines.rollup:
+            yield "segments.queue.path", self.resolved(self.segments.queue.path)
+        for name, exporter in self.relays().items():
+            if exporter.queue.type == "disk" and exporter.queue.enabled:
+                yield f"{self._key_of(name)}.queue.path", self.queue_path(name)
+
+    def _key_of(self, name: str) -> str:
+        """The section of that destination."""
+        return f"exporters.{name}" if name in self.exporters else "exporter"
+
+    def resolved(self, path: str | Path) -> Path:
+        return Path(self.data_dir) / path
+
+    @property
+    def tables_location(self) -> str:
+        """Where the tables are, with a relative folder taken from `data_dir`."""
+        location = self.tables.location
+        if location.startswith(("postgresql://", "postgres://")) or "://" in location:
+            return location
+        scheme, found, folder = location.partition("parquet:")
+        return f"parquet:{self.resolved(folder)}" if found and not scheme else str(self.resolved(location))
+
+
+def _at_least(config: object, **bounds: int) -> None:
+    for name, least in bounds.items():
+        value = getattr(config, name)
+        if value < least:
+            raise ConfigError(f"{name} must be >= {least}, got {value!r}")

@@ -1,0 +1,62 @@
+"""Messages that wait to be handled together."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.consume.delivery import Delivery
+from penstock.consume.routes import Route
+
+
+class Timers(Protocol):
+    """What calls back later, on the I/O thread."""
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> object: ...
+
+    def cancel(self, timer: object) -> None: ...
+
+
+class Batcher:
+    """Collects the deliveries of each route until a batch is full or its first message has waited long enough.
+
+    I/O thread only.
+    """
+
+    def __init__(self, timers: Timers, emit: Callable[[list[Delivery]], None]) -> None:
+        self._timers = timers
+        self._emit = emit
+        self._batches: dict[Route, list[Delivery]] = {}
+        self._deadlines: dict[Route, object] = {}
+
+    def add(self, delivery: Delivery) -> None:
+        route = delivery.route
+        if delivery.message.attempt > 1:
+            # It failed before, alone or among others: alone it can fail nobody but itself.
+            self.flush(route)
+            self._emit([delivery])
+            return
+        batch = self._batches.setdefault(route, [])
+        batch.append(delivery)
+        if len(batch) >= (route.batch_size or 1):
+            self.flush(route)
+        elif len(batch) == 1:
+            timeout = route.options.batch_timeout or DEFAULT_TIMEOUT
+            self._deadlines[route] = self._timers.call_later(timeout, lambda: self.flush(route))
+
+    def flush(self, route: Route) -> None:
+        """Hand over what has come together."""
+        batch = self._take(route)
+        if batch:
+            self._emit(batch)
+
+    def clear(self) -> list[Delivery]:
+        """Everything that waits, no longer to be handed over."""
+        return [delivery for route in list(self._batches) for delivery in self._take(route)]
+
+    def _take(self, route: Route) -> list[Delivery]:
+        timer = self._deadlines.pop(route, None)
+        if timer is not None:
+            self._timers.cancel(timer)
+        return self._batches.pop(route, [])
+
+
+DEFAULT_TIMEOUT = 1.0

@@ -1,0 +1,203 @@
+"""The front of the package: declarations in, running consumers out."""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import FrameType, TracebackType
+from typing import Self
+
+from penstock.broker import Broker, Tls
+from penstock.clock import Clock, SystemClock
+from penstock.consume.backoff_policy import BackoffPolicy
+from penstock.consume.broker_connection import Link
+from penstock.consume.consumer_options import Execution
+from penstock.consume.coroutine_workers import CoroutineWorkers
+from penstock.consume.declarations import Declarations
+from penstock.consume.process_workers import ProcessWorkers
+from penstock.consume.stats import Health, RegistryStats, health_of, samples_of, stats_of
+from penstock.consume.subscription import Subscription
+from penstock.consume.thread_workers import THREADS, ThreadWorkers, Workers
+from penstock.telemetry import Buckets, Sample, Telemetry
+
+log = logging.getLogger(__name__)
+
+
+class ConsumerRegistry:
+    """Consumes what the declarations say, from `start` to `stop`.
+
+    Order: see ConsumerOptions.
+    Loss: none, but for messages that are given up where there are no dead letters to go to. A message is acknowledged
+        after its handler; whatever ends before (a handler, a worker process, the connection, the broker, this process)
+        leaves it to the broker, which delivers it again.
+    Threads: every method may be called from any thread. Handlers run on the workers' threads.
+    Blocks: `start` until every consumer consumes, `stop` until everything in hand has ended or the timeout is over.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        declarations: Declarations,
+        *,
+        username_file: str | None = None,
+        password_file: str | None = None,
+        tls: Tls | None = None,
+        reconnect: BackoffPolicy | None = None,
+        telemetry: Telemetry | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        declarations.validate()
+        self._broker = Broker(url, username_file, password_file, tls)
+        self._clock: Clock = clock or SystemClock()
+        self._link = Link(self._broker, declarations, reconnect or BackoffPolicy())
+        self._link.subscriptions = [
+            Subscription(consumer, self._link, self._clock) for consumer in declarations.consumers()
+        ]
+        self._telemetry = telemetry
+        self._unwatch: Callable[[], None] = lambda: None
+        self._quiet = threading.Event()  # nothing is in hand any more, or nobody wants to wait for it
+        self._at_once = False
+        # _lock guards everything below.
+        self._lock = threading.Lock()
+        self._state = "new"
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Connect, declare the topology, start the workers and consume; BrokerError with the reason if it fails.
+
+        Later losses of the connection are repaired, not raised: see `health`.
+        """
+        with self._lock:
+            if self._state != "new":
+                raise RuntimeError(f"a registry starts once, this one is {self._state}")
+            self._state = "running"
+        try:
+            for subscription in self._link.subscriptions:
+                self._announce(subscription)
+                workers = self._workers(subscription)
+                workers.start()
+                subscription.workers = workers
+            self._link.start(timeout)
+        except BaseException:
+            self._state = "failed"
+            self._close_workers(self._clock.monotonic())
+            raise
+        if self._telemetry is not None:
+            self._unwatch = self._telemetry.watch(lambda: samples_of(self._link))
+
+    def stop(self, timeout: float = 30.0) -> list[str]:
+        """Stop consuming, let what is in hand finish, acknowledge, close; name the workers that would not end.
+
+        What no worker has begun goes back to the queue at once; what is not finished in time goes back when the
+        connection closes. Nothing is lost, and nothing is dead-lettered because of it.
+        """
+        if threading.current_thread().name.startswith(THREADS):
+            raise RuntimeError("stop() waits for handlers, so none may call it: let the main thread do so")
+        with self._lock:
+            if self._state != "running":
+                return []
+            self._state = "stopped"
+        deadline = self._clock.monotonic() + timeout
+        closing = min(1.0, timeout * 0.2)  # kept for the last acks and the good-bye
+        self._link.call(self._stop_consuming)
+        self._quiet.wait(max(0.0, deadline - closing - self._clock.monotonic()))
+        unfinished = self._close_workers(self._clock.monotonic() if self._at_once else deadline - closing)
+        if unfinished:
+            log.warning("Workers did not end in time; the broker has their messages back. workers=%s", unfinished)
+        if not self._link.close(max(0.2, deadline - self._clock.monotonic())):
+            log.warning("The connection did not close in time. broker=%s", self._broker)
+        self._unwatch()
+        log.info("Consumers stopped. broker=%s unfinished=%d", self._broker, len(unfinished))
+        return unfinished
+
+    def run(self, stop_timeout: float = 30.0) -> list[str]:
+        """Start, wait for SIGTERM or SIGINT, stop. A second signal stops at once. Main thread only."""
+        asked = threading.Event()
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            if asked.is_set():
+                self._at_once = True
+                self._quiet.set()
+            asked.set()
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self.start()
+            asked.wait()
+            log.info("Stopping. broker=%s timeout=%s", self._broker, stop_timeout)
+            return self.stop(stop_timeout)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def stats(self) -> RegistryStats:
+        """The counts of this moment."""
+        return stats_of(self._link)
+
+    def samples(self) -> Iterable[Sample | Buckets]:
+        """For `Telemetry.watch`, where no telemetry was handed over."""
+        return samples_of(self._link)
+
+    def health(self) -> Health:
+        """Whether every consumer consumes, and why not."""
+        return health_of(self._link)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _stop_consuming(self) -> None:
+        """On the I/O thread."""
+        waiting = {subscription.name for subscription in self._link.subscriptions}
+
+        def quiet(name: str) -> None:
+            waiting.discard(name)
+            if not waiting:
+                self._quiet.set()
+
+        for subscription in self._link.subscriptions:
+            subscription.stop(partial(quiet, subscription.name))
+        if not waiting:
+            self._quiet.set()
+
+    def _close_workers(self, deadline: float) -> list[str]:
+        return [
+            name
+            for subscription in self._link.subscriptions
+            if subscription.workers is not None
+            for name in subscription.workers.close(deadline)
+        ]
+
+    def _workers(self, subscription: Subscription) -> Workers:
+        kind = subscription.consumer.pool.runs_as
+        name = subscription.name
+        size, reports, in_place = subscription.size.workers, subscription.reports, subscription.in_place
+        finish_all = subscription.early_ack
+        if kind is Execution.PROCESS:
+            calls = [options.call for options in subscription.consumer.options]
+            return ProcessWorkers(
+                name, size, reports, self._clock, in_place=in_place, finish_all=finish_all, calls=calls
+            )
+        make = CoroutineWorkers if kind is Execution.ASYNC else ThreadWorkers
+        return make(name, size, reports, self._clock, in_place=in_place, finish_all=finish_all)
+
+    def _announce(self, subscription: Subscription) -> None:
+        pool, size = subscription.consumer.pool, subscription.size
+        for cap in size.caps:
+            log.warning("A limit applies. consumer=%s %s", subscription.name, cap)
+        log.info(
+            "Consumer starts. consumer=%s queue=%s workers=%d prefetch=%d execution=%s event_types=%s broker=%s",
+            subscription.name, pool.queue, size.workers, size.prefetch, pool.runs_as,
+            [route.label for route in subscription.table.routes if route.handled], self._broker,
+        )  # fmt: skip
+        if any(route.dead_letters is None for route in subscription.table.routes):
+            log.warning(
+                "Messages that are given up are refused, and lost unless a policy of the broker dead-letters them. "
+                "queue=%s",
+                pool.queue,
+            )

@@ -1,0 +1,103 @@
+"""The declarations, made at the broker one after the other."""
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Any
+
+from pika.channel import Channel
+from pika.connection import Connection
+from pika.exceptions import AMQPError, ChannelClosedByBroker
+
+from penstock.broker import reason_of
+from penstock.consume.declarations import Declarations
+
+log = logging.getLogger(__name__)
+
+# A step of a set-up: is given what to call when the broker has answered.
+Step = Callable[[Callable[[Any], None]], object]
+Steps = Generator[Step, Any, Any]
+
+
+def advance(steps: Steps) -> None:
+    """Take a set-up from answer to answer. One whose channel closes gets no answer, and is forgotten."""
+
+    def answered(answer: Any = None) -> None:
+        try:
+            step = steps.send(answer)
+            step(answered)
+        except StopIteration:
+            pass
+        except AMQPError as error:  # the channel or connection closed between two steps
+            log.debug("A set-up ended early. error=%r", error)
+
+    answered()
+
+
+class Topology:
+    """Exchanges, queues and bindings. I/O thread only, but for what `health` reads."""
+
+    def __init__(self, declarations: Declarations) -> None:
+        self.refused: dict[str, str] = {}  # what the broker refused when it was last asked, and why
+        self._declarations = declarations
+
+    def declare(self, connection: Connection) -> Steps:
+        """Declare everything. A refusal closes the channel it came over; the rest is declared over the next."""
+        refused: dict[str, str] = {}
+        channel: Channel | None = None
+        ask = _Question()
+        for name, method, arguments in self._all():
+            if channel is None or not channel.is_open:
+                channel = yield partial(ask.for_channel, connection)
+            answer = yield partial(ask, method, channel, arguments)
+            if isinstance(answer, ChannelClosedByBroker):
+                refused[name] = reason_of(answer)
+                if self.refused.get(name) != refused[name]:
+                    log.error("The broker refuses a declaration. %s reason=%s", name, refused[name])
+        if channel is not None and channel.is_open:
+            channel.close()
+        self.refused = refused
+
+    def _all(self) -> Iterator[tuple[str, Callable[..., object], tuple[Any, ...]]]:
+        for exchange in self._declarations.exchanges:
+            yield f"exchange {exchange.name!r}", Channel.exchange_declare, (
+                exchange.name, exchange.kind, exchange.passive, exchange.durable, exchange.auto_delete,
+                exchange.internal, dict(exchange.args),
+            )  # fmt: skip
+        for queue in self._declarations.queues:
+            yield f"queue {queue.name!r}", Channel.queue_declare, (
+                queue.name, queue.passive, queue.durable, queue.exclusive, queue.auto_delete, queue.arguments,
+            )  # fmt: skip
+        for binding in self._declarations.bindings:
+            yield f"binding of {binding.queue!r} to {binding.exchange!r}", Channel.queue_bind, (
+                binding.queue, binding.exchange, binding.routing_key, dict(binding.args),
+            )  # fmt: skip
+
+
+class _Question:
+    """Asks the broker; a channel that it closes is an answer, too."""
+
+    def __init__(self) -> None:
+        self._answered: Callable[[Any], None] | None = None
+
+    def for_channel(self, connection: Connection, answered: Callable[[Any], None]) -> None:
+        connection.channel(on_open_callback=answered).add_on_close_callback(self._closed)
+
+    def __call__(
+        self,
+        method: Callable[..., object],
+        channel: Channel,
+        arguments: tuple[Any, ...],
+        answered: Callable[[Any], None],
+    ) -> None:
+        self._answered = answered
+        method(channel, *arguments, callback=self._reply)
+
+    def _reply(self, answer: Any) -> None:
+        answered, self._answered = self._answered, None
+        if answered is not None:
+            answered(answer)
+
+    def _closed(self, channel: Channel, error: Exception) -> None:
+        if isinstance(error, ChannelClosedByBroker) and channel.connection.is_open:
+            self._reply(error)

@@ -1,0 +1,1 @@
+"""MOVER: bodies into columns of points."""

@@ -1,0 +1,93 @@
+"""What users set about points, whichever receiver they come through. Sizes are bytes or strings like `16Mi`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import ConfigError
+from penstock.model.name import LONGEST_NAME
+from penstock.units import parse_bytes, parse_duration
+
+Initial = Literal["auto", "keep", "drop"]
+_INITIALS = ("auto", "keep", "drop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeConfig:
+    """`intake` in the configuration file: what becomes of points, whichever receiver they come through."""
+
+    resource_attributes: tuple[str, ...] = (
+        "service.namespace",
+        "service.name",
+        "deployment.environment.name",
+        "host.name",
+    )
+    """Resource attributes of OTLP that become labels; the others are left out of the tables."""
+    initial_value: Initial = "auto"
+    """First value of a cumulative stream: `keep` counts it, `drop` only measures from it, `auto` counts it if the
+    stream began after this process did, and not longer ago than `expiry`."""
+    expiry: float | str = "1h"
+    """A series that is silent for so long is forgotten; a cumulative one is measured anew when it comes back."""
+    max_held: int | str = "256Mi"
+    """Bytes of all requests that wait for their answer; beyond it new ones are turned away (429)."""
+    max_group: int | str = "8Mi"
+    """Bytes of the requests that are decoded together: more is faster under load, and answers later."""
+    max_nesting: int = 16
+    """Depth of an attribute's value (an array of maps of …); deeper is refused."""
+    max_labels: int = 64
+    """Labels of one series, resource attributes that are kept included; a point with more is refused."""
+    max_label_name: int = 256
+    """Characters of a label's name; of a metric's, too, but for those never more than 512."""
+    max_label_value: int = 4096
+    """Characters of a label's value."""
+    max_metrics: int = 10_000
+    """Metrics by name and kind; points of further ones are refused."""
+    max_series_per_metric: int = 100_000
+    """Series of one metric in the tables; what goes beyond is added up in one overflow series, and counted."""
+    max_streams: int = 1_000_000
+    """Streams in all that are known by their labels; points of further ones are refused until others have expired."""
+    max_future: float | str = "1d"
+    """How far ahead of our clock a point's time may be: one broken clock must not make tables of the year 2100."""
+
+    @property
+    def longest_name(self) -> int:
+        """Characters of a metric's name."""
+        return min(self.max_label_name, LONGEST_NAME)
+
+    @property
+    def longest_labels(self) -> int:
+        """Bytes of all labels of a point, or of a resource, as they are sent: more is refused unread."""
+        return self.max_labels * (self.max_label_name + self.max_label_value + 16)  # 16: what protobuf adds
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "resource_attributes", tuple(self.resource_attributes))
+        if self.initial_value not in _INITIALS:
+            raise ConfigError(f"intake.initial_value must be one of {', '.join(_INITIALS)}, got {self.initial_value!r}")
+        for name in ("max_held", "max_group"):
+            _set_bytes(self, "intake", name)
+        for name in ("expiry", "max_future"):
+            _set_duration(self, "intake", name)
+        if float(self.expiry) < 60.0:
+            raise ConfigError(f"intake.expiry must be >= 60 s, got {self.expiry:g}")
+        for name in ("max_nesting", "max_labels", "max_label_name", "max_label_value"):
+            _check_count(f"intake.{name}", getattr(self, name))
+        for name in ("max_metrics", "max_series_per_metric", "max_streams"):
+            _check_count(f"intake.{name}", getattr(self, name))
+
+
+def _set_bytes(config: object, section: str, name: str) -> None:
+    value = parse_bytes(getattr(config, name), f"{section}.{name}")
+    if value < 1024:
+        raise ConfigError(f"{section}.{name} must be >= 1024 bytes, got {value}")
+    object.__setattr__(config, name, value)
+
+
+def _set_duration(config: object, section: str, name: str) -> None:
+    seconds = parse_duration(getattr(config, name), f"{section}.{name}")
+    if not seconds:
+        raise ConfigError(f"{section}.{name} must be > 0, got {seconds:g}")
+    object.__setattr__(config, name, seconds)
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be >= 1, got {value!r}")

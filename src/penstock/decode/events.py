@@ -1,0 +1,138 @@
+"""JSON events, for people who just want to POST.
+
+    [{"metric": "orders", "value": 129.9, "labels": {"shop": "north"}, "time": "2026-11-16T04:40:00Z"}, …]
+
+`time` is seconds since the epoch or an RFC 3339 text, now if it is left out; `labels` may be left out, too. An event
+that is wrong is refused with its place and reason, the others are taken.
+"""
+
+import json
+import math
+import reprlib
+from datetime import UTC, datetime
+from typing import Any, TypeGuard
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.decode.group import Group, Rows
+from penstock.decode.otlp.attributes import text_of
+from penstock.decode.outcome import Refusal
+from penstock.decode.series import Described, Namespace, Refused
+from penstock.model.name import is_whole, name_fault
+from penstock.model.point import Kind, entity_of
+
+_KEYS = ("metric", "value", "labels", "time")
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = 60
+_SEPARATOR = "\x00"  # between the metric and its labels in a key
+
+
+class EventReader:
+    """Reads groups of bodies of events.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self) -> None:
+        self.namespaces = {"events": Namespace(_described)}
+
+    def read(self, bodies: list[bytes], group: Group, now: float) -> Rows:
+        """The points of all events that can be taken; `now` in seconds since the epoch."""
+        requests: list[int] = []
+        keys: list[bytes] = []
+        times: list[int] = []
+        values: list[float] = []
+        for request, body in enumerate(bodies):
+            try:
+                events = json.loads(body)
+            except (ValueError, RecursionError) as error:
+                group.account.fail(request, f"not JSON: {error}")
+                continue
+            if isinstance(events, dict):
+                events = [events]
+            if not isinstance(events, list):
+                group.account.fail(request, f"a list of events is expected, got {type(events).__name__}")
+                continue
+            for place, event in enumerate(events):
+                try:
+                    key, time, value = _checked(event, now, group.latest)
+                except Refused as refused:
+                    group.account.reject_one(request, refused.reason, f"event {place}: {refused}")
+                    continue
+                requests.append(request)
+                keys.append(key)
+                times.append(time)
+                values.append(value)
+        rows = Rows(
+            np.array(requests, np.int64), np.zeros(0, np.int64), np.array(times, np.int64), np.array(values, np.float64)
+        )
+        which = np.zeros(len(keys), np.int64)
+        raw = pa.array(keys, pa.binary())
+        rows.streams = group.streams_of(list(self.namespaces.values()), which, raw, rows.requests)
+        rows = rows.take(rows.streams >= 0)
+        group.account.keep(rows.requests)
+        return rows
+
+
+def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:
+    if not isinstance(event, dict):
+        raise Refused(Refusal.MALFORMED, f"an object is expected, got {type(event).__name__}")
+    unknown = [key for key in event if key not in _KEYS]
+    if unknown:
+        raise Refused(Refusal.MALFORMED, f"unknown key {_shown(unknown[0])}; there are {', '.join(_KEYS)}")
+    metric, value, labels = event.get("metric"), event.get("value"), event.get("labels", {})
+    if not isinstance(metric, str) or not metric:
+        raise Refused(Refusal.MALFORMED, f"metric must be a text, got {_shown(metric)}")
+    if _SEPARATOR in metric:
+        raise Refused(Refusal.LABELS, name_fault(metric))
+    if not _is_number(value):
+        raise Refused(Refusal.VALUE, f"value must be a number, got {_shown(value)}")
+    if not isinstance(labels, dict) or any(isinstance(label, (dict, list)) for label in labels.values()):
+        raise Refused(Refusal.LABELS, f"labels must be an object of texts, got {_shown(labels)}")
+    texts = {name: text_of(label) for name, label in labels.items()}
+    time = _nanoseconds(event.get("time", now))
+    if not 0 < time <= latest:
+        raise Refused(Refusal.TIME, f"time is far ahead or before 1970, got {_shown(event.get('time'))}")
+    try:
+        key = (metric + _SEPARATOR + entity_of(texts)).encode()
+    except UnicodeEncodeError:  # JSON can say half a character, "\\ud800"
+        raise Refused(Refusal.LABELS, f"{_halved(metric, texts)} has half a character") from None
+    return key, time, float(value)
+
+
+def _halved(metric: str, labels: dict[str, str]) -> str:
+    """Which text of an event UTF-8 cannot write."""
+    if not is_whole(metric):
+        return "metric"
+    return f"label {_shown(next(name for name, text in labels.items() if not is_whole(name + text)))}"
+
+
+def _nanoseconds(time: Any) -> int:
+    if isinstance(time, str):
+        try:
+            moment = datetime.fromisoformat(time)
+        except ValueError:
+            raise Refused(Refusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}") from None
+        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6) * 1000
+    if not _is_number(time) or abs(time) > 1e11:
+        raise Refused(Refusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}")
+    return round(time * 1e6) * 1000
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether a double can hold it: JSON's numbers have any size."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _shown(value: Any) -> str:
+    """What was sent, cut short: an answer must not be as long as what it answers."""
+    return _SHORT.repr(value)
+
+
+def _described(key: bytes) -> Described:
+    metric, _, labels = key.decode().partition(_SEPARATOR)
+    return Described(metric, Kind.GAUGE, False, json.loads(labels))

@@ -1,0 +1,219 @@
+"""Cumulative histograms as increments: every bucket is a counter, and all of them are reset together."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.decode.config import Initial
+from penstock.decode.deltas import Clocks, DeltaCounts, Floats, Kept, Order, States, Undo, grown
+from penstock.decode.wire import Ints, within
+
+
+@dataclass(frozen=True, slots=True)
+class BucketUndo:
+    """As `Undo`, whose values are the sums; and the buckets of each increment, and those of each stream before."""
+
+    sums: Undo
+    shapes: Ints
+    lengths: Ints
+    counts: Ints
+    shapes_before: Ints
+    lengths_before: Ints
+    counts_before: Ints
+    owed_before: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The points that bring an increment, in a new order, and their increments."""
+
+    rows: Ints
+    sums: Floats
+    counts: Ints
+    undo: BucketUndo
+
+
+class HistogramDeltas:
+    """The last buckets of every cumulative histogram.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, initial: Initial, began: int) -> None:
+        self.counts = DeltaCounts()
+        self._clocks = Clocks(initial, began)
+        self._sum = np.zeros(1024)
+        self._shape = np.zeros(1024, np.int64)
+        self._length = np.zeros(1024, np.int64)
+        self._base = np.zeros(1024, np.int64)  # where its buckets are in `_buckets`
+        self._buckets = np.zeros(16 * 1024, np.int64)
+        self._owed = np.zeros(16 * 1024, np.int64)  # beside the buckets
+        self._owed_sum = np.zeros(1024)
+        self._used = 0
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+
+    def increments(
+        self,
+        streams: Ints,
+        times: Ints,
+        starts: Ints,
+        sums: Floats,
+        lengths: Ints,
+        counts: Ints,
+        shapes: Ints,
+        capacity: int,
+    ) -> Changed:
+        """Which points bring an increment, and which. The state is that after them until `undo`."""
+        self._ensure(capacity)
+        order = Order(streams, times, self._clocks.last)
+        offsets = np.cumsum(lengths) - lengths
+        counts = counts[within(offsets[order.rows], lengths[order.rows])]
+        times, starts, sums = times[order.rows], starts[order.rows], sums[order.rows]
+        lengths, shapes = lengths[order.rows], shapes[order.rows]
+        offsets = np.cumsum(lengths) - lengths
+
+        is_new, counts_all = self._clocks.judge(order, times, starts)
+        reshaped = ~is_new & (order.before(shapes, self._shape) != shapes)
+        compared = ~is_new & ~reshaped
+        previous = self._before(order, compared, offsets, lengths, counts)
+        fell = (
+            compared & (np.minimum.reduceat(np.append(counts - previous, 0), offsets) < 0) if len(offsets) else compared
+        )
+        everything = counts_all | fell
+        kept = compared | counts_all
+        increments = np.where(np.repeat(everything, lengths), counts, counts - previous)
+        sum_increments = np.where(everything, sums, sums - order.before(sums, self._sum))
+        owing = compared & order.is_first
+        of_owing = within(self._base[order.streams[owing]], lengths[owing])
+        increments[np.repeat(owing, lengths)] += self._owed[of_owing]
+        sum_increments[owing] += self._owed_sum[order.streams[owing]]
+        self.counts.resets += int((~is_new & (everything | reshaped)).sum())
+        self.counts.out_of_order += order.late
+        self.counts.first_seen += int((~kept).sum())
+
+        moved = self._clocks.advance(order, times, starts)
+        streams = moved.streams
+        found = increments[np.repeat(kept, lengths)]
+        before = within(self._base[streams], self._length[streams])
+        undo = BucketUndo(
+            Undo(moved, self._sum[streams], self._owed_sum[streams], order.streams[kept], sum_increments[kept]),
+            shapes[kept],
+            lengths[kept],
+            found,
+            self._shape[streams],
+            self._length[streams],
+            self._buckets[before],
+            self._owed[before],
+        )
+        self._sum[streams] = sums[order.is_last]
+        self._owed_sum[streams] = 0.0
+        last = within(offsets[order.is_last], lengths[order.is_last])
+        self._store(streams, shapes[order.is_last], lengths[order.is_last], counts[last])
+        return Changed(order.rows[kept], sum_increments[kept], found, undo)
+
+    def _before(self, order: Order, compared: Ints, offsets: Ints, lengths: Ints, counts: Ints) -> Ints:
+        """The bucket before each bucket: that of the point before, or of the state; 0 where there is none."""
+        found = np.zeros(len(counts), np.int64)
+        of_state, of_neighbour = compared & order.is_first, compared & ~order.is_first
+        found[np.repeat(of_state, lengths)] = self._buckets[
+            within(self._base[order.streams[of_state]], lengths[of_state])
+        ]
+        if of_neighbour.any():
+            found[np.repeat(of_neighbour, lengths)] = counts[
+                within(np.roll(offsets, 1)[of_neighbour], lengths[of_neighbour])
+            ]
+        return found
+
+    def _store(self, streams: Ints, shapes: Ints, lengths: Ints, counts: Ints) -> None:
+        self._shape[streams] = shapes
+        for row in np.flatnonzero(self._length[streams] != lengths).tolist():
+            self._allocate(int(streams[row]), int(lengths[row]))
+        places = within(self._base[streams], lengths)
+        self._buckets[places] = counts
+        self._owed[places] = 0
+
+    def _allocate(self, stream: int, length: int) -> None:
+        self._release(stream)
+        if not length:
+            return
+        if self._free[length]:
+            self._base[stream] = self._free[length].pop()
+        else:
+            if self._used + length > len(self._buckets):
+                self._buckets = grown(self._buckets, 2 * len(self._buckets) + length)
+                self._owed = grown(self._owed, len(self._buckets))
+            self._base[stream] = self._used
+            self._used += length
+        self._length[stream] = length
+
+    def _release(self, stream: int) -> None:
+        if self._length[stream]:
+            self._free[int(self._length[stream])].append(int(self._base[stream]))
+            self._length[stream] = 0
+
+    def _ensure(self, capacity: int) -> None:
+        self._clocks.ensure(capacity)
+        for name in ("_sum", "_owed_sum", "_shape", "_length", "_base"):
+            setattr(self, name, grown(getattr(self, name), capacity))
+
+    def undo(self, undo: BucketUndo) -> None:
+        """Take the increments back: the next point of each stream brings them again."""
+        sums = undo.sums
+        unchanged = self._clocks.undo(sums.moved)
+        streams = sums.moved.streams[unchanged]
+        lengths = undo.lengths_before[unchanged]
+        owed_sums = self._owed_sum[streams] + sums.owed_before[unchanged]
+        of_unchanged = np.repeat(unchanged, undo.lengths_before)
+        owed = undo.owed_before[of_unchanged]
+        same = self._length[streams] == lengths
+        owed[np.repeat(same, lengths)] += self._owed[within(self._base[streams[same]], lengths[same])]
+
+        np.add.at(self._owed_sum, sums.rows, sums.increments)
+        same = (self._shape[sums.rows] == undo.shapes) & (self._length[sums.rows] == undo.lengths)
+        places = within(self._base[sums.rows[same]], undo.lengths[same])
+        np.add.at(self._owed, places, undo.counts[np.repeat(same, undo.lengths)])
+
+        self._store(streams, undo.shapes_before[unchanged], lengths, undo.counts_before[of_unchanged])
+        self._owed[within(self._base[streams], lengths)] = owed
+        self._sum[streams] = sums.values_before[unchanged]
+        self._owed_sum[streams] = owed_sums
+
+    def forget(self, streams: Ints) -> None:
+        some = streams[streams < len(self._length)]
+        self._clocks.forget(some)
+        self._owed_sum[some] = 0.0
+        for stream in some[self._length[some] > 0].tolist():
+            self._release(stream)
+
+    def since(self, began: int) -> None:
+        self._clocks.since(began)
+
+    # -- over a restart ----------------------------------------------------------------------------------------------
+
+    def known(self, capacity: int) -> Ints:
+        self._ensure(capacity)
+        return self._clocks.known(capacity)
+
+    def states(self, streams: Ints) -> States:
+        clocks, lengths = self._clocks, self._length[streams]
+        places = within(self._base[streams], lengths)
+        return States(
+            clocks.last[streams],
+            clocks.start[streams],
+            self._sum[streams],
+            self._owed_sum[streams],
+            self._shape[streams],
+            lengths,
+            self._buckets[places],
+            lengths,
+            self._owed[places],
+        )
+
+    def put(self, stream: int, kept: Kept, capacity: int) -> None:
+        self._clocks.put(stream, kept, capacity)
+        self._ensure(capacity)
+        self._sum[stream], self._owed_sum[stream] = kept.value, kept.owed
+        numbers, shapes = np.array([stream]), np.array([kept.shape])
+        self._store(numbers, shapes, np.array([len(kept.buckets)]), kept.buckets)
+        self._owed[within(self._base[numbers], self._length[numbers])] = kept.owed_buckets

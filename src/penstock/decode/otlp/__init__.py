@@ -1,0 +1,1 @@
+"""OTLP metric requests into columns."""

@@ -1,0 +1,121 @@
+"""Where the metrics of an OTLP request are: a walk down to them, without reading their points."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from penstock.decode.plain import TooMany, fields, varint
+
+RESOURCE_METRICS = RESOURCE = SCOPE = NAME = 0x0A
+SCOPE_METRICS = METRICS = 0x12
+TEMPORALITY, IS_MONOTONIC = 0x10, 0x18  # of a sum or a histogram
+DELTA, CUMULATIVE = 1, 2  # what the former says
+GAUGE, SUM, HISTOGRAM, EXPONENTIAL, SUMMARY = 0x2A, 0x3A, 0x4A, 0x52, 0x5A  # the tags of a metric's data
+_DATA = (GAUGE, SUM, HISTOGRAM, EXPONENTIAL, SUMMARY)
+_MOST_METRICS = 200_000  # of one request, of all its resources: each costs microseconds and some hundred bytes
+
+
+class Family(NamedTuple):
+    """What tells the metrics of senders apart, as they wrote it."""
+
+    resource: bytes
+    scope: bytes
+    name: bytes
+    data: int
+    temporality: int
+    is_monotonic: int
+
+
+class Owner(NamedTuple):
+    """Whose metric it is, as its sender wrote it."""
+
+    resource: bytes
+    scope: bytes
+    head: bytes  # its name with tag and length, if it starts with it
+
+
+class Place(NamedTuple):
+    """A metric: whose it is, as its sender wrote it, and where."""
+
+    resource: bytes
+    scope: bytes
+    start: int
+    end: int
+
+    def owner(self, body: bytes) -> Owner:
+        start = self.start
+        is_named = self.end > start + 1 and body[start] == NAME and body[start + 1] < 128
+        return Owner(self.resource, self.scope, body[start : start + 2 + body[start + 1]] if is_named else b"")
+
+
+class Data(NamedTuple):
+    """A metric's points as one message: whose they are and where."""
+
+    owner: Owner
+    name: bytes
+    kind: int  # GAUGE to SUMMARY
+    start: int
+    end: int
+    request: int
+    number: int  # of the metric in its group
+    whole: tuple[int, int]  # where the metric itself starts and ends
+
+    @property
+    def layout(self) -> int:
+        """The kind whose points have the same fields."""
+        return SUM if self.kind == GAUGE else self.kind
+
+    def family(self, temporality: int, is_monotonic: int) -> Family:
+        return Family(self.owner.resource, self.owner.scope, self.name, self.kind, temporality, is_monotonic)
+
+
+def walk(body: bytes) -> Iterator[Place]:
+    """The metrics of one request; ValueError or IndexError if it is none, TooMany if there is no end to them."""
+    left = _MOST_METRICS
+    for outer, at, end in fields(body, 0, len(body)):
+        if outer != RESOURCE_METRICS:
+            continue
+        resource, scopes = b"", []
+        for tag, start, stop in fields(body, at, end):
+            if tag == RESOURCE:
+                resource = body[start:stop]
+            elif tag == SCOPE_METRICS:
+                scopes.append((start, stop))
+        for at, end in scopes:
+            scope, metrics = _scope(body, at, end, left)
+            left -= len(metrics)
+            for start, stop in metrics:
+                yield Place(resource, scope, start, stop)
+
+
+def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """A scope, and where its metrics are. There are many of those: what `fields` does is done here without a call."""
+    scope, metrics = b"", []
+    while at < end:
+        if body[at] == METRICS:
+            length = body[at + 1]
+            at += 2
+            if length >= 128:
+                length, at = varint(body, at - 1)
+            metrics.append((at, at + length))
+            at += length
+            if len(metrics) > most:
+                raise TooMany(f"more than {_MOST_METRICS} metrics")
+        else:
+            tag, start, after = next(fields(body, at, end))
+            if tag == SCOPE:
+                scope = body[start:after]
+            at = after
+    if at != end:
+        raise ValueError("a field that is longer than what it is part of")
+    return scope, metrics
+
+
+def data_of(body: bytes, start: int, end: int) -> tuple[bytes, int, int, int]:
+    """A metric's name, the kind of its data, and where they are; kind 0 if it has none."""
+    name, kind, first, last = b"", 0, start, start
+    for tag, at, stop in fields(body, start, end):
+        if tag == NAME:
+            name = body[at:stop]
+        elif tag in _DATA:
+            kind, first, last = tag, at, stop
+    return name, kind, first, last

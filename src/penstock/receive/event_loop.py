@@ -1,0 +1,50 @@
+"""An event loop on a thread of its own, for receivers; answers come to it from other threads."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+from penstock.decode.outcome import Answer
+
+
+class LoopThread:
+    """Runs coroutines until `close`.
+
+    Threads: every method may be called from any thread but its own.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def run(self, work: Coroutine[Any, Any, None], timeout: float) -> None:
+        """Run `work` there and wait for it."""
+        asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
+
+    def deliver(self, answers: list[tuple[Any, Answer]]) -> None:
+        """Resolve the futures of these answers: one wake-up of the loop for a whole group."""
+        try:
+            self.loop.call_soon_threadsafe(_resolve, answers)
+        except RuntimeError:
+            pass  # closed meanwhile: nobody is there to be told
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+        if not self.loop.is_closed():
+            self.loop.close()
+
+
+def _resolve(answers: list[tuple[asyncio.Future[Answer], Answer]]) -> None:
+    for waiting, answer in answers:
+        if not waiting.done():  # its client may have gone
+            waiting.set_result(answer)

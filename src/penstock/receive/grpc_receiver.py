@@ -1,0 +1,167 @@
+"""The gRPC receiver: OTLP metrics, on grpcio's asyncio server. Requests stay bytes; nothing here decodes them."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from penstock.decode.outcome import Answer, Format, Refusal, Status
+from penstock.errors import PenstockError
+from penstock.receive.answers import GRPC, RETRY_AFTER, export_response, rpc_status
+from penstock.receive.auth import is_authorized
+from penstock.receive.bodies import Encoding
+from penstock.receive.config import GrpcReceiverConfig, TlsConfig
+from penstock.receive.event_loop import LoopThread
+from penstock.receive.intake import Intake
+from penstock.receive.waiting_requests import Request
+from penstock.telemetry import Sample
+
+log = logging.getLogger(__name__)
+
+_SERVICE = "opentelemetry.proto.collector.metrics.v1.MetricsService"
+_START = 10.0  # seconds that binding a port may take
+_FLUSH = 1.0  # seconds for answers to be written
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class GrpcReceiver:
+    """Serves `MetricsService/Export` until `close`.
+
+    Answers: a call is answered when the intake says that what it brought is safe, or that it is not taken.
+    Threads: every method may be called from any thread.
+    """
+
+    def __init__(self, config: GrpcReceiverConfig, intake: Intake) -> None:
+        self.config = config
+        self._intake = intake
+        self._tokens, self._certificates = self.check_secrets()
+        self._fresh: grpc.ServerCertificateConfiguration | None = None  # certificates that gRPC does not have yet
+        self._thread = LoopThread("penstock-grpc")
+        self._server: grpc.aio.Server | None = None
+        self._under_way = 0
+        self.port = 0
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Listen; PenstockError if the port cannot be had."""
+        self._thread.start()
+        try:
+            self._thread.run(self._open(), _START)
+        except (OSError, RuntimeError) as error:
+            self.close(0.0)
+            raise PenstockError(
+                f"receivers.grpc cannot listen on {self.config.host}:{self.config.port}: {self._why_not(error)}; "
+                "receivers.grpc.host and receivers.grpc.port name another place"
+            ) from error
+        log.info(
+            "gRPC receiver listens. host=%s port=%d tls=%s", self.config.host, self.port, self.config.tls is not None
+        )
+        return self
+
+    def _why_not(self, error: Exception) -> str:
+        """What the system says of the port: gRPC does not."""
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                self.config.host, self.config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind, protocol) as trial:
+                trial.bind(address)
+        except OSError as said:
+            return said.strerror or str(said)
+        return str(error)
+
+    def stop_accepting(self) -> None:
+        """Take no new calls; what is under way goes on."""
+        if self._server is not None and self._thread.is_alive:
+            # It returns when all calls have ended; new ones are refused at once.
+            asyncio.run_coroutine_threadsafe(self._server.stop(None), self._thread.loop)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Stop accepting, let what is under way be answered for up to `timeout` seconds, then cut it off.
+
+        If the intake is closed, everybody was answered but those whose call has not come as a whole.
+        """
+        if self._intake.is_closing:
+            timeout = min(timeout, _FLUSH)
+        if self._server is not None and self._thread.is_alive:
+            self._thread.run(self._server.stop(timeout), timeout + _START)
+        self._thread.close()
+
+    def check_secrets(self) -> tuple[tuple[bytes, ...], grpc.ServerCertificateConfiguration | None]:
+        """Tokens and certificates as they are now; ConfigError if they cannot be had."""
+        tokens = self.config.auth.tokens() if self.config.auth else ()
+        return tokens, _certificates(self.config.tls) if self.config.tls else None
+
+    def reload(self) -> None:
+        """Read the tokens and certificates again; new connections use them."""
+        self._tokens, self._fresh = self.check_secrets()
+
+    def _take_fresh(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called in every handshake, on threads of gRPC; None goes on with what it has."""
+        fresh, self._fresh = self._fresh, None
+        return fresh
+
+    async def _open(self) -> None:
+        limits = self.config.limits
+        options = [
+            ("grpc.max_receive_message_length", int(limits.max_body)),
+            ("grpc.max_connection_idle_ms", int(float(limits.idle_timeout) * 1000)),
+            ("grpc.so_reuseport", int(self.config.reuse_port)),  # on by default: two servers would share without asking
+        ]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.max_connections)
+        export = grpc.unary_unary_rpc_method_handler(self._export)
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, {"Export": export})])
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        address = f"{host}:{self.config.port}"
+        if self._certificates is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            wants_clients = self.config.tls is not None and self.config.tls.client_ca_file is not None
+            credentials = grpc.dynamic_ssl_server_credentials(self._certificates, self._take_fresh, wants_clients)
+            self.port = self._server.add_secure_port(address, credentials)
+        await self._server.start()
+
+    # -- a call ------------------------------------------------------------------------------------------------------
+
+    async def _export(self, body: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        if self._tokens:
+            told = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
+            if not is_authorized(told, self._tokens):
+                self._intake.refuse(Refusal.UNAUTHORIZED)
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token that we know is needed")
+        waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
+        most = int(self.config.limits.max_decompressed)
+        self._under_way += 1
+        try:
+            if self._intake.submit(Request(Format.OTLP, body, Encoding.IDENTITY, most, waiting, self._thread.deliver)):
+                answer = await waiting
+            elif self._intake.is_closing:
+                answer = Answer(Status.BROKEN, "shutting down: send it again")
+            else:
+                answer = Answer(Status.BUSY, "too many requests wait for their answer: send it again")
+        finally:
+            self._under_way -= 1
+        if answer.status is Status.TAKEN:
+            return export_response(answer)
+        code = GRPC[answer.status]
+        retry = RETRY_AFTER if answer.status in (Status.BUSY, Status.BROKEN) else 0
+        details = ("grpc-status-details-bin", rpc_status(code, answer.message, retry_after=retry))
+        await context.abort(_CODES[code], answer.message, trailing_metadata=(details,))
+        raise AssertionError("abort raises")
+
+    def samples(self) -> Iterator[Sample]:
+        """For `Telemetry.watch`. Of gRPC the calls under way are known, not the connections."""
+        yield Sample("penstock_receive_connections", self._under_way, ("grpc",))
+
+
+def _certificates(tls: TlsConfig) -> grpc.ServerCertificateConfiguration:
+    tls.context()  # says what is wrong with them, in words and in time; gRPC says it to its clients
+    pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
+    roots = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
+    return grpc.ssl_server_certificate_configuration([pair], roots)

@@ -1,0 +1,288 @@
+"""The HTTP receiver: OTLP, Prometheus remote write and JSON events, on aiohttp's server and its C parser.
+
+One event loop on a thread of its own reads requests and writes answers; it never decompresses or decodes, and it never
+waits for a queue.
+"""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Iterator
+from typing import Self
+
+from aiohttp import web
+
+from penstock.decode.outcome import Answer, Format, Refusal
+from penstock.errors import PenstockError
+from penstock.receive.answers import Reply, error_reply, http_reply
+from penstock.receive.auth import is_authorized
+from penstock.receive.bodies import Encoding
+from penstock.receive.config import HttpReceiverConfig
+from penstock.receive.event_loop import LoopThread
+from penstock.receive.http_server import SERVER, HttpServer
+from penstock.receive.intake import Intake
+from penstock.receive.waiting_requests import Request
+from penstock.telemetry import Sample
+
+log = logging.getLogger(__name__)
+
+_ENCODINGS = {encoding.value: encoding for encoding in Encoding} | {
+    "": Encoding.IDENTITY,
+    "x-snappy-framed": Encoding.SNAPPY,
+}
+_PROTOBUF = ("application/x-protobuf", "application/protobuf", "application/vnd.google.protobuf")
+_TAKEN = {
+    Format.OTLP: "application/x-protobuf or application/json",
+    Format.REMOTE_WRITE: "application/x-protobuf (remote write 1.0)",
+    Format.EVENTS: "application/json",
+}
+_JSON = (Format.OTLP_JSON, Format.EVENTS)
+_LINGER = 1.0  # seconds to read on after an early answer, so that the client sees it and not a reset
+_HANDSHAKE = 10.0  # seconds for TLS to begin: such connections are not counted yet
+_CLOSED = "shutting down: send it again"
+_START = 10.0  # seconds that binding a port may take
+
+
+class _TooLong(Exception):
+    pass
+
+
+class _NoRoom(Exception):
+    pass
+
+
+class HttpReceiver:
+    """Serves HTTP until `close`.
+
+    Answers: a request is answered when the intake says that what it brought is safe, or that it is not taken.
+    Threads: every method may be called from any thread.
+    """
+
+    def __init__(self, config: HttpReceiverConfig, intake: Intake) -> None:
+        self.config = config
+        self._intake = intake
+        self._tokens, self._context = self.check_secrets()
+        self._listening = config.tls.context() if config.tls else None
+        if self._listening is not None:
+            self._listening.sni_callback = self._choose_context
+        self._formats = {
+            config.otlp_path: Format.OTLP,
+            config.remote_write_path: Format.REMOTE_WRITE,
+            config.events_path: Format.EVENTS,
+        }
+        self._thread = LoopThread("penstock-http")
+        self._server: HttpServer | None = None
+        self._listener: asyncio.Server | None = None
+        self.reading = 0  # bytes of bodies that are not whole yet
+        self._being_read: set[asyncio.Timeout] = set()  # one for each of them
+        self.port = 0
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Listen; PenstockError if the port cannot be had."""
+        self._thread.start()
+        try:
+            self._thread.run(self._open(), _START)
+        except OSError as error:
+            self.close(0.0)
+            reason = os.strerror(error.errno) if error.errno else error
+            raise PenstockError(
+                f"receivers.http cannot listen on {self.config.host}:{self.config.port}: {reason}; "
+                "receivers.http.host and receivers.http.port name another place"
+            ) from error
+        log.info(
+            "HTTP receiver listens. host=%s port=%d tls=%s", self.config.host, self.port, self._context is not None
+        )
+        return self
+
+    def stop_accepting(self) -> None:
+        """Take no new connections and no new requests; what is under way goes on."""
+        if self._thread.is_alive:
+            self._thread.run(self._stop_accepting(), _START)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Stop accepting, let what is under way be answered for up to `timeout` seconds, then cut it off.
+
+        If the intake is closed, what is still being read is not waited for: its answer is 503.
+        """
+        if self._thread.is_alive:
+            self._thread.run(self._shut(timeout), timeout + _START)
+        self._thread.close()
+
+    def check_secrets(self) -> tuple[tuple[bytes, ...], ssl.SSLContext | None]:
+        """Tokens and certificates as they are now; ConfigError if they cannot be had."""
+        tokens = self.config.auth.tokens() if self.config.auth else ()
+        return tokens, self.config.tls.context() if self.config.tls else None
+
+    def reload(self) -> None:
+        """Read the tokens and certificates again; new connections use them."""
+        self._tokens, self._context = self.check_secrets()
+
+    def _choose_context(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Called in every handshake: the context that a server listens with can only be added to, not exchanged."""
+        if self._context is not None:
+            connection.context = self._context
+
+    async def _open(self) -> None:
+        limits = self.config.limits
+        self._server = HttpServer(
+            self._handle,
+            limits.max_connections,
+            self._intake.refuse,
+            keepalive_timeout=limits.idle_timeout,
+            lingering_time=_LINGER,
+            auto_decompress=False,
+            access_log=None,
+        )
+        self._listener = await self._thread.loop.create_server(
+            self._server,
+            self.config.host,
+            self.config.port,
+            ssl=self._listening,
+            ssl_handshake_timeout=_HANDSHAKE if self._listening else None,
+            reuse_port=self.config.reuse_port or None,
+            backlog=1024,
+        )
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self._server is not None and self._server.is_stopping
+
+    async def _stop_accepting(self) -> None:
+        if self._listener is not None and self._server is not None:
+            self._listener.close()
+            self._listener = None
+            self._server.pre_shutdown()
+
+    async def _shut(self, grace: float) -> None:
+        await self._stop_accepting()
+        if self._intake.is_closing:
+            for scope in self._being_read:
+                if not scope.expired():
+                    scope.reschedule(self._thread.loop.time())
+        if self._server is not None:
+            await self._server.finish(grace)
+
+    # -- a request ---------------------------------------------------------------------------------------------------
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            reply = await self._reply(request)
+        except (ConnectionError, web.RequestPayloadError) as error:  # it hears the answer only if it still listens
+            self._intake.refuse(Refusal.ABORTED)
+            reply = error_reply(None, 400, f"the body broke off: {error}")
+        headers = {"Server": SERVER, **reply.headers}
+        if reply.content_type:
+            headers["Content-Type"] = reply.content_type
+        response = web.Response(body=reply.body, status=reply.status, headers=headers)
+        if reply.status in (401, 413) or not request.content.is_eof() or self._is_stopping:
+            response.force_close()  # nobody reads the rest of what it sends
+        await self._write(request, response)
+        return response
+
+    async def _write(self, request: web.BaseRequest, response: web.Response) -> None:
+        """Write the answer here, and not where aiohttp would: there a client that does not read holds us for ever."""
+        try:
+            async with asyncio.timeout(float(self.config.limits.read_timeout)):
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:
+            self._intake.refuse(Refusal.SLOW)
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass  # it has gone, which aiohttp finds out by itself
+
+    async def _reply(self, request: web.BaseRequest) -> Reply:
+        kind = self._formats.get(request.path)
+        if kind is None:
+            return error_reply(None, 404, f"nothing here; there are {', '.join(self._formats)}")
+        content_type = request.content_type
+        if kind is Format.OTLP and content_type == "application/json":
+            kind = Format.OTLP_JSON
+        if request.method != "POST":
+            told = kind if "Content-Type" in request.headers else None  # to somebody who looks with a browser, in words
+            return error_reply(told, 405, f"{request.method} is not taken here, POST is", {"Allow": "POST"})
+        if self._tokens and not is_authorized(request.headers.getall("Authorization", ()), self._tokens):
+            self._intake.refuse(Refusal.UNAUTHORIZED)
+            return error_reply(kind, 401, "a bearer token that we know is needed", {"WWW-Authenticate": "Bearer"})
+        if kind is Format.REMOTE_WRITE and "Content-Type" not in request.headers:
+            content_type = _PROTOBUF[0]  # there are such senders of 1.0, and Prometheus takes what they send
+        if "write.v2" in request.headers.get("Content-Type", ""):  # a sender that hears 415 goes on with 1.0
+            content_type = "remote write 2.0"
+        if content_type not in (("application/json",) if kind in _JSON else _PROTOBUF):
+            self._intake.refuse(Refusal.UNSUPPORTED)
+            taken = _TAKEN[kind]
+            return error_reply(kind, 415, f"content type {content_type!r} is not taken here, {taken} is")
+        name = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
+        if not name and kind is Format.REMOTE_WRITE:
+            name = "snappy"  # as above
+        encoding = _ENCODINGS.get(name)
+        if encoding is None:
+            self._intake.refuse(Refusal.UNSUPPORTED)
+            known = ", ".join(filter(None, _ENCODINGS))
+            return error_reply(kind, 415, f"content encoding {name!r} is not taken; there are {known}")
+        if self._intake.is_closing:
+            self._intake.refuse(Refusal.CLOSED)
+            return error_reply(kind, 503, _CLOSED)
+        return await self._body_reply(request, kind, encoding)
+
+    async def _body_reply(self, request: web.BaseRequest, kind: Format, encoding: Encoding) -> Reply:
+        limits = self.config.limits
+        most = int(limits.max_body)
+        if (request.content_length or 0) > most:
+            self._intake.refuse(Refusal.TOO_LARGE)
+            return error_reply(kind, 413, f"the body has {request.content_length} bytes, at most {most} are taken")
+        try:
+            async with asyncio.timeout(float(limits.read_timeout)) as scope:
+                self._being_read.add(scope)
+                try:
+                    if request.headers.get("Expect", "").lower() == "100-continue":
+                        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    body = await self._read(request, most)
+                finally:
+                    self._being_read.discard(scope)
+        except TimeoutError:
+            if self._intake.is_closing:
+                self._intake.refuse(Refusal.CLOSED)
+                return error_reply(kind, 503, _CLOSED)
+            self._intake.refuse(Refusal.SLOW)
+            return error_reply(kind, 408, f"the body did not come within {limits.read_timeout:g} s")
+        except _TooLong:
+            self._intake.refuse(Refusal.TOO_LARGE)
+            return error_reply(kind, 413, f"the body has more than {most} bytes")
+        except _NoRoom:
+            self._intake.refuse(Refusal.FULL)
+            return error_reply(kind, 429, "too many bodies are on their way: send it again")
+        waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
+        largest = int(limits.max_json if kind in _JSON else limits.max_decompressed)
+        if not self._intake.submit(Request(kind, body, encoding, largest, waiting, self._thread.deliver)):
+            if self._intake.is_closing:
+                return error_reply(kind, 503, _CLOSED)
+            return error_reply(kind, 429, "too many requests wait for their answer: send it again")
+        return http_reply(kind, await waiting)
+
+    async def _read(self, request: web.BaseRequest, most: int) -> bytes:
+        """The body; _TooLong if it is longer than that, _NoRoom if all that are being read take too much."""
+        pieces: list[bytes] = []
+        size = 0
+        room = int(self._intake.config.max_held)
+        try:
+            async for piece in request.content.iter_any():
+                size += len(piece)
+                self.reading += len(piece)
+                if size > most:
+                    raise _TooLong
+                if self.reading > room:
+                    raise _NoRoom
+                pieces.append(piece)
+        finally:
+            self.reading -= size
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def samples(self) -> Iterator[Sample]:
+        """For `Telemetry.watch`."""
+        yield Sample("penstock_receive_connections", self._server.open if self._server else 0, ("http",))

@@ -1,1 +1,0 @@
-"""The configuration: its classes, how it is read, shown and documented."""

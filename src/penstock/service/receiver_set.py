@@ -1,0 +1,154 @@
+"""The front of the edge: the receivers that the configuration asks for, and the intake behind them."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.clock import Clock, SystemClock
+from penstock.config.tree import ServiceConfig
+from penstock.errors import ConfigError
+from penstock.receive.sink import RawSink, Sink
+from penstock.service.queues import beside, private
+from penstock.service.stream_handover import MEMORY
+from penstock.telemetry import Buckets, Sample
+
+if TYPE_CHECKING:
+    from penstock.receive.peers import Peers
+
+log = logging.getLogger(__name__)
+PEERS = "peers"  # in the data folder: where several processes hand each other what they keep
+
+
+class Receiver(Protocol):
+    """What takes requests in."""
+
+    port: int
+
+    def start(self) -> object: ...
+
+    def stop_accepting(self) -> None: ...
+
+    def close(self, timeout: float) -> object: ...
+
+    def check_secrets(self) -> object:
+        """Read what `reload` would take over; ConfigError or OSError if it cannot be had."""
+        ...
+
+    def reload(self) -> object: ...
+
+    def samples(self) -> Iterable[Sample | Buckets]: ...
+
+
+class Answering(Protocol):
+    """What answers them: the intake."""
+
+    def start(self) -> object: ...
+
+    def close(self, timeout: float) -> bool: ...
+
+    def samples(self) -> Iterable[Sample | Buckets]: ...
+
+
+class Front:
+    """Receivers before one intake, started and closed in the right order."""
+
+    def __init__(self, intake: Answering, receivers: dict[str, Receiver], clock: Clock | None = None) -> None:
+        self._intake = intake
+        self.receivers = receivers
+        self._clock: Clock = clock or SystemClock()
+
+    def start(self) -> None:
+        self._intake.start()
+        for receiver in self.receivers.values():
+            receiver.start()
+
+    def close(self, timeout: float) -> bool:
+        """Take nothing more, answer what was taken; whether all was answered in time."""
+        deadline = self._clock.monotonic() + timeout
+        for receiver in self.receivers.values():
+            receiver.stop_accepting()
+        # The intake first: it answers those whose connections the receivers still hold open.
+        is_done = self._intake.close(max(0.0, deadline - self._clock.monotonic()))
+        for receiver in self.receivers.values():
+            receiver.close(max(0.5, deadline - self._clock.monotonic()))
+        return is_done
+
+    def check_secrets(self) -> None:
+        """Whether `reload` would find everything: one receiver must not go on with new secrets and another with old."""
+        for name, receiver in self.receivers.items():
+            with _named(name):
+                receiver.check_secrets()
+
+    def reload(self) -> None:
+        for receiver in self.receivers.values():
+            receiver.reload()
+
+    def ports(self) -> dict[str, int]:
+        return {name: receiver.port for name, receiver in self.receivers.items() if receiver.port}
+
+    def samples(self) -> Iterator[Sample | Buckets]:
+        """For `Telemetry.watch`."""
+        yield from self._intake.samples()
+        for receiver in self.receivers.values():
+            yield from receiver.samples()
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say of a setting that is wrong whose it is."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"receivers.{name}.{error}") from error
+
+
+def _peers(config: ServiceConfig, index: int) -> "Peers":
+    from penstock.decode.stream_homes import Homes
+    from penstock.receive.peers import Peers
+
+    return Peers(private(config.resolved(PEERS)), Homes(index, config.processes), int(config.intake.max_held))
+
+
+MakeFront = Callable[[ServiceConfig, Sink | None, RawSink | None], Front]
+
+
+def make_front(
+    config: ServiceConfig, sink: Sink | None, relay: RawSink | None, *, began: float | None = None, index: int = 0
+) -> Front:
+    """What the configuration enables, not yet started. Imports only what it needs.
+
+    `began`: when the service did (now). Streams that began later are new, also those that had to wait for it to listen.
+    `index` tells several processes apart.
+    """
+    from penstock.service.doctor import require_extra
+
+    require_extra("receive", "aiohttp", "numpy")
+    from penstock.receive.http_receiver import HttpReceiver
+    from penstock.receive.intake import Intake
+
+    memory = peers = None
+    if sink is not None:  # otherwise nothing is counted
+        memory = Path(beside(config.resolved(MEMORY), index))
+        peers = _peers(config, index) if config.processes > 1 else None
+    intake = Intake(sink, relay, config.intake, began=began, memory=memory, peers=peers)
+    receivers: dict[str, Receiver] = {}
+    if config.receivers.http.enabled:
+        with _named("http"):
+            receivers["http"] = HttpReceiver(config.receivers.http, intake)
+    if config.receivers.grpc.enabled:
+        require_extra("receive", "grpc")
+        # Its core writes a line of its own kind for every client that speaks no TLS; it asks when it is first used.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        from penstock.receive.grpc_receiver import GrpcReceiver
+
+        with _named("grpc"):
+            receivers["grpc"] = GrpcReceiver(config.receivers.grpc, intake)
+    if config.receivers.amqp.enabled:
+        require_extra("amqp", "pika")
+        from penstock.receive.rabbitmq_receiver import RabbitReceiver
+
+        receivers["amqp"] = RabbitReceiver(config.receivers.amqp, intake)
+    return Front(intake, receivers)

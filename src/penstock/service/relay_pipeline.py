@@ -1,0 +1,141 @@
+"""The relay pipeline: requests as they came, pushed to the queue of every destination that understands them."""
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.config.destinations import ExporterConfig
+from penstock.errors import BlockTooLarge, ConfigError, QueueFull
+from penstock.export.exporter import Exporter
+from penstock.export.send_queue import SendQueue
+from penstock.spool import Durability, FullBehavior
+
+if TYPE_CHECKING:
+    from penstock.decode.outcome import Format
+    from penstock.export.exporters.otlp_http_exporter import Signal
+    from penstock.receive.sink import DoneByPlace
+
+log = logging.getLogger(__name__)
+_PUSHERS = 16  # threads that wait for the disk: together they share one sync
+
+
+def make_exporter(config: ExporterConfig, signal: "Signal" = "metrics") -> Exporter:
+    """The exporter that a section describes. `signal`: what OTLP bodies are. Imports only what it needs."""
+    match config.type:
+        case "otlp_http":
+            from penstock.export.exporters.otlp_http_exporter import OtlpHttpExporter
+
+            return OtlpHttpExporter(replace(config.otlp(), signal=signal))
+        case "remote_write":
+            from penstock.export.exporters.remote_write_exporter import RemoteWriteExporter
+
+            return RemoteWriteExporter(config.remote_write())
+        case "console":
+            from penstock.export.exporters.console_exporter import ConsoleExporter
+
+            return ConsoleExporter()
+        case "amqp":
+            from penstock.service.doctor import require_extra
+
+            require_extra("amqp", "pika")
+            from penstock.export.exporters.amqp_exporter import AmqpConfig, AmqpExporter
+
+            return AmqpExporter(
+                AmqpConfig(
+                    url=config.url,
+                    exchange=config.exchange,
+                    routing_key=config.routing_key,
+                    password_file=config.token_file,
+                    tls=config.tls,
+                )
+            )
+    raise ConfigError("exporter.type must say what the destination speaks, got 'none'")
+
+
+class Relay:
+    """Hands each request to all destinations of its format: a `RawSink`.
+
+    Loss: none of what `done(None)` was said for, as far as each queue's durability and `full_behavior` say.
+    Delivery: at least once. Where one destination's queue takes a request and another's refuses it, the sender is told
+        to send it again, and the first gets it twice.
+    Threads: every method may be called from any thread.
+    Blocks: never; a queue that may keep a pusher waiting is pushed to by threads of ours.
+    """
+
+    def __init__(self, senders: Mapping[str, tuple[SendQueue, Iterable[str]]]) -> None:
+        self._senders: dict[str, list[SendQueue]] = {}
+        for sender, formats in senders.values():
+            for name in formats:
+                self._senders.setdefault(name, []).append(sender)
+        waits = any(_may_wait(sender) for sender, _ in senders.values())
+        self._pool = ThreadPoolExecutor(_PUSHERS, "penstock-relay") if waits else None
+
+    def takes(self, kind: "Format") -> bool:
+        """Whether a destination understands that format."""
+        return kind.value in self._senders
+
+    def submit_raw(self, kind: "Format", bodies: Sequence[bytes], done: "DoneByPlace") -> bool:
+        """As `RawSink` says: False if the first queue has no room for the first of them."""
+        senders = self._senders.get(kind.value, ())
+        pushes = [(place, sender, body) for place, body in enumerate(bodies) for sender in senders]
+        if self._pool is not None and pushes:
+            together = _Together(len(pushes), done)
+            for push in pushes:
+                self._pool.submit(together.push, *push)
+            return True
+        errors: dict[int, BaseException] = {}
+        for number, (place, sender, body) in enumerate(pushes):
+            try:
+                sender.push(body)
+            except BlockTooLarge as error:
+                errors.setdefault(place, error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the sender must hear of it
+                if number == 0 and isinstance(error, QueueFull):
+                    return False
+                errors = {**dict.fromkeys(range(place, len(bodies)), error), **errors}  # none passes it
+                break
+        done(errors or None)
+        return True
+
+    def close(self) -> None:
+        """Take nothing more. What is still under way is answered: by its queue, or because that is closed."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+
+class _Together:
+    """Pushes of several threads that have one answer: the first error of each body, or None, when all are done."""
+
+    def __init__(self, count: int, done: "DoneByPlace") -> None:
+        self._done = done
+        # _lock guards everything below.
+        self._lock = threading.Lock()
+        self._left = count
+        self._errors: dict[int, BaseException] = {}
+
+    def push(self, place: int, sender: SendQueue, body: bytes) -> None:
+        error: BaseException | None = None
+        try:
+            sender.push(body)
+        except Exception as refused:  # noqa: BLE001 - whatever it is, the sender must hear of it
+            error = refused
+        with self._lock:
+            self._left -= 1
+            if error is not None:
+                self._errors.setdefault(place, error)
+            is_last = not self._left
+        if is_last:
+            self._done(self._errors or None)
+
+
+def _may_wait(sender: SendQueue) -> bool:
+    config = sender.config
+    return (
+        config.durability is Durability.FSYNC
+        or config.full_behavior is FullBehavior.BLOCK
+        or not config.always_queue
+        or not config.enabled
+    )

@@ -1,0 +1,123 @@
+"""The Spark job as a process of its own, so that a Java that dies takes no receiver with it.
+
+`python -m penstock.service.spark_process DESCRIPTOR`, started by the service only; see `channel` for what is said.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from penstock.config.load import load
+from penstock.config.tree import ServiceConfig
+from penstock.errors import PenstockError
+from penstock.service.child_channel import Answerer
+from penstock.service.current_definitions import Defined, definitions_of
+from penstock.service.exit_codes import FINAL
+from penstock.service.logs import set_up_logs
+from penstock.service.signals import hear
+from penstock.service.standard_error import stderr_to
+from penstock.tables.maintenance import Maintenance
+from penstock.telemetry import Telemetry
+
+log = logging.getLogger("penstock.service.spark_process")  # by name: as a program it is called __main__
+JAVA_LOG = "spark.log"
+
+
+def main(descriptor: int) -> int:
+    """Run until told to stop; the exit code says whether starting again may help."""
+    stopping, working = threading.Event(), threading.Event()
+
+    def stop() -> None:
+        stopping.set()
+        if not working.is_set():
+            os._exit(0)  # nothing is under way yet, and Spark takes its time to start; its Java ends with us
+
+    answerer = Answerer(descriptor, stop)
+    hear(lambda _: stop(), signal.SIGTERM, signal.SIGINT)
+    config = load(ServiceConfig, text=answerer.first()["config"]).config
+    set_up_logs(config.logging.number, config.logging.format)
+    telemetry = Telemetry()
+
+    def reload(message: dict[str, Any]) -> str:
+        fresh = load(ServiceConfig, text=message["config"]).config
+        set_up_logs(fresh.logging.number, fresh.logging.format)
+        defined.take(definitions_of(fresh))
+        return ""
+
+    try:
+        defined = Defined(definitions_of(config))
+        answerer.start({"values": lambda _: list(telemetry.values()), "reload": reload})
+        _run(config, defined, telemetry, stopping, working)
+    except PenstockError as error:
+        log.error("The Spark job cannot go on. reason=%s", error)
+        return FINAL
+    except Exception:
+        log.exception("The Spark job failed; Java's own words are in its log. java_log=%s", config.resolved(JAVA_LOG))
+        return 1
+    return 0
+
+
+def _run(
+    config: ServiceConfig,
+    defined: Defined,
+    telemetry: Telemetry,
+    stopping: threading.Event,
+    working: threading.Event,
+) -> None:
+    from penstock.spark.session import start_session
+    from penstock.spark.supervisor import Supervisor
+    from penstock.tables.port import open_tables
+
+    java_log = config.resolved(JAVA_LOG)
+    java_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    log.info("Spark starts. master=%s java_log=%s", config.spark.master, java_log)
+    with stderr_to(java_log):
+        session = start_session(config.spark.master, dict(config.spark.conf))
+    tables = open_tables(config.tables_location)
+    supervisor = Supervisor(session, tables, job_config(config, defined))
+    telemetry.watch(supervisor.samples)
+    maintenance = Maintenance(tables, float(config.tables.maintain_every), keep_of(config), lambda: defined.definitions)
+
+    def end_when_told() -> None:
+        stopping.wait()
+        maintenance.stop()
+        supervisor.stop()
+
+    threading.Thread(target=end_when_told, name="penstock-spark-ending", daemon=True).start()
+    working.set()
+    log.info("Spark works. tables=%s", config.tables_location)
+    maintenance.start()
+    try:
+        supervisor.run()
+    finally:
+        session.stop()
+
+
+def job_config(config: ServiceConfig, defined: Defined) -> Any:
+    from penstock.spark.job import JobConfig
+
+    spark, segments = config.spark, config.resolved(config.segments.path).absolute()
+    return JobConfig(
+        segments=segments,
+        checkpoint=spark.checkpoint or str(segments / ".checkpoint"),
+        trigger=f"{int(float(spark.trigger) * 1000)} milliseconds",
+        max_files=spark.max_files,
+        max_rows=spark.max_rows,
+        max_bytes=None if spark.max_bytes is None else int(spark.max_bytes),
+        retain_segments=None if spark.keep_segments is None else float(spark.keep_segments),
+        not_at=defined.not_at,
+    )
+
+
+def keep_of(config: ServiceConfig) -> dict[str, float]:
+    keep = config.tables.keep
+    return {name: float(getattr(keep, name)) for name in ("minute", "hour", "day", "top_n")}
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]))
+    logging.shutdown()
+    os._exit(code)  # Java's threads must not keep a process that is done

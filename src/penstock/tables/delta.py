@@ -1,0 +1,337 @@
+"""Delta tables without a jar: executors write Parquet files into the table's folder, the driver commits them.
+
+    <folder>/minute/data/<query>-<batch>-<attempt>/part-….parquet     written by executors, unseen until committed
+    <folder>/minute/_delta_log/                                       Delta's log, through `deltalake`
+
+The guard is a Delta transaction identifier in the same commit. Two writers with the same guard exclude each other:
+the log refuses the second. Compaction, expiry and replacement share one guard of their own for the same reason.
+"""
+
+import json
+import os
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from penstock.errors import TableConflict
+from penstock.model.level import Level
+from penstock.tables.location import local_folder
+from penstock.tables.port import (
+    SCHEMAS,
+    TOP_N,
+    Batch,
+    Compaction,
+    Description,
+    Rows,
+    as_partials,
+    expired,
+    folded,
+    write_parquet,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MAINTENANCE = "penstock/maintenance"
+ATTEMPTS = 10  # each fails only because another commit succeeded meanwhile
+# A batch every two seconds is 43,000 files of Delta's log a day, and every opening lists them. More than vacuum waits.
+LOG_KEPT = "interval 2 days"
+BOUND_TEXT = 32  # characters of a text that bounds a column; entities may be long
+GREATEST_TEXT = "\U0010ffff"  # sorts behind everything
+COMPACT_BYTES = 256 * 2**20  # of Parquet: what one step reads, merges and writes in memory
+
+
+class DeltaTables:
+    """The tables below one folder."""
+
+    def __init__(self, location: str | os.PathLike[str]) -> None:
+        self.folder = local_folder(location, "tables")
+        self.location = str(self.folder)
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
+        table = self._open(name)
+        return _held(table, applications) if table else {}
+
+    def append(self, name: str, rows: Rows, batch: Batch) -> bool:
+        if not batch.wanted_by(name, self.held(name, batch.versions)):
+            return False
+        folder = self._write(name, rows, f"{batch.query[:8]}-{batch.number}")
+        guards = [Transaction(app_id=app, version=version) for app, version in batch.versions.items()]
+        for _ in range(ATTEMPTS):
+            table = self._open(name) or self._create(name)
+            if not batch.wanted_by(name, _held(table, batch.versions)):
+                shutil.rmtree(folder)
+                return False
+            try:
+                _commit(table, name, self._added(name, folder), guards)
+            except CommitFailedError:
+                continue
+            return True
+        raise TableConflict(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
+
+    def replace(
+        self, name: str, rows: "DataFrame", start: datetime, end: datetime, check: Callable[[], None] = lambda: None
+    ) -> None:
+        folder = self._write(name, rows, "backfill")
+        added = self._added(name, folder)
+
+        def step(table: DeltaTable) -> list[Any]:
+            check()  # what is appended after `table` was opened stays beside what is put in
+            doomed = (pc.field("bucket") >= start) & (pc.field("bucket") < end)
+            kept, removed = self._without(table, name, doomed, end)
+            return [*removed, *added, *kept]
+
+        self._maintain(name, step)
+
+    def partials(
+        self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+    ) -> pa.Table:
+        return as_partials(self._rows(level.value, start, end, metric))
+
+    def top_rows(self) -> pa.Table:
+        return self._rows(TOP_N)
+
+    def compact(self, name: str) -> Compaction:
+        before = self.describe(name)
+        for paths in self._groups(name):
+            self._fold(name, paths)
+        after = self.describe(name)
+        return Compaction(before.rows, after.rows, before.files, after.files)
+
+    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
+        doomed = expired(before, metrics, but_not)
+        there = self.describe(name)
+
+        def step(table: DeltaTable) -> list[Any]:
+            kept, removed = self._without(table, name, doomed, before)
+            return [*removed, *kept]
+
+        if there.oldest is None or there.oldest >= before:
+            return 0
+        self._maintain(name, step)
+        return there.rows - self.describe(name).rows
+
+    def vacuum(self, hours: int) -> int:
+        removed = 0
+        for name in SCHEMAS:
+            table = self._open(name)
+            if table:
+                gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+                removed += len(gone)
+                _prune_empty(self.path(name) / "data", time.time() - 3600 * hours)
+        return removed
+
+    def describe(self, name: str) -> Description:
+        table = self._open(name)
+        if not table:
+            return Description(0, 0, 0)
+        actions = pa.table(table.get_add_actions(flatten=True))
+        if not actions.num_rows:
+            return Description(0, 0, 0)
+        return Description(
+            rows=pc.sum(actions["num_records"]).as_py() or 0,
+            files=actions.num_rows,
+            size_bytes=pc.sum(actions["size_bytes"]).as_py() or 0,
+            oldest=pc.min(actions["min.bucket"]).as_py(),
+            newest=pc.max(actions["max.bucket"]).as_py(),
+        )
+
+    def file_uris(self, name: str) -> list[str]:
+        """The files that hold the table now, for any engine that reads Parquet."""
+        table = self._open(name)
+        return [str(self.path(name) / path) for path in _paths(table)] if table else []
+
+    def _open(self, name: str) -> DeltaTable | None:
+        try:
+            return DeltaTable(str(self.path(name)))
+        except TableNotFoundError:
+            return None
+
+    def _create(self, name: str) -> DeltaTable:
+        self.path(name).mkdir(parents=True, exist_ok=True)
+        schema = Schema.from_arrow(SCHEMAS[name])
+        kept = {"delta.logRetentionDuration": LOG_KEPT}
+        return DeltaTable.create(str(self.path(name)), schema=schema, mode="ignore", configuration=kept)
+
+    def _rows(
+        self, name: str, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+    ) -> pa.Table:
+        table = self._open(name)
+        if not table:
+            return SCHEMAS[name].empty_table()
+        wanted = None
+        for bound in ([pc.field("bucket") >= start] if start else []) + ([pc.field("bucket") < end] if end else []):
+            wanted = bound if wanted is None else wanted & bound
+        dataset = table.to_pyarrow_dataset()
+        if metric is None:
+            rows = dataset.to_table(filter=wanted)
+        else:
+            # Not in the filter: earlier commits have the range of buckets only, and deltalake takes what a commit does
+            # not say for "no value fits". Batch by batch, so that other metrics are never in memory together.
+            batches = (batch.filter(pc.equal(batch["metric"], metric)) for batch in dataset.to_batches(filter=wanted))
+            rows = pa.Table.from_batches(batches, dataset.schema)
+        return rows.select(SCHEMAS[name].names).cast(SCHEMAS[name])
+
+    def _write(self, name: str, rows: Rows, label: str) -> Path:
+        folder = self.path(name) / "data" / f"{label}-{uuid.uuid4().hex[:8]}"
+        write_parquet(name, rows, folder)
+        return folder
+
+    def _added(self, name: str, folder: Path) -> list[AddAction]:
+        root = self.path(name)
+        files = [file for file in sorted(folder.glob("*.parquet")) if pq.read_metadata(file).num_rows]
+        return [_add_action(file, root, data_change=True) for file in files]
+
+    def _without(
+        self, table: DeltaTable, name: str, doomed: Any, before: datetime
+    ) -> tuple[list[AddAction], list[RemoveAction]]:
+        """Adds of new files for what is to stay of every file with doomed rows, and removes of those.
+
+        Nothing at or after `before` is doomed, so the files that begin there need not be looked at.
+        """
+        added, removed = [], []
+        root = self.path(name)
+        actions = pa.table(table.get_add_actions(flatten=True))
+        for path, oldest in zip(actions["path"].to_pylist(), actions["min.bucket"].to_pylist()):
+            if oldest is not None and oldest >= before:
+                continue
+            rows = pq.read_table(root / path)
+            kept = rows.filter(~doomed)
+            if kept.num_rows == rows.num_rows:
+                continue
+            removed.append(_remove_action(path, data_change=True))
+            if kept.num_rows:
+                added.append(self._put(name, kept, data_change=True))
+        return added, removed
+
+    def _put(self, name: str, rows: pa.Table, *, data_change: bool) -> AddAction:
+        folder = self.path(name) / "data" / f"folded-{uuid.uuid4().hex[:8]}"
+        folder.mkdir(parents=True)
+        file = folder / "part-0.parquet"
+        pq.write_table(rows.cast(SCHEMAS[name]), file, compression="zstd")
+        return _add_action(file, self.path(name), data_change=data_change)
+
+    def _groups(self, name: str) -> Iterable[list[str]]:
+        """Files side by side in time, as many as one step may hold. Any grouping is right, this one folds the most."""
+        table = self._open(name)
+        if not table:
+            return
+        actions = pa.table(table.get_add_actions(flatten=True)).sort_by([("min.bucket", "ascending")])
+        group: list[str] = []
+        size = 0
+        for path, size_bytes in zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist()):
+            if group and size + size_bytes > COMPACT_BYTES:
+                if len(group) > 1:
+                    yield group
+                group, size = [], 0
+            group.append(path)
+            size += size_bytes
+        if len(group) > 1:
+            yield group
+
+    def _fold(self, name: str, paths: list[str]) -> None:
+        root = self.path(name)
+        rows = pa.concat_tables([pq.read_table(root / path).cast(SCHEMAS[name]) for path in paths])
+        put = self._put(name, folded(name, rows), data_change=False)
+
+        def step(table: DeltaTable) -> list[Any]:
+            if not set(paths) <= set(_paths(table)):
+                raise TableConflict(f"table {name!r} was rewritten while it was being compacted: try again")
+            return [*(_remove_action(path, data_change=False) for path in paths), put]
+
+        self._maintain(name, step)
+
+    def _maintain(self, name: str, step: Any) -> None:
+        """Commit what `step` makes of the table; with others who maintain it, one at a time."""
+        for _ in range(ATTEMPTS):
+            table = self._open(name)
+            if not table:
+                return
+            turn = Transaction(app_id=MAINTENANCE, version=(table.transaction_version(MAINTENANCE) or 0) + 1)
+            actions = step(table)
+            try:
+                if actions:
+                    _commit(table, name, actions, [turn])
+            except CommitFailedError:
+                continue
+            return
+        raise TableConflict(f"table {name!r} is being maintained by somebody else: try again later")
+
+
+def _commit(table: DeltaTable, name: str, actions: list[Any], guards: list[Transaction]) -> None:
+    table.create_write_transaction(
+        actions,
+        "append",
+        Schema.from_arrow(SCHEMAS[name]),
+        commit_properties=CommitProperties(app_transactions=guards),
+    )
+
+
+def _held(table: DeltaTable, applications: Iterable[str]) -> dict[str, int]:
+    versions = {application: table.transaction_version(application) for application in applications}
+    return {application: version for application, version in versions.items() if version is not None}
+
+
+def _paths(table: DeltaTable) -> list[str]:
+    found: list[str] = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
+    return found
+
+
+def _add_action(file: Path, root: Path, *, data_change: bool) -> AddAction:
+    metadata = pq.read_metadata(file)
+    path = file.relative_to(root).as_posix()
+    stats = json.dumps(_stats_of(metadata), allow_nan=False)
+    return AddAction(path, file.stat().st_size, {}, int(time.time() * 1000), data_change, stats)
+
+
+def _stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
+    """Bounds of every column, wide ones where Parquet has none: a reader may take a column without for an empty one."""
+    stats: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    for place, field in enumerate(metadata.schema.to_arrow_schema()):
+        groups = [metadata.row_group(n).column(place).statistics for n in range(metadata.num_row_groups)]
+        if groups and all(group is not None and group.has_null_count for group in groups):
+            stats["nullCount"][field.name] = sum(group.null_count for group in groups)
+        bounds = [(group.min, group.max) for group in groups if group is not None and group.has_min_max]
+        whole = len(bounds) == len(groups)
+        least, greatest = min((low for low, _ in bounds), default=None), max((high for _, high in bounds), default=None)
+        for kind, bound in (("minValues", least), ("maxValues", greatest)):
+            stats[kind][field.name] = _bound_of(field.type, bound if whole else None, is_least=kind == "minValues")
+    return stats
+
+
+def _bound_of(kind: Any, bound: Any, *, is_least: bool) -> Any:
+    """A bound as JSON has it, never within the values; None of a time or a whole number that has none."""
+    if pa.types.is_string(kind):
+        if bound is None:
+            return "" if is_least else GREATEST_TEXT
+        return bound if len(bound) <= BOUND_TEXT else bound[:BOUND_TEXT] + ("" if is_least else GREATEST_TEXT)
+    if pa.types.is_floating(kind):
+        widest = -sys.float_info.max if is_least else sys.float_info.max
+        return widest if bound is None else min(max(bound, -sys.float_info.max), sys.float_info.max)
+    return bound.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if isinstance(bound, datetime) else bound
+
+
+def _remove_action(path: str, *, data_change: bool) -> RemoveAction:
+    return RemoveAction(path=path, data_change=data_change, deletion_timestamp=int(time.time() * 1000))
+
+
+def _prune_empty(folder: Path, before: float) -> None:
+    """Remove what vacuum left of folders; a young one may be that of a batch which is being written."""
+    for child in folder.iterdir() if folder.is_dir() else ():
+        if child.is_dir() and child.stat().st_mtime < before and not any(child.rglob("*.parquet")):
+            shutil.rmtree(child)

@@ -1,0 +1,85 @@
+"""Tables are kept small while the service runs."""
+
+import threading
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from penstock.config.load import load
+from penstock.config.tree import ServiceConfig
+from penstock.model.definition import Definition, Definitions
+from penstock.model.definition_file import parse_definitions
+from penstock.model.function import AVG
+from penstock.model.level import Level
+from penstock.service.current_definitions import Defined
+from penstock.service.spark_process import job_config
+from penstock.tables.delta import DeltaTables
+from penstock.tables.maintenance import Maintenance, expire
+from penstock.tables.port import LEVEL_ROWS
+from tests.cli.test_query import NOW, add, partials
+
+DAY = 86400.0
+KEEP = {"minute": 7 * DAY, "hour": 30 * DAY, "day": 365 * DAY, "top_n": 3 * DAY}
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> DeltaTables:
+    made = DeltaTables(tmp_path / "tables")
+    for part in ("first", "second"):  # the same series and minutes, in two batches
+        add(made, "minute", partials("cpu", AVG).select(LEVEL_ROWS.names), part)
+    return made
+
+
+def test_rows_of_one_series_and_bucket_become_one_and_no_answer_changes(tables: DeltaTables) -> None:
+    before = sum(tables.partials(Level.MINUTE)["count"].to_pylist())
+    Maintenance(tables, 3600.0, KEEP, Definitions).once(NOW)
+
+    assert tables.describe("minute").rows == 40
+    assert sum(tables.partials(Level.MINUTE)["count"].to_pylist()) == before == 80
+
+
+def test_what_is_too_old_goes_and_a_metrics_own_lifetime_counts(tables: DeltaTables) -> None:
+    later = NOW + timedelta(days=8)
+    own = Definitions((Definition(name="cpu", source="cpu", ttl={Level.MINUTE: 9 * DAY}),))
+
+    assert dict(expire(tables, KEEP, own, later))["minute"] == 0
+    assert dict(expire(tables, KEEP, Definitions(), later))["minute"] == 80
+    assert tables.describe("minute").rows == 0
+
+
+def test_nothing_is_done_where_it_is_switched_off(tables: DeltaTables) -> None:
+    maintenance = Maintenance(tables, 0.0, KEEP, Definitions)
+    maintenance.start()
+    assert not maintenance._thread.is_alive()
+
+
+def test_levels_and_lifetimes_of_new_definitions_hold_from_the_next_batch_on(tmp_path: Path) -> None:
+    def defined_as(levels: list[str], ttl: str) -> Definitions:
+        return parse_definitions({"metrics": [{"name": "m", "source": "s", "levels": levels, "ttl": ttl}]})
+
+    defined = Defined(defined_as(["minute"], "1d"))
+    job = job_config(load(ServiceConfig, text=f"data_dir: {tmp_path}").config, defined)
+    assert [job.left_out(level.value) for level in Level] == [(), ("m",), ("m",)]
+
+    defined.take(defined_as(["hour", "day"], "2d"))
+
+    assert [job.left_out(level.value) for level in Level] == [("m",), (), ()]
+    assert defined.definitions.ttls(Level.HOUR) == {"m": 2 * DAY}
+
+
+def test_an_error_of_any_kind_does_not_end_it(tables: DeltaTables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that is restarted, a table that somebody else writes: the next time it may be well."""
+    maintenance, tries = Maintenance(tables, 0.001, KEEP, Definitions), iter([RuntimeError("gone"), KeyError("odd")])
+    again = threading.Event()
+
+    def once(_: datetime) -> None:
+        error = next(tries, None)
+        if error:
+            raise error
+        again.set()
+
+    monkeypatch.setattr(maintenance, "once", once)
+    maintenance.start()
+    assert again.wait(30)
+    maintenance.stop()
