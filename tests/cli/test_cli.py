@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from penstock import cli
+from penstock.cli import main as cli
 from penstock.cli.main import main
 
 

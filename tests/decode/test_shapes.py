@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 
-from penstock.decode import otlp
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
+from penstock.decode.otlp import request as otlp
 from penstock.decode.outcome import Format
 from penstock.testing import FakeClock
 from tests.decode.test_otlp import requests
