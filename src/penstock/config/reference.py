@@ -1,4 +1,7 @@
-"""docs/reference/configuration.md, made from the configuration classes: `python -m penstock.config.reference > docs/reference/configuration.md`."""
+"""The configuration reference, made from the configuration classes.
+
+    python -m penstock.config.reference > docs/reference/configuration.md
+"""
 
 import sys
 
