@@ -78,7 +78,7 @@ def test_sigterm_ends_the_process_between_two_batches_and_the_next_start_goes_on
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    writer = Batch("", 0, SegmentFolder(tmp_path / "segments").identity()).application("edge")
+    writer = Batch(SegmentFolder(tmp_path / "segments").identity()).application("edge")
     assert "Traceback" not in (tmp_path / "job.log").read_text()
     held = {tables.held(name, [writer])[writer] for name in SCHEMAS}
     assert len(held) == 1  # no table is a batch ahead of another

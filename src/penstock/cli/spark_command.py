@@ -98,11 +98,8 @@ def spark() -> None:
 @click.option("--available-now", is_flag=True, help="Work off what is there, then end.")
 @click.option("--trigger", default="2s", show_default=True, type=_Duration(), help="How often a batch begins.")
 @click.option("--max-files", type=click.IntRange(1), help="Segments in one batch at most [default: 200].")
-@click.option("--max-rows", type=click.IntRange(1), help="Rows in one batch at most.")
-@click.option("--max-bytes", type=_Size(), help="Bytes in one batch at most, like 512Mi.")
-@click.option(
-    "--driver-rows", type=click.IntRange(0), help="Batches up to so many rows are written by the driver [default: 2 M]."
-)
+@click.option("--max-rows", type=click.IntRange(1), help="Rows in one batch at most [default: 10 M].")
+@click.option("--max-bytes", type=_Size(), help="Bytes in one batch at most, like 512Mi [default: 1Gi].")
 @click.option("--keep-segments", type=_Duration(), help="Delete segments of this age that are in all tables, like 1d.")
 @_definitions_option
 @_session_options
@@ -115,7 +112,6 @@ def run(
     max_files: int | None,
     max_rows: int | None,
     max_bytes: int | None,
-    driver_rows: int | None,
     keep_segments: float | None,
     definitions: Path | None,
     master: str | None,
@@ -132,20 +128,19 @@ def run(
       penstock spark run --segments /shared/segments --tables /shared/tables --master spark://host:7077
     """
     from penstock.model.level import Level
-    from penstock.spark.job import DRIVER_ROWS, JobConfig
+    from penstock.spark.job import JobConfig
     from penstock.spark.supervisor import Progress, Supervisor
     from penstock.tables.port import open_tables
 
     defined = _definitions(definitions)
     config = JobConfig(
         segments=segments.absolute(),
-        checkpoint=checkpoint or str(segments.absolute() / ".checkpoint"),
+        checkpoint=checkpoint or (segments.absolute() / ".checkpoint").as_uri(),
         trigger=f"{int(trigger * 1000)} milliseconds",
         available_now=available_now,
         max_files=max_files,
         max_rows=max_rows,
         max_bytes=max_bytes,
-        driver_rows=DRIVER_ROWS if driver_rows is None else driver_rows,
         retain_segments=keep_segments,
         not_at={level: defined.not_at(level) for level in Level},
     )

@@ -102,7 +102,7 @@ def job_config(config: ServiceConfig, defined: Defined) -> Any:
     spark, segments = config.spark, config.resolved(config.segments.path).absolute()
     return JobConfig(
         segments=segments,
-        checkpoint=spark.checkpoint or str(segments / ".checkpoint"),
+        checkpoint=spark.checkpoint or (segments / ".checkpoint").as_uri(),
         trigger=f"{int(float(spark.trigger) * 1000)} milliseconds",
         max_files=spark.max_files,
         max_rows=spark.max_rows,

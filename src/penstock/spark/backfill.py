@@ -1,6 +1,7 @@
 """Backfill: whole days of all tables made anew from the segments that are still there."""
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC as ZONE
@@ -9,14 +10,15 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
-from penstock.errors import TableConflict
+from penstock.errors import RowsMissing, TableConflict
 from penstock.model.level import Level
 from penstock.spark.job import resume_point
-from penstock.spark.rollup import at, merged, series_of, top_n, without
+from penstock.spark.rollup import rolled_up, series_of
 from penstock.spark.segment_folder import SegmentFolder
-from penstock.tables.port import SCHEMAS, TOP_N, Tables
+from penstock.spark.sink import Order, written_by, written_for
+from penstock.tables.port import SCHEMAS, Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +57,31 @@ def backfill(
             raise TableConflict("the job has added a batch meanwhile: stop it while you backfill, or try again")
 
     reading = spark.read.format("penstock").option("path", str(segments)).option("upTo", json.dumps(held))
-    minutes = _between(reading.load(), start, end).transform(merged).persist()
-    try:
-        after = _points_of(minutes)
-        before = {level: _points(tables, level, start, end) for level in Level}
-        check()  # else what it has added would look like a loss
-        for level, points in before.items():
-            for metric in sorted(points.keys() - set(left_out.get(level, ()))):
-                if after.get(metric, 0) < points[metric] and not allow_loss:
-                    raise TableConflict(
-                        f"of metric {metric!r} the segments hold {after.get(metric, 0)} points of these days, table "
-                        f"{level.value!r} {points[metric]}: segments were cleaned up, and a backfill would lose the "
-                        "difference (--allow-loss does it all the same)"
-                    )
-        found = Backfilled(sum(before[Level.DAY].values()), sum(after.values()))
-
-        for name in SCHEMAS:
-            series = minutes.transform(series_of)
-            rows = minutes.transform(top_n) if name == TOP_N else series.transform(at(Level(name)))
-            if name != TOP_N:
-                rows = rows.transform(without(*left_out.get(Level(name), ())))
-            tables.replace(name, rows, start, end, check)
-    finally:
-        minutes.unpersist()
+    rows = _between(reading.load(), start, end)
+    after = _points_of(rows)
+    before = {level: _points(tables, level, start, end) for level in Level}
+    check()  # else what it has added would look like a loss
+    for level, points in before.items():
+        for metric in sorted(points.keys() - set(left_out.get(level, ()))):
+            if after.get(metric, 0) < points[metric] and not allow_loss:
+                raise TableConflict(
+                    f"of metric {metric!r} the segments hold {after.get(metric, 0)} points of these days, table "
+                    f"{level.value!r} {points[metric]}: segments were cleaned up, and a backfill would lose the "
+                    "difference (--allow-loss does it all the same)"
+                )
+    found = Backfilled(sum(before[Level.DAY].values()), sum(after.values()))
+    order = Order(tables.landing("backfill"), {level.value: left_out.get(level, ()) for level in Level})
+    with tempfile.TemporaryDirectory(prefix="penstock-sink-") as exchange:
+        reports = written_by(rows.transform(rolled_up), order, Path(exchange))
+    for level in Level:
+        written = sum(report.points[level.value] for report in reports)
+        if written != found.after:
+            raise RowsMissing(
+                f"the segments hold {found.after} points of these days, {written} were written for table "
+                f"{level.value!r}: nothing was replaced"
+            )
+    for name in SCHEMAS:
+        tables.replace(name, written_for(reports, name), start, end, check)
     return found
 
 
@@ -93,6 +97,6 @@ def _points(tables: Tables, level: Level, start: datetime, end: datetime) -> dic
     return {row["metric"]: row["count_sum"] for row in found}
 
 
-def _points_of(minutes: DataFrame) -> dict[str, int]:
-    counted = minutes.transform(series_of).where(F.col("function") != "latest").groupBy("metric").agg(F.sum("count"))
+def _points_of(rows: DataFrame) -> dict[str, int]:
+    counted = rows.transform(series_of).where(F.col("function") != "latest").groupBy("metric").agg(F.sum("count"))
     return {metric: int(points) for metric, points in counted.collect()}

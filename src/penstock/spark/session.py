@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import MissingRequirement
 from penstock.spark.amqp.stream_source import StreamSource
 from penstock.spark.java import Java, cache_folder, find_java
+from penstock.spark.sink import TableSink
 from penstock.spark.source import SegmentSource
 
 CONFIG = {
@@ -21,9 +22,6 @@ CONFIG = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # no state that an empty batch would have to age
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # What a job writes is unseen until the table's own commit, so a second rename of every file buys nothing.
-    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
-    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     # Python processes keep what they freed for a while: steps of a merge take the same hundreds of megabytes again, and
     # getting them from the system each time is a third of a task's cost. The first two are numpy's, the last Arrow's.
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": "33554432",
@@ -86,7 +84,7 @@ def _exercise() -> None:
 
 
 def start_session(master: str | None = "local[*]", config: Mapping[str, str] | None = None) -> SparkSession:
-    """A session on `master` that knows the two formats of ours; without one, as spark-submit says.
+    """A session on `master` that knows the formats of ours; without one, as spark-submit says.
 
     MissingRequirement if there is no Java for it.
     """
@@ -108,6 +106,7 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.dataSource.register(SegmentSource)
+    session.dataSource.register(TableSink)
     session.dataSource.register(StreamSource)
     return session
 

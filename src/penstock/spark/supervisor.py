@@ -19,16 +19,24 @@ from pyspark.sql.streaming.listener import (
 )
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import MissingRequirement, PenstockError, SegmentVanished, TableConflict
-from penstock.spark.job import Gate, JobConfig, start_job
+from penstock.errors import (
+    MissingRequirement,
+    PenstockError,
+    RowsMissing,
+    SegmentVanished,
+    TableConflict,
+    TableOvertaken,
+)
+from penstock.spark.job import Gate, JobConfig, resume_point, start_job
 from penstock.spark.segment_folder import SegmentFolder
 from penstock.tables.port import Tables
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-# A query that failed with one of these fails again: somebody has to decide. Spark hands them on as text.
-_FINAL: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (TableConflict, SegmentVanished)}
+QUIET = 30.0  # seconds without a change of the tables after which another job is taken to be gone
+# A query that failed with one of these fails again: a person has to decide. Spark hands them on as text.
+_FINAL: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (TableConflict, SegmentVanished, RowsMissing)}
 _FINAL_TEXT = re.compile(rf"({'|'.join(_FINAL)}): (.+)")
 
 
@@ -87,6 +95,9 @@ class Supervisor:
                 except (StreamingQueryException, MissingRequirement) as error:
                     if isinstance(error, MissingRequirement) and not self._has_run:
                         raise  # better said at once; later on, a database that is away comes back
+                    if TableOvertaken.__name__ in str(error):
+                        self._wait_until_alone(error)
+                        continue
                     if final := _FINAL_TEXT.search(str(error)):
                         raise _FINAL[final[1]](final[2]) from error
                     pause = FIRST_PAUSE if self.progress.batches > done else min(pause * 2, LONGEST_PAUSE)
@@ -98,8 +109,26 @@ class Supervisor:
             self._spark.streams.removeListener(listener)
             self._say_what_waits()
 
+    def _wait_until_alone(self, error: Exception) -> None:
+        """Until the tables no longer move while segments wait: the other job is gone, or has nothing to do either."""
+        reason = re.search(rf"{TableOvertaken.__name__}: (.+)", str(error))
+        log.warning(
+            "Another job adds to these tables, so this one waits until it is gone. tables=%s reason=%s",
+            self._tables.location, reason[1] if reason else _first_line(error),
+        )  # fmt: skip
+        self.progress.restarts += 1
+        held = resume_point(self._tables, self._folder)
+        while not self._stopping.wait(QUIET):
+            before, held = held, resume_point(self._tables, self._folder)
+            if held == before:
+                log.info(
+                    "No other job adds to the tables any more, so this one goes on. tables=%s", self._tables.location
+                )
+                return
+
     def _say_what_waits(self) -> None:
         with suppress(OSError):  # a folder that is not there is somebody else's complaint
+            self._folder.refresh()
             if waiting := len(self._folder.after(self._gate.reached)):
                 log.info("Segments wait for the next start: they are not in the tables yet. segments=%d", waiting)
 
@@ -125,6 +154,7 @@ class Supervisor:
         yield Sample("penstock_spark_rows_per_second", self.progress.rows_per_second)
         yield Sample("penstock_spark_batch_seconds", self.progress.batch_seconds)
         yield Sample("penstock_spark_restarts_total", self.progress.restarts)
+        self._folder.refresh()
         yield Sample("penstock_spark_lag_segments", len(self._folder.after(self._gate.reached)))
         yield Sample("penstock_spark_quarantined_segments", len(self._folder.quarantined()))
 
