@@ -1,6 +1,6 @@
 """The configuration reference, made from the configuration classes.
 
-    python -m penstock.config.reference > docs/reference/configuration.md
+python -m penstock.config.reference > docs/reference/configuration.md
 """
 
 import sys
