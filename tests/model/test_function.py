@@ -43,7 +43,7 @@ def partials_of(function: Function, rows: Sequence[Point]) -> pa.Table:
         function,
         pa.array([entity for entity, _, _ in rows], pa.string()),
         pa.array([time for _, time, _ in rows], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        function.score(values) if function.name == "apdex" else values,
+        function.scores(values),
     )
 
 

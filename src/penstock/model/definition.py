@@ -72,6 +72,7 @@ class Definition:
         make = of_columns if points.num_rows > FEW else of_each
         columns = [points[name] for name in ("entity", "time", "value")]
         states = {name: points[name] for name in STATED} if "count" in points.column_names else None
+        spec = self.function.spec
         if self._takes_all:
             return make(self.name, self.function, *columns, states=states)
         encoded = points["entity"].combine_chunks().dictionary_encode()
@@ -84,22 +85,20 @@ class Definition:
         values = points["value"].combine_chunks()
         passes = _all(column([view.passes for view in views], pa.bool_()), self.filter.of_values(values))
         entities = column([view.entity for view in views], pa.string())
-        records = column([view.record for view in views], pa.string()) if self.function.name == "top_n" else None
+        records = column([view.record for view in views], pa.string()) if spec.keeps_records else None
         scores = denominators = parts = None
         counts = states["count"] if states else None
-        match self.function.name:
-            case "percent":
-                scores = _number(column([view.matches for view in views], pa.bool_()), self.match.of_values(values))
-            case "rate":
-                scores = _number(column([view.matches for view in views], pa.bool_()), self.match.of_values(values))
-                below = column([view.counts for view in views], pa.bool_())
-                denominators = pc.cast(_number(below, self.denominator.of_values(values)), pa.int64())
-            case "apdex":
-                scores = self.function.score(values)
-            case "distinct":
-                parts = column([view.register for view in views], pa.int64())
-                scores = column([view.rank for view in views], pa.float64())
-                passes = pc.and_(passes, pc.is_valid(parts))
+        if spec.is_matched:
+            scores = _number(column([view.matches for view in views], pa.bool_()), self.match.of_values(values))
+        elif spec.counts_distinct:
+            parts = column([view.register for view in views], pa.int64())
+            scores = column([view.rank for view in views], pa.float64())
+            passes = pc.and_(passes, pc.is_valid(parts))
+        elif spec.is_score:
+            scores = self.function.scores(values)
+        if spec.has_denominator:
+            below = column([view.counts for view in views], pa.bool_())
+            denominators = pc.cast(_number(below, self.denominator.of_values(values)), pa.int64())
         if scores is not None:
             states = _states_of(scores, counts, denominators)
         columns = [piece.filter(passes) for piece in (entities, points["time"].combine_chunks(), values)]
@@ -115,8 +114,7 @@ class Definition:
     @property
     def _takes_all(self) -> bool:
         """Whether there is nothing to look at in a point: the common case."""
-        plain = self.function.name not in ("percent", "rate", "apdex", "top_n", "distinct")
-        return plain and self.entity is None and self.filter == EVERYTHING
+        return self.function.spec.takes_values and self.entity is None and self.filter == EVERYTHING
 
     def _views(self, entities: list[str]) -> list["_View"]:
         if len(self._seen) > _REMEMBERED:

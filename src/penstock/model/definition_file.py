@@ -27,24 +27,12 @@ import yaml
 
 from penstock.errors import ConfigError, MissingRequirement
 from penstock.model.definition import BOUNDS, EVERYTHING, Condition, Definition, Definitions
-from penstock.model.distinct import hll, lg_k_for
-from penstock.model.exponential import scale_for
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
 from penstock.model.name import is_whole, name_fault
 from penstock.units import parse_duration
 
 _KNOWN = {"name", "source", "filter", "entity", "function", "levels", "ttl"}
-_PARAMETERS: dict[str, dict[str, bool]] = {  # function: {parameter: required}
-    "percentile": {"relative_error": False},
-    "apdex": {"threshold": True},
-    "histogram": {"bounds": True},
-    "percent": {"match": True},
-    "rate": {"numerator": True, "denominator": True},
-    "top_n": {"n": False, "record": False},
-    "distinct": {"of": True, "relative_error": False},
-}
-TOP_N = 20
 
 
 def load_definitions(path: Path) -> Definitions:
@@ -92,13 +80,13 @@ def _definition(place: str, entry: Any) -> Definition:
     kind = _text(f"{place}.function", entry.get("function", "avg"))
     if kind not in FUNCTIONS:
         raise ConfigError(f"{place}.function: one of {', '.join(FUNCTIONS)} is expected, got {kind!r}")
-    parameters = _PARAMETERS.get(kind, {})
-    _refuse_unknown(f"{place}.", entry, _KNOWN | parameters.keys())
-    for parameter, required in parameters.items():
+    spec = FUNCTIONS[kind]
+    _refuse_unknown(f"{place}.", entry, _KNOWN | spec.keys.keys())
+    for parameter, required in spec.keys.items():
         if required and parameter not in entry:
             raise ConfigError(f"{place}.{parameter}: {kind} needs it")
     try:
-        function = _function(kind, entry)
+        function = Function(kind, spec.read(entry))
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"{place}.function: {error}") from error
     except MissingRequirement as error:
@@ -112,26 +100,10 @@ def _definition(place: str, entry: Any) -> Definition:
         match=_condition(f"{place}.match", entry.get("match", entry.get("numerator"))),
         denominator=_condition(f"{place}.denominator", entry.get("denominator")),
         record=_texts(f"{place}.record", entry.get("record")),
-        of=tuple(_one_or_more(f"{place}.of", entry["of"])) if kind == "distinct" else (),
+        of=tuple(_one_or_more(f"{place}.of", entry["of"])) if spec.counts_distinct else (),
         levels=_levels(f"{place}.levels", entry.get("levels")),
         ttl=_ttl(f"{place}.ttl", entry.get("ttl")),
     )
-
-
-def _function(kind: str, entry: Mapping[str, Any]) -> Function:
-    match kind:
-        case "percentile":
-            return Function(kind, (float(scale_for(float(entry.get("relative_error", 0.01)))),))
-        case "apdex":
-            return Function(kind, (float(entry["threshold"]),))
-        case "histogram":
-            return Function(kind, tuple(float(bound) for bound in entry["bounds"]))
-        case "top_n":
-            return Function(kind, (float(entry.get("n", TOP_N)),))
-        case "distinct":
-            hll()  # better missed here than at the first point
-            return Function(kind, (float(lg_k_for(float(entry.get("relative_error", 0.02)))),))
-    return Function(kind)
 
 
 def _condition(place: str, given: Any) -> Condition:

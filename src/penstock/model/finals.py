@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from penstock.model.distinct import estimate_of
 from penstock.model.exponential import middles_of
-from penstock.model.function import FINALS, RANKS, Final, Function
+from penstock.model.function import COUNT_PER_MINUTE, MEAN, RANKS, Final, functions_in
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, STATES, group_starts, merged
 
@@ -31,8 +31,8 @@ def with_finals(partials: pa.Table, level: Level, ranks: Sequence[float] = RANKS
     grouped = partials.group_by(list(SERIES), use_threads=False).aggregate([(s.name, s.merge) for s in STATES])
     columns = [grouped[name] for name in SERIES] + [grouped[f"{s.name}_{s.merge}"] for s in STATES]
     rows = pa.table(columns, names=[*SERIES, *(s.name for s in STATES)])
-    rows = rows.append_column("avg", _final(rows, FINALS["avg"], level))
-    rows = rows.append_column("cpm", _final(rows, FINALS["cpm"], level))
+    rows = rows.append_column("avg", _final(rows, MEAN, level))
+    rows = rows.append_column("cpm", _final(rows, COUNT_PER_MINUTE, level))
     rows = rows.append_column("value", _values(rows, level))
     return _with_ranks(_with_estimates(rows, partials), partials, ranks).sort_by(ORDER)
 
@@ -51,18 +51,16 @@ def _final(rows: pa.Table, final: Final, level: Level) -> Any:
 def _values(rows: pa.Table, level: Level) -> Any:
     """Each row by its own function; a table holds few functions, so it is one pass for each."""
     values = pa.nulls(rows.num_rows, pa.float64())
-    for text in pc.unique(rows["function"]).to_pylist():
-        final = FINALS.get(Function.parse(text).name)
-        if final is not None:
+    for text, function in functions_in(rows["function"]):
+        if final := function.spec.final:
             values = pc.if_else(pc.equal(rows["function"], text), _final(rows, final, level), values)
     return values
 
 
 def _with_estimates(rows: pa.Table, partials: pa.Table) -> pa.Table:
     """The values of distinct counts, which are no matter of one state."""
-    for text in pc.unique(rows["function"]).to_pylist():
-        function = Function.parse(text)
-        if function.name == "distinct":
+    for text, function in functions_in(rows["function"]):
+        if function.spec.counts_distinct:
             found = estimates(partials.filter(pc.equal(partials["function"], text)), int(function.parameters[0]))
             rows = rows.join(found, keys=list(SERIES), join_type="left outer")
             values = pc.coalesce(rows["estimate"], rows["value"])
@@ -81,8 +79,8 @@ def estimates(partials: pa.Table, lg_k: int) -> pa.Table:
 def _with_ranks(rows: pa.Table, partials: pa.Table, ranks: Sequence[float]) -> pa.Table:
     pieces = [
         percentiles(partials.filter(pc.equal(partials["function"], text)), int(function.parameters[0]), ranks)
-        for text in pc.unique(partials["function"]).to_pylist()
-        if (function := Function.parse(text)).name == "percentile"
+        for text, function in functions_in(partials["function"])
+        if function.spec.has_percentiles
     ]
     names = [rank_name(rank) for rank in ranks]
     if not pieces:

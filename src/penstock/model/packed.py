@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.function import Function
+from penstock.model.function import functions_in
 from penstock.model.grouping import grouped
 from penstock.model.partial import PARTIALS, SERIES, STATES, merged
 
@@ -27,8 +27,8 @@ def packed(partials: pa.Table) -> pa.Table:
     """Partials, merged or not and their texts encoded or not, packed; the records of a top-n are left out."""
     if partials["record"].null_count < partials.num_rows:
         partials = partials.filter(pc.is_null(partials["record"]))
-    functions = pc.unique(partials["function"]).to_pylist()
-    ranked = pa.array([text for text in functions if Function.parse(text).name == "percentile"], pa.string())
+    functions = list(functions_in(partials["function"]))
+    ranked = pa.array([text for text, function in functions if function.spec.has_percentiles], pa.string())
     if len(ranked) == len(functions):
         return _packed(partials)
     if not len(ranked):

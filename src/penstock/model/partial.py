@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.function import AVG, Function
+from penstock.model.function import AVG, Function, functions_in
 from penstock.model.grouping import among_the_greatest, grouped
 from penstock.model.point import Chunk
 
@@ -119,7 +119,7 @@ def _keys_of(function: Function, entities: Any, times: Any, values: Any, records
     # Without its zone: rounding in UTC needs no calendar, and asking for one costs as much as the group-by.
     bucket = pc.floor_temporal(pc.cast(times, pa.timestamp("us")), unit="minute")
     keys = {"entity": entities, "bucket": bucket}
-    if function.splits:
+    if function.spec.has_parts:
         keys["part"] = function.parts(values, times) if parts is None else parts
     if records is not None:
         keys["record"] = records
@@ -167,16 +167,16 @@ def _pruned(partials: pa.Table) -> pa.Table:
 
     The best of a union are the best of the parts' best, so leaving the others out changes no answer.
     """
-    functions = pc.unique(partials["function"]).to_pylist()
-    ranked = [function for text in functions if (function := Function.parse(text)).name in ("latest", "top_n")]
-    if not ranked:
+    functions = [function for _, function in functions_in(partials["function"])]
+    pruned = [function for function in functions if function.spec.keeps_newest or function.spec.keeps_records]
+    if not pruned:
         return partials
     partials = partials.cast(PARTIALS)
-    kept = partials.filter(pc.invert(pc.is_in(partials["function"], pa.array(map(str, ranked), pa.string()))))
+    kept = partials.filter(pc.invert(pc.is_in(partials["function"], pa.array(map(str, pruned), pa.string()))))
     pieces = [kept]
-    for function in ranked:
+    for function in pruned:
         rows = partials.filter(pc.equal(partials["function"], pa.scalar(str(function), pa.string())))
-        if function.name == "latest":
+        if function.spec.keeps_newest:
             pieces.append(first_of_each(rows, SERIES, [("part", "descending")], 1))
         else:
             pieces.append(first_of_each(rows, SERIES, TOP_N_ORDER, int(function.parameters[0])))
