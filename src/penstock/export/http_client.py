@@ -43,19 +43,21 @@ class TlsConfig:
         for name in ("ca_file", "cert_file", "key_file"):
             check_file(getattr(self, name), f"tls.{name}")
         if self.key_file is not None and self.cert_file is None:
-            raise ConfigError("tls.key_file is set, but tls.cert_file is not")
+            raise ConfigError("is set, but tls.cert_file is not", field="tls.key_file")
 
     def context(self) -> ssl.SSLContext:
         """ConfigError if a file holds no certificate or key, or the two do not belong together."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except ssl.SSLError as error:
-            raise ConfigError(f"tls.ca_file {self.ca_file} holds no certificates: {error}") from None
+            raise ConfigError(f"{self.ca_file} holds no certificates: {error}", field="tls.ca_file") from None
         if self.cert_file:
             try:
                 context.load_cert_chain(self.cert_file, self.key_file)
             except ssl.SSLError as error:
-                raise ConfigError(f"tls.cert_file {self.cert_file} and its key cannot be used: {error}") from None
+                raise ConfigError(
+                    f"{self.cert_file} and its key cannot be used: {error}", field="tls.cert_file"
+                ) from None
         return context
 
 
@@ -74,26 +76,26 @@ class HttpClientConfig:
     def __post_init__(self) -> None:
         parts = split_url(self.url, ("http", "https"), "http://host:port/path")
         if not _is_header(parts.path + parts.query) or " " in parts.path + parts.query:
-            raise ConfigError("url must be plain ASCII without spaces: write %20 for one")
+            raise ConfigError("must be plain ASCII without spaces: write %20 for one", field="url")
         if parts.username or parts.password:
-            raise ConfigError("url must not hold a password: use token_file or headers")
+            raise ConfigError("must not hold a password: use token_file or headers", field="url")
         if self.tls is not None and parts.scheme != "https":
-            raise ConfigError(f"tls is set, but the url says {parts.scheme}://")
+            raise ConfigError(f"is set, but the url says {parts.scheme}://", field="tls")
         object.__setattr__(self, "timeout", parse_duration(self.timeout, "timeout"))
         if not self.timeout:
-            raise ConfigError("timeout must be > 0, got 0")
+            raise ConfigError("must be > 0, got 0", field="timeout")
         check_file(self.token_file, "token_file")
         try:
             _host_header(parts)
         except UnicodeError:
-            raise ConfigError(f"url names no host that can be looked up: {parts.hostname!r}") from None
+            raise ConfigError(f"names no host that can be looked up: {parts.hostname!r}", field="url") from None
         for name, value in (self.headers or {}).items():
             if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise ConfigError(f"headers must be named in letters, digits and hyphens, got {name!r}")
+                raise ConfigError(f"must be named in letters, digits and hyphens, got {name!r}", field="headers")
             if not _is_header(value):  # which may be secret
-                raise ConfigError(f"headers must be one line of plain text each: that of {name!r} is not")
+                raise ConfigError(f"must be one line of plain text each: that of {name!r} is not", field="headers")
             if name.lower() in _FRAMING:
-                raise ConfigError(f"headers must not hold {name}: every request has its own")
+                raise ConfigError(f"must not hold {name}: every request has its own", field="headers")
 
     def address(self) -> str:
         """Where it is, without what may be secret."""
@@ -111,17 +113,17 @@ def split_url(url: str, schemes: tuple[str, str], example: str) -> SplitResult:
         is_whole = parts.scheme in schemes and bool(parts.hostname)
         parts.port  # noqa: B018 - raises if it is none
     except ValueError as error:
-        raise ConfigError(f"url cannot be read: {error}") from None
+        raise ConfigError(f"cannot be read: {error}", field="url") from None
     if not is_whole:
         shown = url.rpartition("@")[2] if isinstance(url, str) else url
-        raise ConfigError(f"url must look like {example} or {schemes[1]}://..., got {shown!r}")
+        raise ConfigError(f"must look like {example} or {schemes[1]}://..., got {shown!r}", field="url")
     return parts
 
 
 def check_file(path: str | Path | None, field: str) -> None:
     """ConfigError if there is a path and nothing to read there."""
     if path is not None and not os.access(path, os.R_OK):
-        raise ConfigError(f"{field} must name a file that can be read, got {str(path)!r}")
+        raise ConfigError(f"must name a file that can be read, got {str(path)!r}", field=field)
 
 
 def _is_header(text: object) -> bool:

@@ -37,9 +37,9 @@ class OtlpHttpConfig(HttpClientConfig):
     def __post_init__(self) -> None:
         HttpClientConfig.__post_init__(self)
         if self.signal not in _PATHS:
-            raise ConfigError(f"signal must be one of {', '.join(_PATHS)}, got {self.signal!r}")
+            raise ConfigError(f"must be one of {', '.join(_PATHS)}, got {self.signal!r}", field="signal")
         if self.compression not in ("none", "gzip", "zstd"):
-            raise ConfigError(f"compression must be one of none, gzip, zstd, got {self.compression!r}")
+            raise ConfigError(f"must be one of none, gzip, zstd, got {self.compression!r}", field="compression")
 
 
 class OtlpHttpExporter:
