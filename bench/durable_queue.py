@@ -1,4 +1,4 @@
-"""The durable queue against its targets, its peers and the limit: `make bench-spool`.
+"""The durable queue against its targets, its peers and the limit: `make bench PART=spool`.
 
 Arms are interleaved and the median of the rounds counts, so that a busy machine hits all of them alike. The limit is
 a plain loop that compresses, checksums, writes, reads, checks and decompresses the same blocks, with no queue at all.

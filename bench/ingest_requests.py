@@ -16,8 +16,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
 from penstock.decode.otlp.walk import data_of, walk
-from penstock.decode.plain import fields
 from penstock.export.exporters.remote_write_exporter import write_request
+from penstock.protobuf import fields
 
 POINTS = 1000
 METRICS = 20

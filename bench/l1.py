@@ -1,4 +1,4 @@
-"""L1 and its answers: `make bench-l1`.
+"""L1 and its answers: `make bench PART=l1`.
 
 Requests of 20 metrics × 50 points, from senders that wait for each answer, into a durable queue on this disk. Arms take
 turns; the load is printed, since on a busy machine only core-seconds mean much.

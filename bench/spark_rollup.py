@@ -1,4 +1,4 @@
-"""Roll-up on Spark beside its peers, on the same rows in the same run: `make bench-spark`.
+"""Roll-up on Spark beside its peers, on the same rows in the same run: `make bench PART=spark`.
 
 Raw rows (20 metrics × 500 entities, 167,000 a minute, in the order of time) as segments that no L1 has merged, and as
 Parquet for the peers: count, sum, min, max, avg by (metric, entity, minute). Arms take turns in one warm JVM; the

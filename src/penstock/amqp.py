@@ -1,4 +1,4 @@
-"""Consume RabbitMQ with a pool of workers (extra `[amqp]`): see docs/consumers.md.
+"""Consume RabbitMQ with a pool of workers (extra `[amqp]`): see docs/how-to/consume-rabbitmq.md.
 
 declarations = Declarations()
 declarations.queue("orders")

@@ -211,7 +211,7 @@ def test_p7_idle_calls_come_from_the_thread_that_owns_the_handlers_partition(sel
         threads=ThreadPolicy.fixed(2),
         partitions=PartitionPolicy.fixed(2),
         selector=selector,
-        max_idle=0.005,  # too often to be left to the rounds
+        max_idle=0.005,
     ) as queue:
         queue.add_handler(A, Idle("A"))
         queue.add_handler(B, Idle("B"))
@@ -287,7 +287,7 @@ def test_p11_an_idle_queue_does_nothing() -> None:
     with open_queue(threads=ThreadPolicy.fixed(4), partitions=PartitionPolicy.adaptive()) as queue:
         for type_ in item_types(100):
             queue.add_handler(type_, lambda batch: None)
-        timeouts = [task.see_to_idle_calls() for task in queue._tasks]
+        timeouts = [task.idle_timeout() for task in queue._tasks]
 
     assert timeouts == [None] * 4
 

@@ -1,7 +1,7 @@
 """The core against a model, step by step and without threads: every interleaving of whole steps that Hypothesis finds.
 
 Producers, waiting producers, handlers that come and go, partitions that grow and change owners, drain cycles, idle
-rounds and closing, in any order. After every step the slots add up, every partition has one owner and one token, and
+calls and closing, in any order. After every step the slots add up, every partition has one owner and one token, and
 no handler got anything twice, out of order, or from two owners at once.
 """
 
@@ -52,7 +52,7 @@ class QueueMachine(RuleBasedStateMachine):
             partitions=PartitionPolicy.adaptive(1),
             buffer_size=CAPACITY,
             max_batch=3,
-            error_handler=lambda batch, error: self.consumed(batch),
+            error_handler=lambda batch, error: self.consume(batch),
         )
         clock = FakeClock()
         self.tasks = tuple(
@@ -61,8 +61,11 @@ class QueueMachine(RuleBasedStateMachine):
         )
         self.layout = Layout(config, self.tasks, TASKS)
 
-    def consumed(self, batch: list[Item]) -> None:
+    def consume(self, batch: list[Item]) -> None:
         self.handed[type(batch[0])] += batch
+
+    def on_idle(self) -> None:
+        assert sorted(self.tokens())[:2] == [0, 1]  # the task that calls holds the token of one partition
 
     def items(self, kind: type[Item], count: int) -> list[Item]:
         numbered = [kind(0, self.number + index) for index in range(count)]
@@ -119,7 +122,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(TYPES), weight=st.sampled_from([0.5, 1.0, 3.0]))
     def add_handler(self, kind: type[Item], weight: float) -> None:
         before = self.layout.lane_for(kind())
-        self.layout.register(kind, self.consumed, weight)
+        self.layout.register(kind, self, weight)
         assert self.layout.lane_for(kind()) is before
 
     @rule(kind=st.sampled_from(TYPES))
@@ -140,9 +143,9 @@ class QueueMachine(RuleBasedStateMachine):
         if partition is not None:
             task.cycle(partition)
 
-    @rule(index=st.integers(0, TASKS - 1))
-    def idle(self, index: int) -> None:
-        self.tasks[index].idle(0.0)
+    @rule(index=st.integers(0, TASKS - 1), absent_only=st.booleans())
+    def idle(self, index: int, absent_only: bool) -> None:
+        self.tasks[index].make_idle_calls(0.0, absent_only=absent_only)
 
     @precondition(lambda self: not self.closed)
     @rule()
@@ -185,8 +188,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert sorted(partition.index for partition in owned) == [p.index for p in self.layout.partitions]
         assert all(partition in partition.owner.partitions for partition in owned)
 
-    @invariant()
-    def every_partition_has_one_token_and_nothing_is_held_by_a_sleeping_one(self) -> None:
+    def tokens(self) -> list[int]:
+        """How many tokens of each partition are asleep, ready, or kept since the partition saw its last item."""
         ready: list[Partition] = []
         for task in self.tasks:
             for _ in range(task.ready.qsize()):
@@ -194,9 +197,15 @@ class QueueMachine(RuleBasedStateMachine):
                 task.ready.put(partition)
                 if partition is not None:
                     ready.append(partition)
+        return [
+            len(partition.asleep) + ready.count(partition) + self.quiet.count(partition)
+            for partition in self.layout.partitions
+        ]
+
+    @invariant()
+    def every_partition_has_one_token_and_nothing_is_held_by_a_sleeping_one(self) -> None:
+        assert set(self.tokens()) == {1}
         for partition in self.layout.partitions:
-            tokens = len(partition.asleep) + ready.count(partition) + self.quiet.count(partition)
-            assert tokens == 1
             if partition.asleep:
                 assert not partition.has_items()
 

@@ -4,8 +4,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from penstock import BatchQueueConfig, BatchQueueManager, PartitionPolicy, PartitionSelector, ThreadPolicy
 from penstock.batch.drain import DrainTask, rouse
 from penstock.batch.layout import Layout
@@ -92,9 +90,7 @@ def test_a_partition_whose_handler_is_called_idle_is_not_drained_by_its_new_owne
     lane = layout.lane_for(A())
     partition = lane.partition
 
-    first.idle(0.0)
-    (returned,) = received(first)
-    first.cycle(returned)  # it is done with it, and passes it on
+    first.make_idle_calls(0.0)  # the token goes to the new owner when the call is over
     (arrived,) = received(second)
     second.cycle(arrived)
 
@@ -112,15 +108,17 @@ def test_a_partition_is_not_held_up_by_idle_calls_of_other_partitions() -> None:
 
         def on_idle(self) -> None:
             layout.reassign([1, 0])
+            rouse(lane.partition.asleep)
             for arrived in received(first):
                 first.cycle(arrived)
             assert len(consumed) == 1
 
     layout.register(A, Moving(), 1.0)
     layout.register(B, consumed.extend, 1.0)
-    layout.lane_for(B()).items.append(B())
+    lane = layout.lane_for(B())
+    lane.items.append(B())
 
-    first.idle(0.0)
+    first.make_idle_calls(0.0)
 
     assert len(consumed) == 1
 
@@ -132,7 +130,7 @@ def test_a_new_owner_calls_no_handler_idle_whose_last_batch_is_being_consumed() 
     class Moving:
         def consume(self, batch: list[Any]) -> None:
             layout.reassign([1, 1])
-            second.idle(0.0)
+            second.make_idle_calls(0.0)
             calls.append("consumed")
 
         def on_idle(self) -> None:
@@ -147,38 +145,62 @@ def test_a_new_owner_calls_no_handler_idle_whose_last_batch_is_being_consumed() 
     assert calls == ["consumed"]
     (arrived,) = received(second)
     second.cycle(arrived)
-    second.idle(0.0)
+    second.make_idle_calls(0.0)
 
     assert calls == ["consumed", "idle"]
 
 
-@pytest.mark.parametrize("moved_again", ["before", "after"])
-def test_a_partition_that_moves_again_just_as_it_arrives_is_not_lost(moved_again: str) -> None:
+def test_a_partition_that_moves_on_its_way_to_its_new_owner_is_passed_on() -> None:
     first, second, layout = two_tasks_without_threads()
     handler = Recorder()
     layout.register(A, handler, 1.0)
     lane = layout.lane_for(A())
     lane.items.append(A())
     layout.reassign([1, 1])
+    rouse(lane.partition.asleep)
     (arriving,) = received(second)
-    arrived = second.on_arrival
-
-    def arrive(partition: Partition) -> bool:
-        if moved_again == "before":
-            layout.reassign([0, 1])
-            return arrived(partition)
-        answer = arrived(partition)
-        layout.reassign([0, 1])
-        return answer
-
-    second.on_arrival = arrive
+    layout.reassign([0, 1])
     second.cycle(arriving)
+    assert handler.items == []
     for partition in received(first):
         first.cycle(partition)
 
     assert len(handler.items) == 1
     assert lane.partition.asleep == [lane.partition]
-    assert first.calls_idle
+    assert first.idle_partitions == (lane.partition,)
+
+
+def test_a_close_that_comes_during_an_idle_call_is_seen_after_it() -> None:
+    task, layout = task_without_a_thread()
+
+    class Closing(Recorder):
+        def on_idle(self) -> None:
+            lane.partition.close_gate()  # it finds no token to submit the partition with
+
+    layout.register(A, Closing(), 1.0)
+    lane = layout.lane_for(A())
+
+    task.make_idle_calls(0.0)
+
+    assert received(task) == [lane.partition]
+
+
+def test_idle_calls_that_were_due_while_a_partition_was_ready_are_made_in_its_next_cycle() -> None:
+    task, layout = task_without_a_thread()
+    busy, quiet = Recorder(), Recorder()
+    layout.register(A, busy, 1.0)
+    layout.register(B, quiet, 1.0)
+    partition = layout.lane_for(A()).partition
+    for _ in range(3):
+        partition.offer(layout.lane_for(A()), [A()], None, None)
+        rouse(partition.asleep)
+        task.make_idle_calls(0.0, absent_only=True)
+        (ready,) = received(task)
+        task.cycle(ready)
+
+    assert len(busy.items) == 3
+    assert busy.idle_calls == 0
+    assert quiet.idle_calls == 3
 
 
 def test_a_close_that_comes_just_before_the_token_is_put_back_is_seen() -> None:
@@ -203,7 +225,7 @@ def test_handlers_that_several_partitions_feed_get_one_idle_call_per_round() -> 
     assert all(len(partition.lanes) == 2 for partition in layout.partitions)
 
     for _ in range(4):
-        task.idle(0.0)
+        task.make_idle_calls(0.0)
 
     assert [handler.idle_calls for handler in handlers.values()] == [4, 4]
 

@@ -187,7 +187,7 @@ def test_nothing_is_lost_in_a_long_campaign(seed: int) -> None:
         balancer=dice.choice([DrainBalancer.throughput_weighted(), DrainBalancer.cost_weighted()]),
         balance_interval=0.002,
         min_idle=0.0002,
-        max_idle=dice.choice([0.001, 0.012]),  # too short for the rounds, or not
+        max_idle=dice.choice([0.001, 0.012]),
         max_batch=dice.choice([None, 1, 10]),
     )
     chaos = Chaos(config, seed)
@@ -195,8 +195,8 @@ def test_nothing_is_lost_in_a_long_campaign(seed: int) -> None:
     chaos.check()
 
 
-def test_bursts_between_idle_rounds_meet_no_idle_call_and_lose_nothing() -> None:
-    """Everybody sleeps and the rounds call; then data comes, and partitions change owners, in the middle of a call."""
+def test_bursts_between_idle_calls_meet_none_of_them_and_lose_nothing() -> None:
+    """All handlers are called idle; then data comes, and partitions change owners, in the middle of a call."""
     dice = random.Random(7)
     config = BatchQueueConfig(
         threads=ThreadPolicy.fixed(3), partitions=PartitionPolicy.adaptive(), min_idle=0.01, max_idle=0.01

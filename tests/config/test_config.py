@@ -334,8 +334,8 @@ def test_the_full_file_with_its_comment_marks_taken_away_gives_the_defaults() ->
 
 
 def test_the_document_of_all_keys_is_up_to_date() -> None:
-    assert (ROOT / "docs/config.md").read_text() == docs.render(), (
-        "python -m penstock.config.reference > docs/config.md"
+    assert (ROOT / "docs/reference/configuration.md").read_text() == docs.render(), (
+        "python -m penstock.config.reference > docs/reference/configuration.md"
     )
 
 

@@ -12,7 +12,7 @@ from pika import BasicProperties
 from penstock.amqp import ConsumerRegistry, Message, Reject, Retry
 from penstock.decode.outcome import Format
 from penstock.errors import BrokerError, ConfigError
-from penstock.export.otlp_wire import field_bytes, field_double, field_varint
+from penstock.protobuf import field_bytes, field_double, field_varint
 from penstock.receive import message_intake as module
 from penstock.receive.intake import Intake
 from penstock.receive.message_intake import batches_into_intake, into_intake

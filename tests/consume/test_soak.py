@@ -1,4 +1,4 @@
-"""The campaign behind `make soak-amqp`: broker, workers and services die at random; the ledger must balance.
+"""The campaign behind `make soak PART=amqp`: broker, workers and services die at random; the ledger must balance.
 
     published = handled and acknowledged + dead-lettered
 

@@ -15,8 +15,8 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.outcome import Format
-from penstock.export.otlp_wire import field_bytes, field_varint
 from penstock.model.point import Chunk, Kind
+from penstock.protobuf import field_bytes, field_varint
 from penstock.testing import FakeClock
 from tests.examples import examples
 from tests.receive import reference

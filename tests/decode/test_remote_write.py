@@ -10,8 +10,8 @@ import pytest
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.outcome import Format
 from penstock.export.exporters.remote_write_exporter import write_request
-from penstock.export.otlp_wire import field_bytes, field_double, field_varint
 from penstock.model.point import Kind
+from penstock.protobuf import field_bytes, field_double, field_varint
 from penstock.receive.http_receiver import HttpReceiver
 from tests.decode.test_otlp import decoder
 from tests.receive.support import NOW, KeepingSink, call, post

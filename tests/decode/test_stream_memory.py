@@ -12,7 +12,7 @@ from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.outcome import Answer, Format, Status
 from penstock.errors import QueueFull
-from penstock.export.otlp_wire import field_bytes, field_varint
+from penstock.protobuf import field_bytes, field_varint
 from penstock.receive.bodies import Encoding
 from penstock.receive.intake import Intake
 from penstock.receive.waiting_requests import Request

@@ -23,7 +23,7 @@ from tests.export.quick import numbered, quick
 KILLS = int(os.environ.get("PENSTOCK_SOAK_KILLS", "200"))
 SEED = int(os.environ.get("PENSTOCK_SOAK_SEED", "0")) or random.randrange(1, 1 << 31)
 TWO_WORKERS = 2
-UNDER_WAY = 2 * WORKERS  # at most, as docs/export.md says
+UNDER_WAY = 2 * WORKERS  # at most, as docs/explanation/export.md says
 SENDING = """
 import sys, threading
 from penstock import Durability, SendQueue, SendQueueConfig

@@ -33,7 +33,7 @@ from penstock.export import PartialSuccess, SendQueue, http1
 from penstock.export.classify import of_exception
 from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
 from penstock.export.http_client import HttpClient, HttpConfig, TlsConfig
-from penstock.export.otlp_wire import field_bytes, field_varint
+from penstock.protobuf import field_bytes, field_varint
 from penstock.spool import FastQueue
 from penstock.testing import wait_until
 from tests.export import misbehaving

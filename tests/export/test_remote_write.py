@@ -6,13 +6,10 @@ from pathlib import Path
 
 import cramjam
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.errors import PermanentExportError, TransientExportError
 from penstock.export import SendQueue
 from penstock.export.exporters.remote_write_exporter import RemoteWriteConfig, RemoteWriteExporter, write_request
-from penstock.export.otlp_wire import field_bytes, fields, get_bytes, get_varint, halve, read_varint, varint
 from penstock.machine import cores
 from penstock.spool import FastQueue
 from penstock.spool.dead_letters import unpack
@@ -120,42 +117,6 @@ def test_a_block_is_snappy_without_framing(prometheus: Prometheus) -> None:
         "Content-Encoding": "snappy",
         "X-Prometheus-Remote-Write-Version": "0.1.0",
     }
-
-
-@given(st.integers(0, 2**64 - 1))
-def test_a_varint_comes_back(value: int) -> None:
-    assert read_varint(varint(value), 0) == (value, len(varint(value)))
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_fields_or_a_value_error(message: bytes) -> None:
-    try:
-        found = list(fields(message))
-    except ValueError:
-        return
-    assert b"".join(message[one.start : one.end] for one in found) == message
-
-
-@given(st.lists(st.binary(max_size=20), min_size=2, max_size=20))
-def test_halves_hold_every_repeated_field_once(values: list[bytes]) -> None:
-    message = b"".join(field_bytes(1, value) for value in values)
-    halves = halve(message, [(1,)])
-    assert halves is not None
-    assert b"".join(halves) == message
-    assert all(halves)
-
-
-def test_a_batch_of_very_many_series_is_cut_as_fast_as_it_is_read() -> None:
-    message = field_bytes(3, b"all") + field_bytes(1, b"series") * 200_000  # looking each up among the others: minutes
-    halves = halve(message, [(1,)])
-    assert halves == (field_bytes(3, b"all") + field_bytes(1, b"series") * 100_000,) * 2
-
-
-def test_the_last_of_several_fields_counts() -> None:
-    message = field_bytes(2, b"a") + field_bytes(2, b"b")
-    assert get_bytes(message, 2) == b"b"
-    assert get_bytes(message, 3) is None
-    assert get_varint(message, 2) == 0
 
 
 def test_every_server_error_is_sent_again_as_the_specification_says() -> None:

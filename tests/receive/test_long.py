@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.decode.outcome import Format, Status
-from penstock.decode.plain import TooMany
+from penstock.decode.outcome import Format, Status, TooMany
+from penstock.protobuf import encode_varint, field_bytes
 from penstock.receive.intake import Intake
 from tests.decode.test_otlp import decode, decoder
 from tests.receive.support import NOW, SECOND, KeepingSink, counter, gauge, request
@@ -17,15 +17,7 @@ POINT = b"\x19" + NOW.to_bytes(8, "little") + b"\x21" + bytes(8)
 
 
 def field(tag: int, content: bytes) -> bytes:
-    return bytes([tag]) + varint(len(content)) + content
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
+    return field_bytes(tag >> 3, content)
 
 
 def metric(name: bytes, points: bytes) -> bytes:
@@ -95,7 +87,7 @@ def test_a_request_without_end_is_too_large_and_its_neighbours_are_taken_once() 
 def test_a_series_of_many_samples_is_read_whole() -> None:
     count = 5_000
     samples = b"".join(
-        field(0x12, b"\x09" + b"\x00" * 6 + b"\xf0\x3f" + b"\x10" + varint(NOW // 1_000_000 - place))
+        field(0x12, b"\x09" + b"\x00" * 6 + b"\xf0\x3f" + b"\x10" + encode_varint(NOW // 1_000_000 - place))
         for place in range(count)
     )
     for requests in (1, 60):

@@ -1,6 +1,6 @@
 """Long campaign: the job is killed again and again, at any moment, and the tables are exact in the end.
 
-make soak-spark      PENSTOCK_KILLS=30 by default
+make soak PART=spark PENSTOCK_KILLS=30 by default
 """
 
 import os

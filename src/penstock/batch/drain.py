@@ -1,15 +1,9 @@
-"""Draining: what a task does with the partitions it owns, and the threads that run tasks.
+"""Draining: what a task does with the partitions that it owns.
 
-A task drains its partitions one cycle after another, never two at once. Partitions reach it through `ready`, each with
-its token, so a partition is in one task's hands at a time, whoever owns it. An owner that was changed meanwhile passes
-the partition on when it comes to it, at the latest after the cycle it is in.
-
-Idle calls need no tokens: they are made by whoever has the task's turn, and who drains has it too. What is left is a
-partition that changes owners. It is sent to the new one, who calls none of its handlers before it has arrived: so the
-old one is done with it. And the old one, or the rounds for it, may be calling them just then: who calls first writes
-down what, then looks before each call whether that is still what it should; who moves a partition first changes the
-latter, then the owner; and the new owner looks at what the others have written down, and sends the partition there and
-back if it finds its handlers. In any interleaving one of them sees the other.
+A task runs one cycle after another, never two at once. Partitions reach it through its inbox, each with its token. The
+token of a partition is the right to call its handlers, `consume` and `on_idle` alike, and at most one task holds it. A
+task that receives a partition of another owner passes it on. A partition that changes owners during a cycle is passed
+on after that cycle.
 """
 
 import logging
@@ -20,26 +14,21 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, ErrorHandler
-from penstock.batch.idle_calls import NO_CALLS, IdleCalls, log_idle_failure, of_absent
 from penstock.batch.idle_exclusion import Gate
 from penstock.batch.idle_pace import IdlePace
 from penstock.batch.partition import Lane, Partition, Registration
-from penstock.batch.rounds import IDLE_ROUNDS, SLOW_CALLS, Round, TaskCalls
 from penstock.clock import Clock
 from penstock.errors import NoHandler
 
 log = logging.getLogger("penstock.batch")
 
 SIZE_CLASSES = (1, 10, 100, 1_000, 10_000)  # batches are counted by size: up to 1, up to 10, …, more
-SHORTEST_ON_ROUNDS = 0.01  # seconds between idle calls that the rounds keep up with
-TRUSTED = 100  # quick passes in a row after which it may come back: the machine may have been slow, not the handlers
-PATIENCE = 100  # pauses without a call after which a thread makes its calls itself again: the rounds hang
 
 
 class DrainTask:
     """Drains the partitions it owns and hands their items to the handlers.
 
-    Threads: `inbox`, `submit`, `nudge`, `resume` and `under_way` from any thread, the rest from who has the turn.
+    Threads: `inbox`, `submit` and `nudge` from any thread, the rest from the thread that runs the task.
     """
 
     def __init__(
@@ -54,19 +43,8 @@ class DrainTask:
         on_cycle: Callable[[float], None] | None,
     ) -> None:
         self.index = index
-        self.crew: object = None
-        # Set by the layout: the tasks of the queue, and whom to tell that a new partition has reached us.
-        self.siblings: Sequence[DrainTask] = (self,)
-        self.on_arrival: Callable[[Partition], bool] = lambda partition: True
-        self.partitions: tuple[Partition, ...] = ()  # replaced under the queue's lock
-        self.idle_calls: IdleCalls = NO_CALLS  # replaced likewise
-        self.idling: IdleCalls | None = None  # those that we are making
-        self.may_join = False  # the rounds: where there are several threads
-        self.round: Round | None = None  # belongs to the rounds, as does the turn while there is one
-        self.round_calls: TaskCalls | None = None  # likewise
-        self.quick_passes = TRUSTED
-        self.longest_pause = config.max_idle
-        self.turn = threading.Lock()  # who has it runs the task
+        self.partitions: tuple[Partition, ...] = ()  # replaced under the layout's lock
+        self.idle_partitions: tuple[Partition, ...] = ()  # those with an `on_idle` to call; replaced likewise
         self.drained = 0
         self.seconds = 0.0
         self.batches = [0] * (len(SIZE_CLASSES) + 1)
@@ -79,19 +57,6 @@ class DrainTask:
         self._merges = merges
         self._on_quiet = on_quiet
         self._on_cycle = on_cycle
-
-    @property
-    def calls_idle(self) -> bool:
-        return self.idle_calls is not NO_CALLS
-
-    @property
-    def on_rounds(self) -> bool:
-        return self.round is not None
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether it may leave its idle calls to the rounds."""
-        return self.may_join and self.quick_passes >= TRUSTED
 
     def inbox(self) -> "SimpleQueue[Partition | None]":
         """Where partitions are put, with their token, to be drained."""
@@ -112,9 +77,6 @@ class DrainTask:
     def reset(self) -> None:
         """Forget what was ready: we are the child of a fork."""
         self.ready = SimpleQueue()
-        self.turn = threading.Lock()
-        self.idling = None
-        self.round = self.round_calls = None
         self.drained = 0
         self.seconds = 0.0
         self.batches = [0] * len(self.batches)
@@ -123,29 +85,23 @@ class DrainTask:
 
     def cycle(self, first: Partition) -> None:
         """Drain and dispatch what is ready, then let go of it."""
-        if self._merges:
-            mine = self._all_ready(first)
-        elif (first.owner is self and first.has_arrived) or self._is_mine(first):
-            mine = [first]
-        else:
-            return
+        mine = self._all_ready(first) if self._merges else [first] if self._is_mine(first) else []
         if not mine:
             return
-        had_data = False
         started = self._clock.monotonic()
         try:
             had_data = self._drain_together(mine) if len(mine) > 1 else self._drain_alone(mine[0])
-        finally:
             now = self._clock.monotonic()
             self.seconds += now - started
             for partition in mine:
                 partition.seconds += (now - started) / len(mine)
+            if self.idle_partitions:
+                self._idle_beside_data(mine, now)
+                if had_data:
+                    self.pace.had_data(now)
+        finally:
+            for partition in mine:
                 self._release(partition)
-        if self.idle_calls is not NO_CALLS:
-            if self.pace.is_late(now):
-                self.idle(now, absent_only=True)
-            if had_data:
-                self.pace.had_data(now)
         if self._on_cycle is not None:
             self._on_cycle(now)
 
@@ -161,18 +117,8 @@ class DrainTask:
             return mine
 
     def _is_mine(self, partition: Partition) -> bool:
-        """Whether we may drain it; else it goes to who owns it, or who still calls its handlers, who sends it back."""
-        if partition.owner is not self:
-            partition.owner.submit(partition)
-            return False
-        if partition.has_arrived:
-            return True
-        for task in self.siblings:
-            calls = task.under_way()
-            if calls is not None and any(lane.partition is partition for lane in calls[1]):
-                task.submit(partition)
-                return False
-        if self.on_arrival(partition):
+        """Whether this task owns it; otherwise the partition is passed on to its owner."""
+        if partition.owner is self:
             return True
         partition.owner.submit(partition)
         return False
@@ -220,6 +166,9 @@ class DrainTask:
         if was_closed and partition.is_quiet():
             self._on_quiet(partition)  # and the token stays with us: nobody will need it
             return
+        self._put_token_back(partition, was_closed)
+
+    def _put_token_back(self, partition: Partition, was_closed: bool) -> None:
         partition.asleep.append(partition)
         # Only now is it certain that a producer (or `close`, or a new owner) that came after our look saw the token.
         if partition.has_items() or partition.closed != was_closed or partition.owner is not self:
@@ -259,66 +208,60 @@ class DrainTask:
 
     # Idle
 
-    def idle(self, now: float, *, absent_only: bool = False) -> None:
-        """Call `on_idle` of the handlers; while some get data, only of those that got none since the last time."""
-        self._make_idle_calls(absent_only)
-        self.quick_passes = self.quick_passes + 1 if self._clock.monotonic() - now < SLOW_CALLS else 0
-        self.pace.was_called(now)
-
-    def _make_idle_calls(self, absent_only: bool) -> None:
-        self.idling = calls = self.idle_calls
-        try:
-            for on_idle in calls[0] if not absent_only else of_absent(calls):
-                if self.idle_calls is not calls:
-                    break  # handlers or owners have changed: the rest has its turn the next time
-                try:
-                    on_idle()
-                except BaseException:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
-                    log_idle_failure(self.queue_name, calls, on_idle)
-        finally:
-            self.idling = None
-
-    def until_idle(self) -> float:
-        """Seconds until the handlers are to be called."""
-        return self.pace.due - self._clock.monotonic()
-
-    def until_own_idle(self) -> float:
-        """Seconds until we call them ourselves, also if it was left to the rounds: somebody may hang there."""
-        on = self.round
-        return self.until_idle() if on is None else on.due + PATIENCE * on.pause - self._clock.monotonic()
-
-    def come_back_if_forgotten(self) -> None:
-        """Leave the rounds if they should have called long ago."""
-        if self.on_rounds and self.until_own_idle() <= 0:
-            self.quick_passes = 0  # so that we do not go there again at once
-            IDLE_ROUNDS.leave(self)
+    def idle_timeout(self) -> float | None:
+        """Seconds until the next idle calls are due, None if there are none to make: how long to wait for data."""
+        if not self.idle_partitions:
+            return None
+        return min(max(0.0, self.pace.due - self._clock.monotonic()), threading.TIMEOUT_MAX)
 
     def idle_if_due(self) -> None:
-        """Call the handlers if it is time."""
-        if self.until_idle() <= 0:
-            self.idle(self._clock.monotonic())
+        """Call `on_idle` of every handler if it is time."""
+        now = self._clock.monotonic()
+        if now >= self.pace.due:
+            self.make_idle_calls(now)
 
-    def resume(self) -> None:
-        """Go on by ourselves: the rounds have given the turn back, and nobody else may know."""
-        self.nudge()
+    def _idle_beside_data(self, mine: list[Partition], now: float) -> None:
+        """Call `on_idle` of handlers that get no data although others keep the task busy."""
+        if self.pace.is_late(now):
+            self.make_idle_calls(now, absent_only=True)
+        for partition in mine:
+            if partition.owes_idle_calls:
+                self._call_idle_handlers(partition, absent_only=True)
 
-    def under_way(self) -> IdleCalls | None:
-        """The idle calls that are being made, by us or on the rounds, who may also be just passing them by."""
-        return self.idling or IDLE_ROUNDS.under_way(self)
+    def make_idle_calls(self, now: float, *, absent_only: bool = False) -> None:
+        for partition in self.idle_partitions:
+            try:
+                partition.asleep.pop()
+            except IndexError:
+                partition.owes_idle_calls = True  # it is ready or being drained: its next cycle makes the calls
+                continue
+            try:
+                self._call_idle_handlers(partition, absent_only)
+            finally:
+                self._put_token_back(partition, was_closed=False)
+        self.pace.was_called(now)
 
-    def replace_idle_calls(self, calls: IdleCalls) -> None:
-        """Make these from now on; of the former none is begun any more."""
-        self.idle_calls = calls
-        if self.on_rounds:
-            IDLE_ROUNDS.renew(self)
+    def _call_idle_handlers(self, partition: Partition, absent_only: bool) -> None:
+        """Call `on_idle` of the handlers of a partition whose token we hold, or only of those without new data."""
+        partition.owes_idle_calls = False
+        for lane in partition.idle_lanes:
+            was_absent, lane.idle_mark = lane.idle_mark == lane.taken and not lane.items, lane.taken
+            if was_absent or not absent_only:
+                call_on_idle(lane.registration, self.queue_name)
 
-    def see_to_idle_calls(self) -> float | None:
-        """Seconds until they are due if we make them, or None if there are none: how long to wait for data."""
-        if not self.calls_idle:
-            return None
-        if self.takes_part and not self.on_rounds and self.pace.is_steady():
-            IDLE_ROUNDS.join(self)
-        return min(max(0.0, self.until_own_idle()), threading.TIMEOUT_MAX)
+
+def call_on_idle(registration: Registration, queue_name: str) -> None:
+    """Call `on_idle` of a handler once, unless another thread is in its `consume`; an error is logged."""
+    on_idle, gate = registration.on_idle, registration.gate
+    if on_idle is None or (gate is not None and not gate.try_alone()):
+        return
+    try:
+        on_idle()
+    except BaseException:  # whatever a handler raises, the drain thread must go on
+        log.exception("on_idle failed. queue=%s type=%s", queue_name, registration.type)
+    finally:
+        if gate is not None:
+            gate.leave_alone()
 
 
 def rouse(asleep: list[Partition]) -> None:

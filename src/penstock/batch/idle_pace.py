@@ -4,33 +4,29 @@
 class IdlePace:
     """First `shortest` seconds after data, then after twice as long each time, up to `longest`.
 
-    While data keeps coming, those who get none of it are called every `longest` seconds.
+    While data keeps coming, handlers that get none of it are called every `longest` seconds.
     """
 
-    __slots__ = ("_delay", "_shortest", "called", "due", "longest")
+    __slots__ = ("_called", "_delay", "_longest", "_shortest", "due")
 
     def __init__(self, shortest: float, longest: float, now: float) -> None:
-        self.longest = longest
         self._shortest = shortest
-        self.called = now
+        self._longest = longest
+        self._called = now
         self._delay = shortest
         self.due = now + shortest
 
     def had_data(self, now: float) -> None:
         """Start over."""
-        self._delay = 0.0  # not `_shortest`, which may be the longest too: steady it is after the next call
-        self.due = now + self._shortest
+        self._delay = self._shortest
+        self.due = now + self._delay
 
     def is_late(self, now: float) -> bool:
-        """Whether data has kept us from calling for too long."""
-        return now >= self.called + self.longest
-
-    def is_steady(self) -> bool:
-        """Whether the pause has grown to `longest` and stays there until data comes."""
-        return self._delay >= self.longest
+        """Whether data has kept the task from calling for too long."""
+        return now >= self._called + self._longest
 
     def was_called(self, now: float) -> None:
         """Wait longer the next time."""
-        self.called = now
-        self._delay = min(max(self._delay, self._shortest) * 2, self.longest)
+        self._called = now
+        self._delay = min(self._delay * 2, self._longest)
         self.due = now + self._delay

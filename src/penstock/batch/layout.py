@@ -2,15 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import count
 
 from penstock.batch.config import BatchQueueConfig, Handler, HandlerConsumer
-from penstock.batch.drain import DrainTask, rouse
-from penstock.batch.idle_calls import NO_CALLS, IdleCalls, idle_call
+from penstock.batch.drain import DrainTask
 from penstock.batch.idle_exclusion import Gate
 from penstock.batch.partition import Lane, Partition, Registration, Route
-from penstock.batch.rounds import IDLE_ROUNDS
 from penstock.batch.selector import stable_hash
 from penstock.errors import QueueClosed
 
@@ -26,9 +23,6 @@ class Layout:
     def __init__(self, config: BatchQueueConfig, tasks: tuple[DrainTask, ...], partitions: int) -> None:
         selector = config.resolved_selector
         self.tasks = tasks
-        for task in tasks:
-            task.siblings = tasks
-            task.on_arrival = partial(self._arrived, task)
         self._config = config
         self._spreads = selector.kind != "type_hash" and (partitions > 1 or config.partitions.kind == "adaptive")
         self._key = selector.key
@@ -42,7 +36,6 @@ class Layout:
         self.registrations: dict[type, Registration] = {}
         self.partitions: tuple[Partition, ...] = ()
         self._frozen = False
-        self._silent = False
         self._grow_locked(partitions)
         if config.consumer is not None:
             everything = self._registration_locked(object)
@@ -111,8 +104,8 @@ class Layout:
             registration.lanes.append(lane)
             partition.lanes.append(lane)
             partition.lane_of[registration.type] = lane
-            if registration.on_idle is not None and registration.lanes[0] is lane:
-                self._refresh_idle_calls_locked(partition.owner)
+            if registration.lanes[0] is lane:
+                self._note_idle_handler_locked(registration)
         return lane
 
     # Handlers
@@ -133,8 +126,7 @@ class Layout:
                 # Its first lane is where its idle calls come from: not all of them from the same thread.
                 home = self.partitions[len(self.registrations) % len(self.partitions)]
                 self._open_lane_locked(registration, home)
-            if registration.lanes:
-                self._refresh_idle_calls_locked(registration.lanes[0].partition.owner)
+            self._note_idle_handler_locked(registration)
         if not self._spreads:
             self.homes.get(kind) or self._first_of(kind, None)
 
@@ -146,8 +138,7 @@ class Layout:
                 return False
             registration.consume = registration.on_idle = None
             registration.weight = 0.0
-            if registration.lanes:
-                self._refresh_idle_calls_locked(registration.lanes[0].partition.owner)
+            self._note_idle_handler_locked(registration)
             return True
 
     def freeze(self) -> int:
@@ -165,35 +156,23 @@ class Layout:
             owner.partitions = (*owner.partitions, partition)
             self.partitions = (*self.partitions, partition)
 
-    def _refresh_idle_calls_locked(self, task: DrainTask) -> None:
-        if self._silent:
+    def _note_idle_handler_locked(self, registration: Registration) -> None:
+        """The `on_idle` of a handler has changed. It is called with the token of the first partition that feeds it."""
+        if not registration.lanes:
             return
-        before = task.calls_idle
-        task.replace_idle_calls(self._idle_calls_locked(task))
-        if task.calls_idle != before:
-            task.nudge()
-
-    def _idle_calls_locked(self, task: DrainTask) -> IdleCalls:
-        """A handler that several partitions feed is called by the owner of the first of them."""
-        lanes = tuple(
+        partition = registration.lanes[0].partition
+        partition.idle_lanes = tuple(
             lane
-            for partition in task.partitions
-            for lane in (partition.lanes if partition.has_arrived else ())
+            for lane in partition.lanes
             if lane.registration.on_idle is not None and lane.registration.lanes[0] is lane
         )
-        return (tuple(idle_call(lane.registration) for lane in lanes), lanes) if lanes else NO_CALLS
+        self._note_idle_partitions_locked(partition.owner)
 
-    def silence(self) -> None:
-        """Have no handler called idle any more; returns when none is."""
-        with self.lock:
-            self._silent = True
-            for task in self.tasks:
-                task.replace_idle_calls(NO_CALLS)
-        for task in self.tasks:
-            # Not what is `under_way`: the rounds may be passing by our own, and we have the turn.
-            if IDLE_ROUNDS.leave(task) or task.idling is not None:
-                with task.turn:
-                    pass
+    def _note_idle_partitions_locked(self, task: DrainTask) -> None:
+        slept_for_good = not task.idle_partitions
+        task.idle_partitions = tuple(partition for partition in task.partitions if partition.idle_lanes)
+        if slept_for_good and task.idle_partitions:
+            task.nudge()
 
     def loads(self, measure: Callable[[Partition], float]) -> tuple[list[float], list[int]]:
         """What `measure` says of every partition, and who owns it."""
@@ -204,32 +183,18 @@ class Layout:
         """Give partition p to task `owners[p]`; False if nothing moves."""
         with self.lock:
             # Partitions that came since the owners were computed keep theirs.
-            moved = {
-                partition: self.tasks[owner]
-                for partition, owner in zip(self.partitions, owners)
-                if partition.owner.index != owner
-            }
+            moved = [partition for partition, owner in zip(self.partitions, owners) if partition.owner.index != owner]
             for partition in moved:
-                partition.has_arrived = False
-            for task in {partition.owner for partition in moved}:
-                self._refresh_idle_calls_locked(task)
-            # Only now: an old owner has either seen that the calls are no longer its own, or is seen by the new one.
-            for partition, task in moved.items():
-                partition.owner = task
-            for task in self.tasks if moved else ():
-                task.partitions = tuple(partition for partition in self.partitions if partition.owner is task)
-        for partition in moved:
-            rouse(partition.asleep)  # to its new owner, who has to know that the old one is done with it
+                partition.owner = self.tasks[owners[partition.index]]
+            if moved:
+                self._deal_out_locked()
         return bool(moved)
 
-    def _arrived(self, task: DrainTask, partition: Partition) -> bool:
-        """A partition that changed owners has reached `task`; False if it has changed again."""
-        with self.lock:
-            if partition.owner is not task:
-                return False
-            partition.has_arrived = True
-            self._refresh_idle_calls_locked(task)
-            return True
+    def _deal_out_locked(self) -> None:
+        """Tell the tasks which partitions are theirs."""
+        for task in self.tasks:
+            task.partitions = tuple(partition for partition in self.partitions if partition.owner is task)
+            self._note_idle_partitions_locked(task)
 
     def lanes(self) -> Iterator[Lane]:
         for partition in self.partitions:
@@ -245,9 +210,7 @@ class Layout:
             partition.reset()
         for task in self.tasks:
             task.reset()
-            # The parent may have been in the middle of moving some.
-            task.partitions = tuple(partition for partition in self.partitions if partition.owner is task)
-            task.idle_calls = NO_CALLS if self._silent else self._idle_calls_locked(task)
+        self._deal_out_locked()  # the parent may have been moving some
 
 
 class _Turns(dict[type, Route]):

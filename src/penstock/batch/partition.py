@@ -89,8 +89,9 @@ class Partition:
         self.lanes: list[Lane] = []
         self.lane_of: dict[type, Lane] = {}
         self.weight = 0.0
-        self.has_arrived = True  # at its present owner, whose idle calls include its own only from then on
-        # Belongs to whoever holds the token.
+        self.idle_lanes: tuple[Lane, ...] = ()  # those whose `on_idle` is called with this partition's token; replaced
+        self.owes_idle_calls = False  # they were due while the token was in use
+        # Belongs to the holder of the token.
         self.seconds = 0.0
         # _lock guards everything below.
         self._lock = threading.Lock()
@@ -285,5 +286,5 @@ class Partition:
         self._waiters.clear()
         self._dropping = False
         self.seconds = 0.0
-        self.has_arrived = True
+        self.owes_idle_calls = False
         self.asleep[:] = [self]

@@ -22,10 +22,9 @@ from typing import Any, Self, TypeVar
 
 from penstock.batch.admission import Admission
 from penstock.batch.config import BatchQueueConfig, HandlerConsumer, check_handler
-from penstock.batch.drain import SHORTEST_ON_ROUNDS, DrainTask, report_batch, rouse
+from penstock.batch.drain import DrainTask, call_on_idle, report_batch, rouse
 from penstock.batch.drain_threads import is_of_crew
 from penstock.batch.handles import BatchProducer, Producer
-from penstock.batch.idle_calls import call_on_idle
 from penstock.batch.layout import Layout
 from penstock.batch.lifecycle import LIVE_QUEUES
 from penstock.batch.partition import Partition
@@ -94,7 +93,6 @@ class BatchQueue(Producing):
                 elif isinstance(task, OwnTask):
                     task.start()
         except BaseException:  # no more threads: nobody would ever end those that have started
-            self._layout.silence()
             self._end_tasks()
             raise
         LIVE_QUEUES.add(self)
@@ -123,10 +121,6 @@ class BatchQueue(Producing):
                 tasks.append(OwnTask(*arguments, crew=self._crew, **named))
             else:
                 tasks.append(SharedTask(*arguments, scheduler=self._scheduler, **named))
-        drainers = threads if self._scheduler is None else self._scheduler.policy.resolve()
-        keeps_time = isinstance(self._clock, SystemClock)  # as the rounds do
-        for task in tasks:
-            task.may_join = drainers > 1 and config.max_idle >= SHORTEST_ON_ROUNDS and keeps_time
         return tuple(tasks), partitions
 
     # Handlers
@@ -253,8 +247,7 @@ class BatchQueue(Producing):
             self._loud -= 1
             if self._loud:
                 return
-        # Every token is in our hands: no handler consumes any more.
-        self._layout.silence()
+        # No token is left: no handler is called any more.
         for registration in list(self._layout.registrations.values()):
             call_on_idle(registration, self.name)
         self._end_tasks()

@@ -8,7 +8,6 @@ from penstock.batch.drain import DrainTask
 from penstock.batch.drain_threads import DrainThread, is_of_crew
 from penstock.batch.partition import Partition
 from penstock.batch.policies import ThreadPolicy
-from penstock.batch.rounds import IDLE_ROUNDS
 from penstock.clock import Clock
 
 
@@ -49,18 +48,12 @@ class OwnTask(DrainTask):
     def _run(self) -> None:
         while not self._stopping:
             try:
-                partition = self.ready.get(timeout=self.see_to_idle_calls())
+                partition = self.ready.get(timeout=self.idle_timeout())
             except Empty:
-                self.come_back_if_forgotten()
-                if not self.on_rounds:
-                    with self.turn:  # which the rounds may still have, for as long as a handler hangs
-                        self.idle_if_due()
+                self.idle_if_due()
             else:
-                if self.on_rounds:
-                    IDLE_ROUNDS.leave(self)
                 if partition is not None:
-                    with self.turn:
-                        self.cycle(partition)
+                    self.cycle(partition)
 
 
 class SharedTask(DrainTask):
@@ -68,7 +61,8 @@ class SharedTask(DrainTask):
 
     def __init__(self, *arguments: Any, scheduler: "SharedScheduler", **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.crew = self._scheduler = scheduler
+        self._scheduler = scheduler
+        self.turn = threading.Lock()  # the thread that holds it runs the task
 
     def inbox(self) -> "SimpleQueue[Partition | None]":
         return self._scheduler.inbox()
@@ -82,41 +76,30 @@ class SharedTask(DrainTask):
         self._run_ready()
 
     def _run_ready(self) -> None:
-        while not self.ready.empty():
-            if self.on_rounds:
-                IDLE_ROUNDS.leave(self)
-            elif self.turn.acquire(blocking=False):
-                try:
-                    partition = self.ready.get_nowait()
-                    if partition is not None:
-                        self.cycle(partition)
-                except Empty:
-                    pass  # whoever had the turn just before us has drained it
-                finally:
-                    self.turn.release()
-            elif not self.on_rounds:
-                return  # who has the turn looks at `ready` once more after giving it back
+        # A thread that finds the turn taken may leave: its holder looks at `ready` once more after giving it back.
+        while not self.ready.empty() and self.turn.acquire(blocking=False):
+            try:
+                partition = self.ready.get_nowait()
+                if partition is not None:
+                    self.cycle(partition)
+            except Empty:
+                pass  # the last holder of the turn has drained it
+            finally:
+                self.turn.release()
 
-    def try_idle(self) -> None:
-        """Call the idle handlers if it is time and nobody runs the task."""
-        if not self.calls_idle or self.until_own_idle() > 0:
-            return
-        self.come_back_if_forgotten()
-        if not self.turn.acquire(blocking=False):
+    def idle_if_due(self) -> None:
+        """Call `on_idle` of every handler if it is time and no thread runs the task."""
+        if not self.idle_partitions or not self.turn.acquire(blocking=False):
             return
         try:
-            self.idle_if_due()
+            super().idle_if_due()
         finally:
             self.turn.release()
         self._run_ready()
 
-    def resume(self) -> None:
-        super().resume()
-        try:
-            partition = self.ready.get_nowait()  # left to the rounds by a thread that found that they have the turn
-        except Empty:
-            return
-        self._scheduler.inbox().put(partition)
+    def reset(self) -> None:
+        super().reset()
+        self.turn = threading.Lock()
 
 
 class SharedScheduler:
@@ -193,12 +176,12 @@ class SharedScheduler:
                 partition = self._ready.get(timeout=self._until_idle_is_due())
             except Empty:
                 for task in self._tasks:
-                    task.try_idle()
+                    task.idle_if_due()
             else:
                 if partition is not None:
                     partition.owner.run(partition)
 
     def _until_idle_is_due(self) -> float | None:
         # A task that runs just now is left to its thread, which comes here when it is done.
-        pauses = [task.see_to_idle_calls() for task in self._tasks if task.on_rounds or not task.turn.locked()]
+        pauses = [task.idle_timeout() for task in self._tasks if not task.turn.locked()]
         return min((pause for pause in pauses if pause is not None), default=None)

@@ -1,4 +1,4 @@
-"""docs/config.md, made from the configuration classes: `python -m penstock.config.reference > docs/config.md`."""
+"""docs/reference/configuration.md, made from the configuration classes: `python -m penstock.config.reference > docs/reference/configuration.md`."""
 
 import sys
 
@@ -45,8 +45,8 @@ SIGHUP reads the file again. What can change while the service runs is marked â†
 in the file, not its name); of the rest the log says that it needs a restart. An unknown environment variable that \
 begins with `PENSTOCK_` is reported and not refused.
 
-Ready-made files: [one machine](../examples/penstock-single.yaml), [edge](../examples/penstock-edge.yaml), \
-[cluster](../examples/penstock-cluster.yaml).
+Ready-made files: [one machine](../../examples/penstock-single.yaml), [edge](../../examples/penstock-edge.yaml), \
+[cluster](../../examples/penstock-cluster.yaml).
 """
 RELOADED = (
     "logging.level",

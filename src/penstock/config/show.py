@@ -123,7 +123,7 @@ def template(kind: type[Any]) -> str:
     """A file with every key and its default, all of them commented out."""
     out = [
         "# Every key with its default. Take the `#` away from what you change, and from the sections above it.",
-        "# An environment variable or a flag wins over this file: see docs/config.md.",
+        "# An environment variable or a flag wins over this file: see docs/reference/configuration.md.",
         "",
     ]
     out += _template_lines(schema_of(kind), 0)

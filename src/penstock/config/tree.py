@@ -1,4 +1,4 @@
-"""The whole configuration of `penstock run`, as one tree of frozen classes. docs/config.md is made of it."""
+"""The whole configuration of `penstock run`, as one tree of frozen classes. docs/reference/configuration.md is made of it."""
 
 import logging
 import os

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.decode.column_scan import Ints
 from penstock.decode.config import Initial
-from penstock.decode.wire import Ints
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.decode.column_scan import Bytes, Ints, float64_at
 from penstock.decode.deltas import Floats
 from penstock.decode.group import Group, Rows
 from penstock.decode.outcome import Refusal
-from penstock.decode.wire import Bytes, Ints, float64_at
 from penstock.model.packed import COUNT_BITS
 
 MOST_BUCKETS = 4096  # of one point: their last counts are kept for every cumulative stream

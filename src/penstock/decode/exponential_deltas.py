@@ -10,9 +10,9 @@ from functools import reduce
 
 import numpy as np
 
+from penstock.decode.column_scan import Ints
 from penstock.decode.config import Initial
 from penstock.decode.deltas import Clocks, DeltaCounts, Kept, Moved, Order, States
-from penstock.decode.wire import Ints
 
 Counts = Mapping[tuple[int, int], int]  # by sign and index; sign 0 is the bucket of zero
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.decode.column_scan import Ints
 from penstock.decode.outcome import TAKEN, Answer, Refusal, Status
 from penstock.decode.series import Namespace, SeriesTable
 from penstock.decode.stream_homes import Elsewhere, Homes
-from penstock.decode.wire import Ints
 
 _MOST_MESSAGES = 10
 

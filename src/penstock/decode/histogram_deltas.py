@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.decode.column_scan import Ints, within
 from penstock.decode.config import Initial
 from penstock.decode.deltas import Clocks, DeltaCounts, Floats, Kept, Order, States, Undo, grown
-from penstock.decode.wire import Ints, within
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.decode.column_scan import Ints, float64_at, uint64_at
 from penstock.decode.deltas import Deltas
 from penstock.decode.group import Group, Rows
 from penstock.decode.otlp.request import NO_VALUE
 from penstock.decode.outcome import Refusal
 from penstock.decode.scanned_points import Found, streams_of
-from penstock.decode.wire import Ints, float64_at, uint64_at
 
 
 @dataclass(frozen=True, slots=True)

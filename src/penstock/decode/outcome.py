@@ -4,6 +4,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 
+class TooMany(Exception):
+    """A request with more elements than any sender puts into one: it would fill our memory, or keep us busy."""
+
+
 class Format(Enum):
     """What a body is."""
 

@@ -13,22 +13,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from penstock.decode.column_scan import PADDING, Ints, MessageLayout, float64_at, scan, texts
 from penstock.decode.group import Group, Rows
+from penstock.decode.message_spans import locate_messages, repeated_messages
 from penstock.decode.numbers import Numbers
 from penstock.decode.outcome import Refusal
-from penstock.decode.plain import Layout, fields
 from penstock.decode.series import AWAY, Described, Namespace, Refused
 from penstock.decode.stream_homes import SERIES, Homes
-from penstock.decode.wire import PADDING, Ints, float64_at, locate, messages, scan, texts
 from penstock.model.name import name_fault
 from penstock.model.point import Kind
+from penstock.protobuf import fields
 
 _METADATA = 0x1A
 _TYPE, _FAMILY = 0x08, 0x12
 _COUNTER, _GAUGE = 1, 2
 _COUNTERS = (_COUNTER, 3, 5)  # and histograms and summaries, whose parts are counters
-_SERIES = Layout(repeated={0x0A: "labels", 0x12: "samples", 0x22: "histograms"})
-_SAMPLE = Layout(fixed={0x09: "value"}, varints={0x10: "time"})
+_SERIES = MessageLayout(repeated={0x0A: "labels", 0x12: "samples", 0x22: "histograms"})
+_SAMPLE = MessageLayout(fixed={0x09: "value"}, varints={0x10: "time"})
 _NAME = "__name__"
 _ENDINGS = ("_total", "_count", "_sum", "_bucket")
 _STALE = 0x7FF0000000000002  # the NaN that ends a series
@@ -56,7 +57,7 @@ class RemoteWriteReader:
         for request, body in enumerate(bodies):
             before = len(starts)
             try:
-                for tag, start, end in locate(body, 0, len(body), base, starts, ends):
+                for tag, start, end in locate_messages(body, 0, len(body), base, starts, ends):
                     if tag == _METADATA:
                         self._learn(body, start, end)
                         self._tell(body[start:end], request, group)
@@ -73,13 +74,13 @@ class RemoteWriteReader:
         data = np.frombuffer(blob, np.uint8)
         series = scan(data, starts, ends, _SERIES)
         columns = series.columns
-        fine = ~series.bad & ~series.odd
-        owner, sample_starts, sample_ends = messages(
+        fine = ~series.is_malformed & ~series.is_noncanonical
+        owner, sample_starts, sample_ends = repeated_messages(
             data, np.where(fine, columns["samples"], 0), np.where(fine, columns["samples_end"], 0)
         )
         samples = scan(data, sample_starts, sample_ends, _SAMPLE)
         broken = ~fine
-        broken[owner[samples.bad]] = True
+        broken[owner[samples.is_malformed]] = True
         for request in np.unique(requests[broken]).tolist():
             group.account.fail(request, "a series that is not a message, or not written as Prometheus does")
         failed = np.isin(requests, np.array(sorted(group.account.errors), np.int64))

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.decode.column_scan import Bytes, Ints, texts
 from penstock.decode.group import Group
 from penstock.decode.otlp.walk import Family
 from penstock.decode.series import Namespace
-from penstock.decode.wire import Bytes, Ints, texts
 
 Learn = Callable[["Found", Ints], None]
 

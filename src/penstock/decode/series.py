@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from penstock.decode.column_scan import Ints
 from penstock.decode.config import IntakeConfig
 from penstock.decode.outcome import Refusal
 from penstock.decode.stream_homes import Homes
 from penstock.decode.texts import Texts
-from penstock.decode.wire import Ints
 from penstock.model.name import name_fault
 from penstock.model.point import Chunk, Kind, chunk_type, entity_of
 

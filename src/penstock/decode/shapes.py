@@ -11,8 +11,8 @@ once. Whatever differs is read field by field and becomes a shape of its own.
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.decode.column_scan import Bytes, Ints
 from penstock.decode.otlp.walk import Owner, Place
-from penstock.decode.wire import Bytes, Ints
 
 Streams = NDArray[np.int32]
 

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import groupby
 from zlib import crc32
 
@@ -28,6 +27,7 @@ from penstock.decode.otlp.walk import (
     SUMMARY,
     Family,
 )
+from penstock.protobuf import bytes_head, field_bytes
 
 SERIES = 0x0A  # of a remote write
 _PART = re.compile(rb"_(?:count|sum)\Z")  # what a summary becomes: streams that a sum of that name shares with it
@@ -89,7 +89,7 @@ class Elsewhere:
     def add_field(self, home: int, request: int, tag: int, content: bytes) -> None:
         """A field of a remote write: a series, or metadata."""
         fields = self._fields.setdefault((home, request), [])
-        fields += (_head(tag, len(content)), content)
+        fields += (bytes_head(tag >> 3, len(content)), content)
         self._points[home, request] += tag == SERIES
 
     def bodies(self, without: Container[int]) -> Bodies:
@@ -115,26 +115,11 @@ def as_request(metrics: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
     """Metrics with their resources and scopes as one request; side by side, they share them."""
     found = []
     for resource, of_resource in groupby(metrics, lambda metric: metric[0]):
-        inner = [_field(RESOURCE, resource)]
+        inner = [field_bytes(RESOURCE >> 3, resource)]
         for scope, of_scope in groupby(of_resource, lambda metric: metric[1]):
-            pieces = [_field(SCOPE, scope)]
+            pieces = [field_bytes(SCOPE >> 3, scope)]
             for _, _, metric in of_scope:
-                pieces += (_head(METRICS, len(metric)), metric)
-            inner.append(_field(SCOPE_METRICS, b"".join(pieces)))
-        found.append(_field(RESOURCE_METRICS, b"".join(inner)))
+                pieces += (bytes_head(METRICS >> 3, len(metric)), metric)
+            inner.append(field_bytes(SCOPE_METRICS >> 3, b"".join(pieces)))
+        found.append(field_bytes(RESOURCE_METRICS >> 3, b"".join(inner)))
     return b"".join(found)
-
-
-def _field(tag: int, content: bytes) -> bytes:
-    return _head(tag, len(content)) + content
-
-
-@lru_cache(4096)
-def _head(tag: int, length: int) -> bytes:
-    """What stands before a field that is so long."""
-    head = bytearray([tag])
-    while length > 127:
-        head.append(length & 127 | 128)
-        length >>= 7
-    head.append(length)
-    return bytes(head)

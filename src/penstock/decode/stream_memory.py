@@ -22,11 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.decode.column_scan import Ints
 from penstock.decode.deltas import Kept, States
 from penstock.decode.otlp.walk import Family
 from penstock.decode.series import Namespace, SeriesTable
 from penstock.decode.stream_homes import Homes
-from penstock.decode.wire import Ints
 from penstock.model.segment import sync_folder
 
 log = logging.getLogger(__name__)

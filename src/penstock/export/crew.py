@@ -89,7 +89,7 @@ class Crew:
             self._was_slow = False
             self._begin_locked(now)
         elif counts and not self._is_try and not self._was_slow:
-            self._was_slow = True  # once is chance nearly as often as not: docs/export.md has how often
+            self._was_slow = True  # once is chance nearly as often as not: docs/performance.md
             self._begin_locked(now)
         else:
             # One that had been as fast may have been compared with a lucky window: compare again at once, the first

@@ -5,7 +5,7 @@
 
 It is read as RFC 9112 has it. What is not HTTP is an error whose text holds nothing of what came: a server that echoes
 may send secrets back. A request of 50 KB takes 60 µs of processor time, where the standard library's client takes 115
-and two bare calls on a socket 37 (docs/export.md; why not something else, ADR 9).
+and two bare calls on a socket 37 (docs/performance.md; why not something else, ADR 9).
 """
 
 import re

@@ -16,7 +16,7 @@ from weakref import WeakSet
 from penstock.errors import ConfigError, ErrorClass, TransientExportError
 from penstock.export import classify, http1
 from penstock.export.http1 import Answer
-from penstock.export.otlp_wire import get_bytes
+from penstock.protobuf import get_bytes
 from penstock.units import parse_duration
 
 MOST_ANSWER = 64 * 1024  # bytes of an answer that we read: enough for any message of an OTLP or Prometheus server

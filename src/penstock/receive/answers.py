@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.decode.outcome import Answer, Format, Status
+from penstock.protobuf import field_bytes, field_varint
 
 RETRY_AFTER = 1  # seconds: L1 hands over twice a second, so that is when there may be room again
 PROTOBUF, JSON, TEXT = "application/x-protobuf", "application/json", "text/plain; charset=utf-8"
@@ -76,33 +77,17 @@ def export_response(answer: Answer) -> bytes:
     """A serialised `ExportMetricsServiceResponse`."""
     if not answer.rejected:
         return b""
-    return _bytes(1, _varint(1, answer.rejected) + _bytes(2, answer.message.encode()))
+    return field_bytes(1, field_varint(1, answer.rejected) + field_bytes(2, answer.message.encode()))
 
 
 def rpc_status(code: int, message: str, *, retry_after: int = 0) -> bytes:
     """A serialised `google.rpc.Status`."""
-    told = _varint(1, code) + _bytes(2, message.encode())
+    told = field_varint(1, code) + field_bytes(2, message.encode())
     if retry_after:
-        told += _bytes(3, _bytes(1, _RETRY_INFO) + _bytes(2, _bytes(1, _varint(1, retry_after))))
+        retry_info = field_bytes(1, field_varint(1, retry_after))
+        told += field_bytes(3, field_bytes(1, _RETRY_INFO) + field_bytes(2, retry_info))
     return told
 
 
 def _rpc_code(status: int) -> int:
     return {429: RESOURCE_EXHAUSTED, 503: UNAVAILABLE, 401: 16}.get(status, INVALID_ARGUMENT)
-
-
-def _bytes(number: int, content: bytes) -> bytes:
-    return _number(number << 3 | 2) + _number(len(content)) + content
-
-
-def _varint(number: int, value: int) -> bytes:
-    return _number(number << 3) + _number(value)
-
-
-def _number(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

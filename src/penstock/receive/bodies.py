@@ -6,7 +6,7 @@ from enum import Enum
 import cramjam
 import pyarrow as pa
 
-from penstock.decode.plain import varint
+from penstock.protobuf import read_varint
 
 _STEP = 1 << 20
 _WINDOW = 1 << 16  # bytes given to zlib at a time: it copies what it leaves, which after each of many members is much
@@ -87,13 +87,13 @@ def _read(body: bytes, codec: str, most: int) -> bytes:
 
 def _unsnapped(body: bytes, most: int) -> bytes:
     if not body.startswith(_FRAMED_SNAPPY):
-        if varint(body, 0)[0] > most:
+        if read_varint(body, 0)[0] > most:
             raise TooLarge(f"the body has more than {most} bytes")
         return bytes(cramjam.snappy.decompress_raw(body))
     size = at = 0
     while at < len(body):  # a block says how long it will be: add that up before anything is decompressed
         kind, length = body[at], int.from_bytes(body[at + 1 : at + 4], "little")
-        size += varint(body, at + 8)[0] if kind == 0 else length if kind == 1 else 0
+        size += read_varint(body, at + 8)[0] if kind == 0 else length if kind == 1 else 0
         at += 4 + length
         if size > most:
             raise TooLarge(f"the body has more than {most} bytes")

@@ -32,8 +32,7 @@ from typing import Self
 from penstock.clock import Clock, SystemClock
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
-from penstock.decode.outcome import Answer, Format, Refusal, Status
-from penstock.decode.plain import TooMany
+from penstock.decode.outcome import Answer, Format, Refusal, Status, TooMany
 from penstock.decode.stream_homes import Bodies
 from penstock.receive.bodies import Encoding, TooLarge, decompressed
 from penstock.receive.peers import Peers

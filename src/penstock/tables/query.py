@@ -164,7 +164,7 @@ def _with_percentiles(partials: pa.Table, metric: str) -> pa.Table:
     if not splitting:
         raise PenstockError(
             f"{metric} is kept as {', '.join(sorted(functions))}, which has no percentiles: give it a definition with "
-            "`function: percentile` (docs/pipeline.md), from then on there are"
+            "`function: percentile` (docs/how-to/define-metrics.md), from then on there are"
         )
     return partials.filter(pc.is_in(partials["function"], pa.array(splitting)))
 

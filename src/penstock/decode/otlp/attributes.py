@@ -10,8 +10,8 @@ import struct
 from typing import Any
 
 from penstock.decode.outcome import Refusal
-from penstock.decode.plain import LENGTH, fields
 from penstock.decode.series import Refused
+from penstock.protobuf import LENGTH, fields
 
 _KEY, _VALUE = 0x0A, 0x12  # of a KeyValue
 _ENTRIES = 0x0A  # of an array or a map
@@ -28,7 +28,7 @@ def attributes(data: bytes, max_nesting: int, *, tag: int | None = None) -> dict
             if found_tag == tag or (tag is None and found_tag & 7 == LENGTH):
                 name, value = _key_value(data, start, end, max_nesting)
                 found[name] = text_of(value)
-    except (ValueError, IndexError, struct.error) as error:  # UnicodeDecodeError is a ValueError
+    except (ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
         raise Refused(Refusal.MALFORMED, f"attributes that cannot be read: {error}") from None
     return found
 

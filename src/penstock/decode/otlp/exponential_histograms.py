@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 
+from penstock.decode.column_scan import Ints, packed_varints, uint64_at
 from penstock.decode.deltas import Floats
 from penstock.decode.distributions import MOST_BUCKETS, TOO_MUCH, Stated, countable, nothing, spread, stated_by
 from penstock.decode.exponential_deltas import Exponential, ExponentialDeltas
@@ -12,7 +13,6 @@ from penstock.decode.group import Group, Rows
 from penstock.decode.numbers import times_of
 from penstock.decode.outcome import Refusal
 from penstock.decode.scanned_points import Found, streams_of
-from penstock.decode.wire import Ints, packed_varints, uint64_at
 
 _SCALES = (-10, 20)  # OpenTelemetry's own bounds
 _MOST = float(np.finfo(np.float64).max)

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.decode.column_scan import Bytes, Ints, texts, uint64_at, within
 from penstock.decode.deltas import Floats
 from penstock.decode.distributions import MOST_BUCKETS, TOO_MUCH, Stated, countable, nothing, spread, stated_by
 from penstock.decode.group import Group, Rows
@@ -16,7 +17,6 @@ from penstock.decode.histogram_deltas import HistogramDeltas
 from penstock.decode.numbers import times_of
 from penstock.decode.outcome import Refusal
 from penstock.decode.scanned_points import Found, streams_of
-from penstock.decode.wire import Bytes, Ints, texts, uint64_at, within
 
 
 def explicit_histograms(found: Found, group: Group, deltas: HistogramDeltas) -> Rows:

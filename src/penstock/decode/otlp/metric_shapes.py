@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.decode.column_scan import Ints, within
 from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUM, SUMMARY, Data
 from penstock.decode.scanned_points import Found
 from penstock.decode.shapes import Shape, Shapes
-from penstock.decode.wire import Ints, within
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.decode.column_scan import PADDING, Bytes, Ints, MessageLayout, Scanned, scan
 from penstock.decode.config import IntakeConfig
 from penstock.decode.group import Account, Group
+from penstock.decode.message_spans import ChildMessages, child_messages
 from penstock.decode.otlp.attributes import attributes
 from penstock.decode.otlp.metric_shapes import Columns, Hit, learn, points_of, together
 from penstock.decode.otlp.walk import (
@@ -33,38 +35,38 @@ from penstock.decode.otlp.walk import (
     walk,
 )
 from penstock.decode.outcome import Refusal
-from penstock.decode.plain import Layout, Scanned
 from penstock.decode.scanned_points import Found
 from penstock.decode.series import Described, Namespace, Refused
 from penstock.decode.shapes import Shapes
 from penstock.decode.stream_homes import Homes, as_request
-from penstock.decode.wire import PADDING, Bytes, Chains, Ints, chains, scan
 from penstock.model.point import Kind
 
 _ATTRIBUTES = 0x0A  # of a resource
 _SHAPES = 64 << 20  # bytes of shapes: those of some 200 000 streams
 NO_VALUE = 1  # the flag of a point that only says that its stream has ended
 
-_NUMBER = Layout(
+_NUMBER = MessageLayout(
     fixed={0x11: "start", 0x19: "time", 0x21: "double", 0x31: "int"},
     repeated={0x3A: "attributes"},
     varints={0x40: "flags"},
 )
-_HISTOGRAM = Layout(
+_HISTOGRAM = MessageLayout(
     fixed={0x11: "start", 0x19: "time", 0x21: "count", 0x29: "sum", 0x59: "min", 0x61: "max"},
     spans={0x32: "counts", 0x3A: "bounds"},
     repeated={0x4A: "attributes"},
     varints={0x50: "flags"},
-    odd=frozenset({0x31, 0x39}),  # counts and bounds that are not packed
+    noncanonical=frozenset({0x31, 0x39}),  # counts and bounds that are not packed
 )
-_EXPONENTIAL = Layout(
+_EXPONENTIAL = MessageLayout(
     fixed={0x11: "start", 0x19: "time", 0x21: "count", 0x29: "sum", 0x39: "zeros", 0x61: "min", 0x69: "max"},
     spans={0x42: "positive", 0x4A: "negative"},
     repeated={0x0A: "attributes"},
     varints={0x30: "scale", 0x50: "flags"},
 )
-_BUCKETS = Layout(varints={0x08: "offset"}, spans={0x12: "counts"}, odd=frozenset({0x10}))  # 0x10: not packed
-_SUMMARY = Layout(
+_BUCKETS = MessageLayout(
+    varints={0x08: "offset"}, spans={0x12: "counts"}, noncanonical=frozenset({0x10})
+)  # 0x10: not packed
+_SUMMARY = MessageLayout(
     fixed={0x11: "start", 0x19: "time", 0x21: "count", 0x29: "sum"},
     repeated={0x3A: "attributes", 0x32: "quantiles"},
     varints={0x40: "flags"},
@@ -160,7 +162,7 @@ class OtlpReader:
     def _scan(self, blob: bytes, data: Bytes, metrics: list[Data], group: Group) -> tuple[_Read, set[int]]:
         """Read the points of metrics that have no known shape; and which requests are written oddly."""
         places = np.array([(m.start, m.end, m.request, m.layout, m.number) for m in metrics], np.int64).reshape(-1, 5)
-        chained = chains(blob, data, places[:, 0], places[:, 1])
+        chained = child_messages(blob, data, places[:, 0], places[:, 1])
         for number in chained.bad:
             group.account.fail(metrics[number].request, "points that are not messages")
         families, which = self._families(blob, metrics, chained, group)
@@ -174,14 +176,16 @@ class OtlpReader:
                 _scan_buckets(data, scanned)
             owner = chained.owner[some]
             requests = places[:, 2][owner]
-            for request in np.unique(requests[scanned.bad]).tolist():
+            for request in np.unique(requests[scanned.is_malformed]).tolist():
                 group.account.fail(request, "a data point that is not a message")
-            odd.update(np.unique(requests[scanned.odd]).tolist())
+            odd.update(np.unique(requests[scanned.is_noncanonical]).tolist())
             unknown = np.full(len(some), -1)
             columns[layout] = Columns(scanned.columns, requests, places[:, 4][owner], unknown, which[owner])
         return _Read(families, [self.namespace(family) for family in families], columns), odd
 
-    def _families(self, blob: bytes, metrics: list[Data], chained: Chains, group: Group) -> tuple[list[Family], Ints]:
+    def _families(
+        self, blob: bytes, metrics: list[Data], chained: ChildMessages, group: Group
+    ) -> tuple[list[Family], Ints]:
         """The families of these metrics, and which one each is of; -1 for a metric that another process keeps."""
         told = {(number, tag): value for number, tag, value in chained.others}
         families: dict[Family, int] = {}
@@ -272,13 +276,13 @@ def _kind(family: Family) -> tuple[Kind, bool]:
 def _scan_buckets(data: Bytes, scanned: Scanned) -> None:
     """Add the fields of a point's positive and negative buckets to its own."""
     columns = scanned.columns
-    fine = ~scanned.bad & ~scanned.odd
+    fine = ~scanned.is_malformed & ~scanned.is_noncanonical
     for sign in ("positive", "negative"):
         starts, ends = (np.where(fine, columns[name], 0) for name in (sign, f"{sign}_end"))
         inner = scan(data, starts, ends, _BUCKETS)
         columns.update({f"{sign}_{name}": column for name, column in inner.columns.items()})
-        np.logical_or(scanned.bad, inner.bad, out=scanned.bad)
-        np.logical_or(scanned.odd, inner.odd, out=scanned.odd)
+        np.logical_or(scanned.is_malformed, inner.is_malformed, out=scanned.is_malformed)
+        np.logical_or(scanned.is_noncanonical, inner.is_noncanonical, out=scanned.is_noncanonical)
 
 
 def _normalised(body: bytes, request: int, account: Account) -> bytes:

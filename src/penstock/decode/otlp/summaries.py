@@ -10,16 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.decode.column_scan import MessageLayout, float64_at, scan, uint64_at
 from penstock.decode.group import Group, Rows
+from penstock.decode.message_spans import repeated_messages
 from penstock.decode.numbers import Numbers, taken, times_of
 from penstock.decode.otlp.attributes import text_of
 from penstock.decode.otlp.request import OtlpReader
 from penstock.decode.otlp.walk import CUMULATIVE, GAUGE, SUM, Family
-from penstock.decode.plain import Layout, TooMany
+from penstock.decode.outcome import TooMany
 from penstock.decode.scanned_points import Found, streams_by_key
-from penstock.decode.wire import float64_at, messages, scan, uint64_at
+from penstock.protobuf import field_bytes
 
-_QUANTILE = Layout(fixed={0x09: "quantile", 0x11: "value"})
+_QUANTILE = MessageLayout(fixed={0x09: "quantile", 0x11: "value"})
 _NOTHING = pa.scalar(b"", pa.binary())
 _MOST_BYTES = 512 << 20  # of the quantiles' labels: each has all of its point's
 _PARTS = 3  # that each summary becomes: its count, its sum, its quantiles
@@ -35,7 +37,7 @@ def summary_numbers(found: Found, group: Group, reader: OtlpReader) -> Numbers:
     points = np.arange(len(times))
 
     keys = found.keys()
-    owner, begins, ends = messages(data, columns["quantiles"], columns["quantiles_end"])
+    owner, begins, ends = repeated_messages(data, columns["quantiles"], columns["quantiles_end"])
     if pc.sum(pc.binary_length(keys).take(owner), min_count=0).as_py() > _MOST_BYTES:
         raise TooMany("more quantiles than can be told apart")
     inner = scan(data, begins, ends, _QUANTILE).columns  # one that cannot be read says nothing, and is 0
@@ -81,7 +83,6 @@ def _parts(family: Family) -> tuple[Family, Family, Family]:
 
 
 def _label(name: str, value: str) -> bytes:
-    """A serialised attribute of a point; both texts are short."""
-    text = b"\x0a" + bytes([len(value)]) + value.encode()
-    pair = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x12" + bytes([len(text)]) + text
-    return b"\x3a" + bytes([len(pair)]) + pair
+    """A serialised attribute of a point."""
+    any_value = field_bytes(1, value.encode())
+    return field_bytes(7, field_bytes(1, name.encode()) + field_bytes(2, any_value))

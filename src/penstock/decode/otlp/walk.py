@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.decode.plain import TooMany, fields, varint
+from penstock.decode.outcome import TooMany
+from penstock.protobuf import fields, read_varint
 
 RESOURCE_METRICS = RESOURCE = SCOPE = NAME = 0x0A
 SCOPE_METRICS = METRICS = 0x12
@@ -95,7 +96,7 @@ def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple
             length = body[at + 1]
             at += 2
             if length >= 128:
-                length, at = varint(body, at - 1)
+                length, at = read_varint(body, at - 1)
             metrics.append((at, at + length))
             at += length
             if len(metrics) > most:

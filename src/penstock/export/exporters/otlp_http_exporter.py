@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.export.exporter import Finish, PartialSuccess, Prepared
 from penstock.export.http1 import Answer
 from penstock.export.http_client import HttpClient, HttpConfig
-from penstock.export.otlp_wire import get_bytes, get_varint, halve
+from penstock.protobuf import get_bytes, get_varint, halve
 
 Signal = Literal["metrics", "traces", "logs"]
 Encoding = Literal["none", "gzip", "zstd"]

@@ -15,7 +15,7 @@ import cramjam
 
 from penstock.export.exporter import Finish, PartialSuccess, Prepared
 from penstock.export.http_client import HttpClient, HttpConfig
-from penstock.export.otlp_wire import field_bytes, field_double, field_varint, halve
+from penstock.protobuf import field_bytes, field_double, field_varint, halve
 
 _HEADERS = {
     "Content-Type": "application/x-protobuf",

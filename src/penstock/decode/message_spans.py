@@ -1,0 +1,181 @@
+"""Where the messages of a group of requests are, so that they can be scanned together.
+
+locate_messages     the messages of field 1 of one range, in a plain loop
+child_messages      the same of many ranges at once: step k finds message k of all of them
+repeated_messages   the messages that stand side by side in ranges which `scan` has found
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from penstock.decode.column_scan import BEYOND, FEW_LANES, FEW_STEPS, MAX_MESSAGES, MAX_STEPS, Bytes, Ints, read_varints
+from penstock.decode.outcome import TooMany
+from penstock.protobuf import fields, read_varint
+
+_FIELD_1 = 0x0A  # its tag, where it is a message
+
+
+def locate_messages(
+    data: bytes, at: int, end: int, base: int, starts: list[int], ends: list[int]
+) -> Iterator[tuple[int, int, int]]:
+    """Append where the messages of field 1 are, `base` added; yield the other fields as `fields` does.
+
+    The one loop that runs for every point: its calls are few on purpose.
+    """
+    add_start, add_end = starts.append, ends.append
+    for _ in range(MAX_MESSAGES):
+        if at >= end:
+            break
+        if data[at] == _FIELD_1:
+            length = data[at + 1]
+            at += 2
+            if length >= 128:
+                more = data[at]
+                at += 1
+                length = length & 127 | more << 7
+                if more >= 128:
+                    length, at = read_varint(data, at - 2)
+            add_start(base + at)
+            at += length
+            add_end(base + at)
+        else:
+            other = next(fields(data, at, end))
+            yield other
+            at = other[2]
+    if at < end:
+        raise TooMany(f"more than {MAX_MESSAGES} points or series")
+    if at != end:
+        raise ValueError("a field that is longer than what it is part of")
+
+
+@dataclass(frozen=True, slots=True)
+class ChildMessages:
+    """The messages of field 1 in each of several ranges, in the order of the ranges, and the ranges' other fields."""
+
+    owner: Ints
+    starts: Ints
+    ends: Ints
+    others: list[tuple[int, int, int]]  # range, tag, value
+    bad: set[int]  # ranges that are no messages
+
+
+def child_messages(blob: bytes, data: Bytes, starts: Ints, ends: Ints) -> ChildMessages:
+    """Does for many ranges what `locate_messages` does for one; `data` is `blob` as numbers.
+
+    TooMany beyond `MAX_MESSAGES`. Where few ranges are left, a plain loop is faster.
+    """
+    others: list[tuple[int, int, int]] = []
+    bad: set[int] = set()
+    found: list[tuple[Ints, Ints, Ints]] = []
+    tails: list[tuple[int, int, list[int], list[int]]] = []  # range, how many steps before it, starts, ends
+    lanes = np.flatnonzero(starts < ends)
+    at, end = starts[lanes], ends[lanes]
+    steps = np.zeros(len(starts), np.int64)
+    total = 0
+    while len(lanes) >= FEW_LANES:
+        total += len(lanes)
+        if total > MAX_MESSAGES:
+            raise TooMany(f"more than {MAX_MESSAGES} points")
+        tags = data[at]
+        is_message = tags == _FIELD_1
+        if is_message.all():
+            length, content = read_varints(data, at + 1)
+            following = content + np.where(length < 0, BEYOND, length)
+            found.append((lanes, content, following))
+            steps[lanes] += 1
+        else:
+            # Rare: one or two fields of each range. The message that stands here is found in the next step.
+            following = at.copy()
+            for place in np.flatnonzero(~is_message).tolist():
+                lane = int(lanes[place])
+                try:
+                    tag, value, after = next(fields(blob, int(at[place]), int(end[place])))
+                    others.append((lane, tag, value))
+                    following[place] = after
+                except (ValueError, IndexError):
+                    bad.add(lane)
+                    following[place] = end[place]
+        alive = following < end
+        if not alive.all():
+            bad.update(lanes[following > end].tolist())
+            kept = np.flatnonzero(alive)
+            lanes, following, end = lanes[kept], following[kept], end[kept]
+        at = following
+    for lane, first, last in zip(lanes.tolist(), at.tolist(), end.tolist()):
+        begun: list[int] = []
+        ended: list[int] = []
+        try:
+            others += [(lane, tag, value) for tag, value, _ in locate_messages(blob, first, last, 0, begun, ended)]
+        except (ValueError, IndexError):
+            bad.add(lane)
+        tails.append((lane, int(steps[lane]), begun, ended))
+        steps[lane] += len(begun)
+        total += len(begun)
+        if total > MAX_MESSAGES:
+            raise TooMany(f"more than {MAX_MESSAGES} points")
+    return _in_order(found, tails, steps, others, bad)
+
+
+def _in_order(
+    found: list[tuple[Ints, Ints, Ints]],
+    tails: list[tuple[int, int, list[int], list[int]]],
+    counts: Ints,
+    others: list[tuple[int, int, int]],
+    bad: set[int],
+) -> ChildMessages:
+    """Put message k of each range to its place."""
+    offsets = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    begins, stops = np.empty(total, np.int64), np.empty(total, np.int64)
+    step = np.zeros(len(counts), np.int64)
+    for lanes, content, following in found:
+        places = offsets[lanes] + step[lanes]
+        begins[places], stops[places] = content, following
+        step[lanes] += 1
+    for lane, before, begun, ended in tails:
+        place = int(offsets[lane]) + before
+        begins[place : place + len(begun)], stops[place : place + len(begun)] = begun, ended
+    return ChildMessages(np.repeat(np.arange(len(counts)), counts), begins, stops, others, bad)
+
+
+def repeated_messages(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
+    """The messages side by side in each range: which range each is of, and where. In the order of the ranges.
+
+    Only for ranges that `scan` found: nothing is checked again. TooMany if there is no end to them.
+    """
+    lanes = np.flatnonzero(starts < ends)
+    at, end = starts[lanes], ends[lanes]
+    found: list[tuple[Ints, Ints, Ints]] = []
+    total = 0
+    while len(lanes):
+        if len(found) > FEW_STEPS and len(lanes) < FEW_LANES:
+            found += _rest_one_by_one(data, lanes, at, end)
+            break
+        total += len(lanes)
+        if total > MAX_MESSAGES or len(found) > MAX_STEPS:
+            raise TooMany(f"more than {MAX_MESSAGES} samples")
+        length, content = read_varints(data, at + 1)
+        following = content + length
+        found.append((lanes, content, following))
+        alive = np.flatnonzero(following < end)
+        lanes, at, end = lanes[alive], following[alive], end[alive]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        return lanes, lanes, lanes
+    owner, begin, stop = (np.concatenate(column) for column in zip(*found))
+    order = np.argsort(begin, kind="stable")
+    return owner[order], begin[order], stop[order]
+
+
+def _rest_one_by_one(data: Bytes, lanes: Ints, starts: Ints, ends: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Yields the messages of few long ranges: for those a plain loop is faster than a step of numpy."""
+    for lane, at, end in zip(lanes.tolist(), starts.tolist(), ends.tolist()):
+        spans = [(start, stop) for _, start, stop in islice(fields(data.data, at, end), MAX_MESSAGES)]
+        if spans[-1][1] < end:
+            raise TooMany(f"more than {MAX_MESSAGES} samples")
+        places = np.array(spans, np.int64)
+        yield np.full(len(places), lane), places[:, 0], places[:, 1]
