@@ -184,15 +184,15 @@ def test_a_metrics_name_fits_into_every_table_however_long_a_labels_may_be() -> 
     [
         (lambda: Limits(max_body=10), "limits.max_body must be >= 1024 bytes, got 10"),
         (lambda: Limits(read_timeout=0), "limits.read_timeout must be > 0, got 0"),
-        (lambda: Limits(max_connections=0), "limits.max_connections must be >= 1, got 0"),
-        (lambda: IntakeConfig(max_streams=-1), "intake.max_streams must be >= 1, got -1"),
+        (lambda: Limits(max_connections=0), "limits.max_connections must be a whole number >= 1, got 0"),
+        (lambda: IntakeConfig(max_streams=-1), "intake.max_streams must be a whole number >= 1, got -1"),
         (lambda: IntakeConfig(expiry="5s"), "intake.expiry must be >= 60 s, got 5"),
         (lambda: IntakeConfig(initial_value=cast(Any, "maybe")), "initial_value must be one of auto, keep, drop, got"),
         (lambda: HttpReceiverConfig(port=70000), "port must be within 0 and 65535, got 70000"),
         (lambda: HttpReceiverConfig(host="0.0.0.0"), "host '0.0.0.0' is open to the network: set tls"),
         (lambda: HttpReceiverConfig(otlp_path="v1"), "otlp_path must start with /"),
         (lambda: AuthConfig(), "auth must have token_file or token_env"),
-        (lambda: AuthConfig(token_env="NO_SUCH_TOKEN").tokens(), "auth: no token in \\$NO_SUCH_TOKEN"),
+        (lambda: AuthConfig(token_env="NO_SUCH_TOKEN").tokens(), "auth has no token in \\$NO_SUCH_TOKEN"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_its_name(make: Callable[[], object], message: str) -> None:

@@ -221,8 +221,9 @@ class BatchQueue(Producing):
             rouse(partition.asleep)  # its owner will see that it is closed
 
     def close(self, timeout: float | None = None) -> bool:
-        """Take nothing more, have everything held consumed, call every `on_idle` once more, end the threads.
+        """Take nothing more, have everything held consumed, call every `on_idle` a last time, end the threads.
 
+        The last `on_idle` of a handler comes after its last batch; regular calls may still come before it.
         False if that took longer than `timeout` (by default `shutdown_timeout`) seconds; what was not consumed by
         then went to the error handler. In a drain thread of this queue it does not wait, and answers False.
         """

@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from penstock.model.function import Function
 from penstock.service.printable import printable
 from penstock.tables.query import MetricSummary, Row
 
@@ -25,15 +26,8 @@ def rows_table(rows: Sequence[Row], title: str, *, is_top: bool) -> Table:
         table.add_column(_text(label), overflow="fold")
     if len(functions) > 1:
         table.add_column("function")
-    heading = functions.pop().partition("(")[0] if len(functions) == 1 else "value"
-    # Of a percentile the value is the mean: its percentiles stand beside it.
-    for name in (
-        "count",
-        "avg" if heading == "percentile" else heading,
-        "min",
-        "max",
-        *(rows[0].ranks if rows else ()),
-    ):
+    heading = _heading(Function.parse(functions.pop())) if len(functions) == 1 else "value"
+    for name in ("count", heading, "min", "max", *(rows[0].ranks if rows else ())):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         cells: list[str | Text] = [] if is_top else [f"{row.time:%Y-%m-%d %H:%M}"]
@@ -42,6 +36,11 @@ def rows_table(rows: Sequence[Row], title: str, *, is_top: bool) -> Table:
         cells += [f"{row.count:,}", *map(number, (row.value, row.min, row.max, *row.ranks.values()))]
         table.add_row(*cells)
     return table
+
+
+def _heading(function: Function) -> str:
+    """A percentile's value is the mean: the percentiles have columns of their own."""
+    return "avg" if function.spec.has_percentiles else function.name
 
 
 def metrics_table(found: Sequence[MetricSummary]) -> Table:

@@ -3,7 +3,6 @@
 import logging
 from collections import deque
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, NoReturn
 
 from penstock.clock import Clock
@@ -17,7 +16,7 @@ from penstock.errors import (
     TransientExportError,
 )
 from penstock.export.classify import of_exception
-from penstock.export.exporter import Exporter, Finish, PartialSuccess, Prepared, can_overlap, check_result
+from penstock.export.exporter import Exporter, PartialSuccess, Prepared, check_result
 from penstock.export.lease_source import Source
 from penstock.export.scaler import Ewma
 from penstock.export.send_gate import Gate, Permit
@@ -67,8 +66,6 @@ class Delivery:
         self._gate = gate
         self._tally = tally
         self._clock = clock
-        self.overlaps = can_overlap(exporter) and not exporter.in_order
-        self.begin_send = exporter.begin_send if can_overlap(exporter) else self._put_off
         self.latency = Ewma()
         self._progress: dict[int, _Progress] = {}  # by sequence; only the thread that has the lease touches its entry
         # Those that come again as what they were; guarded as `_progress` is.
@@ -139,30 +136,8 @@ class Delivery:
             raise CircuitOpen(_LEFT_ALONE) from None
         self._tally.sent(len(batch), is_retry=False)
 
-    # -- for a row ---------------------------------------------------------------------------------------------------
-
-    def _put_off(self, prepared: Prepared) -> Finish:
-        """For an exporter that cannot begin and go on: it is sent when it is to be finished."""
-        return partial(self._exporter.send, prepared)
-
-    def goes_alone(self, lease: Lease) -> bool:
-        """Whether it is sent again or in parts: that takes more than one send to be settled by."""
-        sequence = lease.sequence
-        return lease.attempts > 1 or sequence in self._excused or sequence in self._progress
-
     def _is_retry(self, lease: Lease) -> bool:
         return lease.attempts > 1 or lease.sequence in self._excused
-
-    def took(self, result: PartialSuccess | None, seconds: float) -> None:
-        """The destination has a batch, or what it would have of it, after so long a time."""
-        self.latency.add(seconds)
-        if result is not None:
-            self._note_partial(result)
-
-    def failed(self, lease: Lease, permit: Permit, error: Exception) -> None:
-        """Settle a batch whose first send ended with the error; the gate is told."""
-        if self._failed(lease, permit, self._failure(error, permit, is_retry=False)):
-            self.done(lease)
 
     # -- one send ----------------------------------------------------------------------------------------------------
 
@@ -310,11 +285,8 @@ class Delivery:
         try:
             self._source.ack(lease)
         except QueueClosed:
-            self.closed_too_soon(lease)
-
-    def closed_too_soon(self, lease: Lease) -> None:
-        text = "Queue was closed before a send was acknowledged: it will be sent again. queue=%s sequence=%d"
-        log.warning(text, self._gate.queue, lease.sequence)
+            text = "Queue was closed before a send was acknowledged: it will be sent again. queue=%s sequence=%d"
+            log.warning(text, self._gate.queue, lease.sequence)
 
     def _failed(self, lease: Lease, permit: Permit, error: ExportError) -> bool:
         """Settle a lease whose batch was not taken; True if its halves were, so that `done` is to follow."""

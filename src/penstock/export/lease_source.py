@@ -26,8 +26,6 @@ class Source(Protocol):
 
     def ack(self, leases: Lease | Iterable[Lease]) -> None: ...
 
-    def exchange(self, lease: Lease) -> Lease | None: ...
-
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None: ...
 
     def is_last_attempt(self, lease: Lease) -> bool: ...
@@ -178,13 +176,6 @@ class LeasedMemory:
         done = (leases,) if isinstance(leases, Lease) else tuple(leases)
         with self._lock:
             self._acked += sum(self._forget_locked(lease) for lease in done)
-
-    def exchange(self, lease: Lease) -> Lease | None:
-        """Ack the block and lease the next, if there is one at once."""
-        with self._lock:
-            self._acked += self._forget_locked(lease)
-            taken = [] if self._closed else self._take_locked(1, self._clock.monotonic())
-            return taken[0] if taken else None
 
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
         """Deliver the block again; after `max_attempts` it is a dead letter, unless it is to be kept all the same."""

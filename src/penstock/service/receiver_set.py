@@ -102,7 +102,7 @@ def _named(name: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"receivers.{name}.{error}") from error
+        raise error.within(f"receivers.{name}") from error
 
 
 def _peers(config: ServiceConfig, index: int) -> "Peers":

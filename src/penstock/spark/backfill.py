@@ -12,9 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from penstock.errors import TableConflict
+from penstock.model.function import is_function
 from penstock.model.level import Level
 from penstock.spark.job import resume_point
-from penstock.spark.rollup import at, merged, series_of, top_n, without
+from penstock.spark.rollup import at, function_is, merged, series_of, top_n, without
 from penstock.spark.segment_folder import SegmentFolder
 from penstock.tables.port import SCHEMAS, TOP_N, Tables
 
@@ -88,11 +89,12 @@ def _between(rows: DataFrame, start: datetime, end: datetime) -> DataFrame:
 def _points(tables: Tables, level: Level, start: datetime, end: datetime) -> dict[str, int]:
     """The points of each metric in a table; not of `latest`, of which rows come and go without any loss."""
     rows = tables.partials(level, start, end)
-    rows = rows.filter(pc.not_equal(rows["function"], "latest"))
+    rows = rows.filter(pc.invert(is_function(rows["function"], lambda spec: spec.keeps_newest)))
     found = rows.group_by("metric").aggregate([("count", "sum")]).to_pylist()
     return {row["metric"]: row["count_sum"] for row in found}
 
 
 def _points_of(minutes: DataFrame) -> dict[str, int]:
-    counted = minutes.transform(series_of).where(F.col("function") != "latest").groupBy("metric").agg(F.sum("count"))
+    counts = ~function_is(lambda spec: spec.keeps_newest)
+    counted = minutes.transform(series_of).where(counts).groupBy("metric").agg(F.sum("count"))
     return {metric: int(points) for metric, points in counted.collect()}

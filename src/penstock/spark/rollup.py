@@ -5,9 +5,10 @@ from collections.abc import Callable
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from penstock.model.function import FunctionSpec, names_where
 from penstock.model.level import Level
 from penstock.model.partial import IDENTITY, SERIES, STATES
-from penstock.tables.port import TOP_KEPT, TOP_N_ROWS, UNRANKED
+from penstock.tables.port import TOP_KEPT, TOP_N_ROWS
 
 
 def merged(partials: DataFrame) -> DataFrame:
@@ -32,6 +33,11 @@ def without(*metrics: str) -> Callable[[DataFrame], DataFrame]:
     return lambda rows: rows.where(~F.col("metric").isin(*metrics)) if metrics else rows
 
 
+def function_is(claim: Callable[[FunctionSpec], bool]) -> Column:
+    """Whether `claim` holds of a row's function."""
+    return F.substring_index("function", "(", 1).isin(*names_where(claim))
+
+
 def at(level: Level) -> Callable[[DataFrame], DataFrame]:
     """Merged partials in the buckets of `level`, coarser or the same, one row per series, bucket and part.
 
@@ -41,7 +47,7 @@ def at(level: Level) -> Callable[[DataFrame], DataFrame]:
 
     def coarser(partials: DataFrame) -> DataFrame:
         bucket = F.col("bucket") if level is Level.MINUTE else _floor(level)
-        latest = F.col("function") == "latest"
+        latest = function_is(lambda spec: spec.keeps_newest)
         grouped = partials.groupBy(
             "metric",
             "function",
@@ -80,14 +86,13 @@ def top_n(partials: DataFrame, n: int = TOP_KEPT) -> DataFrame:
     may run on every batch and again on the result.
     """
     is_record = F.col("record").isNotNull()
-    name = F.regexp_extract("function", r"^[a-z_]+", 0)
     wanted = F.when(is_record, F.regexp_extract("function", r"\((\d+)\)", 1).try_cast("int")).otherwise(F.lit(n))
     group = F.when(is_record, F.col("entity"))
     ranked = Window.partitionBy("metric", "function", "bucket", group).orderBy(
         F.desc("max"), F.asc("entity"), F.asc("record")
     )
     return (
-        partials.where(is_record | ~name.isin(*UNRANKED))
+        partials.where(is_record | function_is(lambda spec: spec.is_ranked))
         .groupBy("metric", "function", "bucket", "entity", "record")
         .agg(F.max("max").alias("max"))
         .withColumn("rank", F.row_number().over(ranked))

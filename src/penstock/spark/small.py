@@ -7,10 +7,10 @@ rows that the driver merges and writes them in a tenth of that. The executors st
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.function import Function
+from penstock.model.function import is_function
 from penstock.model.level import Level
 from penstock.model.partial import merged
-from penstock.tables.port import LEVEL_ROWS, TOP_N, TOP_N_ROWS, UNRANKED, folded
+from penstock.tables.port import LEVEL_ROWS, TOP_N, TOP_N_ROWS, folded
 
 
 def tables_of(partials: pa.Table) -> dict[str, pa.Table]:
@@ -27,7 +27,7 @@ def at(partials: pa.Table, level: Level) -> pa.Table:
     moments = partials["bucket"].cast(pa.timestamp("us"))  # without its zone: in UTC rounding needs no calendar
     buckets = pc.floor_temporal(moments, unit=level.value).cast(partials["bucket"].type)
     found = merged(partials.set_column(partials.schema.get_field_index("bucket"), "bucket", buckets))
-    latest = pc.equal(found["function"], "latest")
+    latest = is_function(found["function"], lambda spec: spec.keeps_newest)
     if pc.any(latest).as_py():  # one point, as `rollup.at` has it: there may have been several at that time
         newest = {"count": pa.scalar(1, pa.int64()), "sum": found["max"], "min": found["max"]}
         for name, state in newest.items():
@@ -38,10 +38,9 @@ def at(partials: pa.Table, level: Level) -> pa.Table:
 
 def top_n(partials: pa.Table) -> pa.Table:
     """The greatest of each minute, as `rollup.top_n` finds them."""
-    texts = pc.unique(partials["function"]).to_pylist()
-    scores = pa.array([text for text in texts if Function.parse(text).name in UNRANKED], pa.string())
-    ranked = pc.or_(pc.is_valid(partials["record"]), pc.invert(pc.is_in(partials["function"], scores)))
-    return folded(TOP_N, partials.filter(ranked).select(TOP_N_ROWS.names))
+    ranked = is_function(partials["function"], lambda spec: spec.is_ranked)
+    wanted = pc.or_(pc.is_valid(partials["record"]), ranked)
+    return folded(TOP_N, partials.filter(wanted).select(TOP_N_ROWS.names))
 
 
 def without(rows: pa.Table, metrics: tuple[str, ...]) -> pa.Table:

@@ -37,7 +37,6 @@ Rows = Union["DataFrame", pa.Table]  # spread over the executors, or here
 LEVEL_ROWS = pa.schema([field for field in PARTIALS if field.name != "record"])
 TOP_N_ROWS = pa.schema([PARTIALS.field(name) for name in ("metric", "function", "bucket", "entity", "record", "max")])
 TOP_N = "top_n"
-UNRANKED = ("percent", "rate", "apdex", "latest", "distinct")  # whose maximum is a score or chance: no top of it
 TOP_KEPT = 10  # entities of a metric and minute that the top-n table keeps
 SCHEMAS: dict[str, Any] = {level.value: LEVEL_ROWS for level in Level} | {TOP_N: TOP_N_ROWS}
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from penstock.errors import MissingRequirement
+from penstock.model.function import names_where
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, STATES
 from penstock.tables.port import (
@@ -47,8 +48,8 @@ _GUARD = """create table if not exists penstock_guard (
     primary key (table_name, application))"""
 
 _OVERTAKEN = sql.SQL(
-    "delete from {} as old using {} as new where old.function = 'latest' and new.function = 'latest' "
-    "and (old.metric, old.entity, old.bucket) = (new.metric, new.entity, new.bucket) and old.part < new.part"
+    "delete from {} as old using {} as new where split_part(old.function, '(', 1) = any(%s) and old.part < new.part "
+    "and (old.metric, old.function, old.entity, old.bucket) = (new.metric, new.function, new.entity, new.bucket)"
 )
 
 
@@ -112,7 +113,8 @@ class PostgresTables:
         with self._connect() as connection:
             self._prepare(connection, name)
             if name != TOP_N:
-                connection.execute(_OVERTAKEN.format(_table(name), _table(name)))
+                newest = names_where(lambda spec: spec.keeps_newest)
+                connection.execute(_OVERTAKEN.format(_table(name), _table(name)), (newest,))
             connection.execute(sql.SQL("vacuum (analyze) {}").format(_table(name)))
         return Compaction(before.rows, self.describe(name).rows, 1, 1)
 

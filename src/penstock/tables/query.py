@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import PenstockError
 from penstock.model.finals import rank_name, with_finals
-from penstock.model.function import Function
+from penstock.model.function import Function, functions_in
 from penstock.model.level import Level
 from penstock.model.point import entity_of
 from penstock.tables.port import SCHEMAS, Tables, read_top_n
@@ -159,8 +159,8 @@ def _one_bucket(partials: pa.Table, moment: datetime) -> pa.Table:
 
 
 def _with_percentiles(partials: pa.Table, metric: str) -> pa.Table:
-    functions = pc.unique(partials["function"]).to_pylist()
-    splitting = [text for text in functions if Function.parse(text).name == "percentile"]
+    functions = dict(functions_in(partials["function"]))
+    splitting = [text for text, function in functions.items() if function.spec.has_percentiles]
     if not splitting:
         raise PenstockError(
             f"{metric} is kept as {', '.join(sorted(functions))}, which has no percentiles: give it a definition with "
@@ -173,7 +173,7 @@ def _rows(finals: pa.Table, question: Question, buckets: float = 1.0) -> list[Ro
     names = [rank_name(rank) for rank in question.ranks]
     rows = []
     for row in finals.to_pylist():
-        per_minute = Function.parse(row["function"]).name in ("cpm", "sum_per_min")
+        per_minute = Function.parse(row["function"]).spec.is_per_minute
         value = row["value"] / buckets if per_minute and row["value"] is not None else row["value"]
         ranks = {name: row[name] for name in names}
         labels = json.loads(row["entity"])
