@@ -14,7 +14,7 @@ from penstock.service.generator import Day
 
 PICTURE = Path(__file__).parent / "images" / "demo.svg"
 WIDTH = 84
-SHOWN = (r"Tables *\n.*?(?=Top 3)", r"Percentiles.*?(?=checkout, POST)", r"╭─.*?╮\n.*?\n.*?\n.*?\n")  # the rest is as long
+SHOWN = (r"Tables *\n.*?(?=Top 3)", r"Percentiles.*?(?=checkout, POST)", r"╭─.*?╮\n.*?\n.*?\n.*?\n")
 
 
 def draw() -> str:
