@@ -146,3 +146,12 @@ def key_paths(section: object) -> list[tuple[str, ...]]:
     assert isinstance(section, Section)
     inner = [path for one in section.sections.values() for path in key_paths(one)]
     return [key.path for key in section.keys.values()] + inner
+
+
+@each_written_page
+def test_modules_and_tests_that_are_named_exist(page: Path) -> None:
+    rooms = "|".join(sorted(path.name for path in (ROOT / "src/penstock").iterdir() if path.is_dir()))
+    for name in re.findall(rf"`(?:src/)?(?:penstock/)?((?:{rooms})/[\w/.]*)`", page.read_text()):
+        assert (ROOT / "src/penstock" / name).exists(), name
+    for name in re.findall(r"`(test_\w+\.py)`", page.read_text()):
+        assert list((ROOT / "tests").rglob(name)), name

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _MOST_IN_PARTS = 100  # batches: more than workers leave behind in an outage
 _LEFT_ALONE = "the destination keeps failing and is left alone for now"
-REST = 1.0  # seconds before a batch is tried again that met what nobody foresaw, or could not become a dead letter
+REST = 1.0  # seconds before a batch is tried again after an unforeseen error, or that could not become a dead letter
 
 
 class _Withheld(Exception):
@@ -84,7 +84,7 @@ class Delivery:
                 self._tally.failed(of_exception(error).error_class, is_retry=lease.attempts > 1)
                 self._reject(lease, f"cannot be prepared: {of_exception(error)}")
                 return None
-        except BaseException:  # nobody foresaw it: the pool logs it, and the batch comes again
+        except BaseException:  # unforeseen: the pool logs it, and the batch comes again
             self.give_back(lease, REST)
             raise
 
@@ -94,7 +94,7 @@ class Delivery:
             is_taken = self._send(job, permit)
             if is_taken:
                 self.done(job.lease)
-        except BaseException:  # nobody foresaw it: the pool logs it, and the batch comes again
+        except BaseException:  # unforeseen: the pool logs it, and the batch comes again
             self.give_back(job.lease, REST)
             raise
         return is_taken
@@ -252,7 +252,7 @@ class Delivery:
         self.unsent(lease)
 
     def _remember(self, lease: Lease, progress: _Progress) -> None:
-        """For the next attempt. A batch that the queue evicted meanwhile never comes back for its entry."""
+        """For the next attempt. A batch that the queue has evicted never comes back for its entry."""
         self._progress[lease.sequence] = progress
         if len(self._progress) > _MOST_IN_PARTS:
             self._progress.pop(min(self._progress), None)
@@ -310,7 +310,7 @@ class Delivery:
         """Have it sent again. What any other would have met as well does not count against its attempts."""
         if self._source.max_attempts is not None and not self._gate.blames_batch(error):
             self._excused[lease.sequence] = None
-            if len(self._excused) > _MOST_IN_PARTS:  # those that the queue evicted meanwhile
+            if len(self._excused) > _MOST_IN_PARTS:  # those that the queue has evicted
                 self._excused.pop(min(self._excused), None)
             lease = lease._replace(attempts=lease.attempts - 1)
         self.give_back(lease, delay)

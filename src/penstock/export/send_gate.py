@@ -74,7 +74,7 @@ class Gate:
     def enter(self, timeout: float) -> Permit | None:
         """Leave to send one batch, None if there is none within `timeout` seconds.
 
-        Whoever does not `begin` to send with it gives it back with `release`.
+        A permit that is not used by `begin` is given back with `release`.
         """
         return self._current or self._enter(timeout)
 
@@ -258,7 +258,7 @@ class Gate:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Let nothing out any more; whoever waits is told so."""
+        """Let nothing out any more; waiting workers are told so."""
         with self._lock:
             self._stopped = True
             self._current = None

@@ -162,7 +162,7 @@ class Workers:
                     job = self._delivery.prepare(leases[0])
                 finally:
                     self.preparing.leave(number)
-                if job is not None and retired():  # nobody would take it from the channel any more
+                if job is not None and retired():  # no sender would take it from the channel any more
                     self._delivery.unsent(job.lease)
                 elif job is not None:
                     self._channel.put(job)
@@ -234,7 +234,7 @@ class GroupWorker:
         is_retry = any(lease.attempts > 1 for lease in held)
         if is_retry:
             self._tally.add(retries=1)
-        self._gate.begin(permit)  # nobody is before us: there is one of us
+        self._gate.begin(permit)  # there is one worker: no other is before it
         try:
             refused = self._exporter.send_group(held)
         except Exception as error:  # noqa: BLE001 - exporters are other people's code: decide by what it is
