@@ -24,7 +24,11 @@ _PROMISE = re.compile(r"(?m)^(?=[A-Z][a-z]+: )")
 def _as_restructured_text(docstring: str) -> str:
     """Docstrings are plain text: `names` become literals, pictures and tables blocks, promises a list."""
     paragraphs = [paragraph.strip("\n") for paragraph in re.split(r"\n\s*\n", docstring) if paragraph.strip()]
-    return "\n\n".join(_block(text) if re.search(r"(?m)^\s|\S {2,}\S", text) else _prose(text) for text in paragraphs)
+    return "\n\n".join(_block(text) if _is_picture(text) else _prose(text) for text in paragraphs)
+
+
+def _is_picture(text: str) -> bool:
+    return not _PROMISE.match(text) and bool(re.search(r"(?m)^\s|\S {2,}\S", text))
 
 
 def _block(text: str) -> str:

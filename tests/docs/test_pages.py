@@ -155,3 +155,14 @@ def test_modules_and_tests_that_are_named_exist(page: Path) -> None:
         assert (ROOT / "src/penstock" / name).exists(), name
     for name in re.findall(r"`(test_\w+\.py)`", page.read_text()):
         assert list((ROOT / "tests").rglob(name)), name
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    import penstock
+    import penstock.amqp
+    from penstock import errors
+
+    text = (DOCS / "reference" / "api.md").read_text()
+    told = {name.rpartition(".")[2] for name in re.findall(r"auto(?:class|function|data):: (\S+)", text)}
+    public = {*penstock.__all__, *penstock.amqp.__all__} - {"__version__", "queues"}
+    assert {name for name in public if name not in told and not hasattr(errors, name)} == set()
