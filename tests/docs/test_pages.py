@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from docs.generate import pages as generated
 
 from penstock.config.command_options import short_flags
+from penstock.config.load import load
 from penstock.config.schema import schema_of
 from penstock.config.tree import ServiceConfig
+from penstock.model.definition_file import parse_definitions
 from penstock.telemetry import DECLARATIONS
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors_of, name_of, prose_of, snippets
 
@@ -138,6 +141,18 @@ def test_flags_and_keys_of_a_queue_that_are_named_exist(page: Path) -> None:
     for key in re.findall(rf"`((?:{sections})\.[a-z_.0-9]+)(?::|`)", text):
         if not key.endswith((".py", ".md", ".log")):
             assert any(known == key or known.startswith(f"{key}.") for known in keys), key
+
+
+@each_written_page
+def test_configurations_and_definitions_that_are_shown_are_accepted(page: Path) -> None:
+    sections = set(schema_of(ServiceConfig).sections) | set(schema_of(ServiceConfig).keys)
+    for text in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+        document = yaml.safe_load(text)
+        if "metrics" in document:
+            if page.name != "functions.md":  # it adds a function, and tests/model runs it
+                parse_definitions(document)
+        elif set(document) <= sections and "service" not in document:
+            load(ServiceConfig, text=re.sub(r"/etc/[\w/.]+", "/dev/null", text))
 
 
 def key_paths(section: object) -> list[tuple[str, ...]]:
