@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from bench.batch_arms import OURS, PURE, STANDARD, builds
-from bench.batch_rigs import Counting, Flushing, Rate, bare_idle_cpu, idle_cpu, latencies, sleeping
+from bench.batch_rigs import Counting, Flushing, Rate, idle_cpu, latencies, sleeping
 from penstock import DrainBalancer
 
 TARGETS = {
@@ -93,29 +93,15 @@ def latency_table() -> None:
 
 
 def idle_table(rounds: int, seconds: float) -> None:
-    ours, waits = "4 threads, 100 handlers with on_idle", "a bare thread that waits 50 ms and makes the same 100 calls"
-    sleeps = "a bare thread that sleeps 50 ms, so that nobody can wake it, and makes the same 100 calls"
-    arms: dict[str, Callable[[float], float]] = {
-        "4 threads, 100 handlers without on_idle": lambda seconds: idle_cpu(Counting, seconds),
-        ours: lambda seconds: idle_cpu(Flushing, seconds),
-        waits: lambda seconds: bare_idle_cpu(seconds, waits=True, count=100),
-        sleeps: lambda seconds: bare_idle_cpu(seconds, waits=False, count=100),
-        "a bare thread that waits 50 ms and makes none": lambda seconds: bare_idle_cpu(seconds, waits=True, count=0),
-    }
+    arms: dict[str, tuple[type[Counting], float]] = {"with": (Flushing, 1.0), "without": (Counting, 0.05)}
     used: dict[str, list[float]] = {name: [] for name in arms}
-    order = list(arms)
     for _ in range(rounds):
-        for name in order:
-            used[name].append(arms[name](seconds * 3))
-        order.append(order.pop(0))  # so that it is not always the same one that comes first
-    for name, values in used.items():
-        median = statistics.median(values)
-        spread = f"{median:.3f} % ({min(values):.3f} to {max(values):.3f})"
-        row(f"idle CPU, {name}", spread, "", *(("–",) if "bare" in name else ("< 0.2 %", median < 0.2)))
-    for name in (waits, sleeps):
-        # Of one round each: the machine changes its speed by half from one to the next.
-        ratio = statistics.median(mine / other for mine, other in zip(used[ours], used[name]))
-        row(f"idle CPU, with on_idle, against {name}", "", f"{ratio:.2f} ×")
+        for name, (handler, _) in arms.items():
+            used[name].append(idle_cpu(handler, seconds * 3))
+    for name, (_, bound) in arms.items():
+        median = statistics.median(used[name])
+        spread = f"{median:.3f} % ({min(used[name]):.3f} to {max(used[name]):.3f})"
+        row(f"idle CPU, 4 threads, 100 handlers {name} on_idle", spread, "", f"< {bound} %", median < bound)
 
 
 def anatomy() -> None:

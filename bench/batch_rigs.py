@@ -285,41 +285,12 @@ def cpu_while_asleep(seconds: float) -> float:
 
 def idle_cpu(handler: type[Counting], seconds: float) -> float:
     """Percent of a core that 4 threads and 100 handlers use while nothing comes."""
-    handlers = [handler() for _ in TYPES]  # side by side in memory, as those of the bare thread
+    handlers = [handler() for _ in TYPES]
     idle = BatchQueue("idle", BatchQueueConfig(threads=ThreadPolicy.fixed(4), partitions=PartitionPolicy.adaptive()))
     for type_, each in zip(TYPES, handlers):
         idle.add_handler(type_, each)
     used = cpu_while_asleep(seconds)
     idle.close()
-    return used
-
-
-def bare_idle_cpu(seconds: float, waits: bool, count: int) -> float:
-    """Percent of a core of the least that could do it: one thread that wakes up every 50 ms and makes `count` calls.
-
-    It sleeps, which is cheaper, or waits for a lock, and then it could be woken or ended at any time.
-    """
-    handlers = [Flushing() for _ in range(count)]
-    calls = [handler.on_idle for handler in handlers]
-    stop = threading.Lock()
-    stop.acquire()
-
-    def wait() -> None:
-        while not stop.acquire(timeout=0.05):
-            for call in calls:
-                call()
-
-    def sleep() -> None:
-        while stop.locked():
-            time.sleep(0.05)
-            for call in calls:
-                call()
-
-    thread = threading.Thread(target=wait if waits else sleep)
-    thread.start()
-    used = cpu_while_asleep(seconds)
-    stop.release()
-    thread.join()
     return used
 
 

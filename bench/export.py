@@ -27,7 +27,6 @@ from penstock import (
     Durability,
     FastQueue,
     FastQueueConfig,
-    Lease,
     PipelineSplitConfig,
     SendQueue,
     SendQueueConfig,
@@ -304,14 +303,10 @@ def one_thread(port: int, rounds: int, count: int) -> None:
 
         def drain(queue: FastQueue) -> Callable[[int], None]:
             def some(first: int) -> None:
-                lease: Lease | None = queue.lease()[0]
-                for _ in range(AT_A_TIME - 1):
-                    assert lease is not None
+                for _ in range(AT_A_TIME):
+                    (lease,) = queue.lease()
                     exporter.send(exporter.prepare(lease.data))
-                    lease = queue.exchange(lease)
-                assert lease is not None
-                exporter.send(exporter.prepare(lease.data))
-                queue.ack(lease)
+                    queue.ack(lease)
 
             return some
 

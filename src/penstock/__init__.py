@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         Exporter,
         FailoverConfig,
         GroupExporter,
-        OverlappingExporter,
         PartialSuccess,
         PipelineSplitConfig,
         Prepared,
@@ -75,8 +74,8 @@ _HOMES = {
     ),
     "penstock.export": (
         "AdaptiveWorkersConfig Backoff BackoffConfig BreakerConfig CircuitBreaker CircuitState Exporter "
-        "FailoverConfig GroupExporter OverlappingExporter PartialSuccess PipelineSplitConfig Prepared SendQueue "
-        "SendQueueConfig SendQueueStats WorkerScaler"
+        "FailoverConfig GroupExporter PartialSuccess PipelineSplitConfig Prepared SendQueue SendQueueConfig "
+        "SendQueueStats WorkerScaler"
     ),
     "penstock.export.exporters.amqp_exporter": "AmqpConfig AmqpExporter",
     "penstock.export.exporters.console_exporter": "ConsoleExporter",
@@ -148,7 +147,6 @@ __all__ = [
     "NoHandler",
     "OtlpHttpConfig",
     "OtlpHttpExporter",
-    "OverlappingExporter",
     "PartialSuccess",
     "PartitionPolicy",
     "PartitionSelector",

@@ -16,9 +16,9 @@ def check_broker_url(url: str) -> SplitResult:
     except ValueError:
         readable = False
     if not readable:
-        raise ConfigError("url must look like amqp://user:password@host:port/vhost or amqps://...")
+        raise ConfigError("must look like amqp://user:password@host:port/vhost or amqps://...", field="url")
     if "#" in url or "@" in parts.path + parts.query:
-        raise ConfigError("url: write / ? # and @ in user or password as %2F %3F %23 and %40")
+        raise ConfigError("must have / ? # and @ in user or password written as %2F %3F %23 and %40", field="url")
     return parts
 
 

@@ -37,7 +37,20 @@ class PenstockError(Exception):
 
 
 class ConfigError(PenstockError, ValueError):
-    """A setting that makes no sense; the message names the field, the value and the bound."""
+    """A setting that makes no sense; the text names the field, the value and the bound.
+
+    `field` is the setting's name, as `limits.max_body`; empty where no single one is wrong. `problem` is the text
+    without it.
+    """
+
+    def __init__(self, problem: str, *, field: str = "") -> None:
+        super().__init__(f"{field} {problem}" if field else problem)
+        self.field = field
+        self.problem = problem
+
+    def within(self, section: str) -> "ConfigError":
+        """The same error with its field named from outside that section."""
+        return ConfigError(self.problem, field=f"{section}.{self.field}" if self.field else section)
 
 
 class MissingRequirement(PenstockError):

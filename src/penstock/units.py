@@ -16,42 +16,57 @@ _BARE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|µs|ms|s|m|h|d)")
 
 
-def parse_bytes(value: int | str, field: str) -> int:
+def parse_bytes(value: int | str, field: str, *, least: int = 0) -> int:
     """Bytes from an int or a string like `512Mi`, `256Ki`, `1Gi`, `10MB`. `field` names it in the error."""
+    size = _bytes(value, field)
+    if size < least:
+        raise ConfigError(f"must be >= {least} bytes, got {value}", field=field)
+    return size
+
+
+def _bytes(value: int | str, field: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ConfigError(f"{field} must be a size like 1048576 or '512Mi', got {value!r}")
+        raise ConfigError(f"must be a size like 1048576 or '512Mi', got {value!r}", field=field)
     if isinstance(value, int):
-        if value < 0:
-            raise ConfigError(f"{field} must be >= 0 bytes, got {value}")
         return value
     match = _NUMBER.fullmatch(value)
     factor = _SIZES.get(match[2].lower()) if match else None
     if match is None or factor is None or (factor == 1 and "." in match[1]):
-        raise ConfigError(f"{field} must be a size like 1048576 or '512Mi' (Ki, Mi, Gi, Ti), got {value!r}")
+        raise ConfigError(f"must be a size like 1048576 or '512Mi' (Ki, Mi, Gi, Ti), got {value!r}", field=field)
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
 
 
-def parse_duration(value: float | str, field: str) -> float:
-    """Seconds from a number or a string like `30s`, `5m`, `1m30s`, `250ms`, `0.5`. `field` names it in the error."""
+def parse_duration(value: float | str, field: str, *, is_positive: bool = False) -> float:
+    """Seconds from a number or a string like `30s`, `5m`, `1m30s`, `250ms`, `0.5`. `field` names it in the error.
+
+    `is_positive`: 0 is refused, too.
+    """
+    seconds = _seconds(value, field)
+    if is_positive and not seconds:
+        raise ConfigError(f"must be > 0, got {value!r}", field=field)
+    return seconds
+
+
+def _seconds(value: float | str, field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ConfigError(f"{field} must be a duration like 30 (seconds) or '30s', got {value!r}")
+        raise ConfigError(f"must be a duration like 30 (seconds) or '30s', got {value!r}", field=field)
     if isinstance(value, str):
         text = value.strip()
         if _BARE.fullmatch(text):  # as without the quotes
             return float(text)
         parts = _DURATION.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
-            raise ConfigError(f"{field} must be a duration like 30 (seconds), '30s' or '1m30s', got {value!r}")
+            raise ConfigError(f"must be a duration like 30 (seconds), '30s' or '1m30s', got {value!r}", field=field)
         return sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if not math.isfinite(value) or value < 0:
-        raise ConfigError(f"{field} must be a finite number of seconds >= 0, got {value}")
+        raise ConfigError(f"must be a finite number of seconds >= 0, got {value}", field=field)
     return float(value)
 
 
 def check_count(value: object, field: str, least: int = 0) -> None:
     """ConfigError unless `value` is a whole number and at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{field} must be a whole number >= {least}, got {value!r}")
+        raise ConfigError(f"must be a whole number >= {least}, got {value!r}", field=field)
 
 
 def check_number(value: object, field: str, least: float, most: float = math.inf) -> None:
@@ -59,13 +74,13 @@ def check_number(value: object, field: str, least: float, most: float = math.inf
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or not least <= value <= most:  # type: ignore[operator]
         bound = f">= {least:g}" if most == math.inf else f"within {least:g} and {most:g}"
-        raise ConfigError(f"{field} must be a number {bound}, got {value!r}")
+        raise ConfigError(f"must be a number {bound}, got {value!r}", field=field)
 
 
 def check_flag(value: object, field: str) -> None:
     """ConfigError unless `value` is yes or no: the text `no` would count as yes."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{field} must be true or false, got {value!r}")
+        raise ConfigError(f"must be true or false, got {value!r}", field=field)
 
 
 def format_bytes(count: float) -> str:

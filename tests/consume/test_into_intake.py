@@ -14,9 +14,9 @@ from penstock.decode.outcome import Format
 from penstock.errors import BrokerError, ConfigError
 from penstock.protobuf import field_bytes, field_double, field_varint
 from penstock.receive import message_intake as module
+from penstock.receive.config import BrokerTlsConfig, RabbitReceiverConfig
 from penstock.receive.intake import Intake
 from penstock.receive.message_intake import batches_into_intake, into_intake
-from penstock.receive.rabbitmq_config import BrokerTlsConfig, RabbitReceiverConfig
 from penstock.receive.rabbitmq_receiver import RabbitReceiver
 from penstock.testing import wait_until
 from tests.consume.conftest import Client
@@ -237,5 +237,5 @@ def test_a_broker_over_tls_is_consumed_with_the_certificates_that_the_configurat
 def test_a_certificate_that_is_not_there_is_named_with_its_key(tmp_path: Path, intake: Intake) -> None:
     config = RabbitReceiverConfig(url="amqps://localhost/", tls=BrokerTlsConfig(ca_file=tmp_path / "absent.pem"))
 
-    with pytest.raises(ConfigError, match=r"receivers.amqp.tls.ca_file must be a file that we can read, got '.*absent"):
+    with pytest.raises(ConfigError, match=r"tls.ca_file must be a file that we can read, got '.*absent"):
         RabbitReceiver(config, intake)

@@ -1,6 +1,6 @@
 """The process that `test_kill` kills: pushes as fast as a few hundred batches wait, while workers send.
 
-    python -m tests.export.kill_child <folder> <url> <durability> <first number> <alone | together>
+    python -m tests.export.kill_child <folder> <url> <durability> <first number>
 
 It writes down the number of each batch whose push has returned.
 """
@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 
-from penstock.export import SendQueue, crew
+from penstock.export import SendQueue
 from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
 from penstock.spool import Durability
 from tests.export.quick import quick
@@ -41,9 +41,7 @@ def sender_of(folder: str, url: str, durability: str, life: int) -> SendQueue:
     return SendQueue.open(exporter, config)
 
 
-def main(folder: str, url: str, durability: str, first: int, manner: str) -> None:
-    if manner == "alone":  # one worker sends, with as many under way as there are workers, however slow that is
-        crew._ENOUGH, crew._AS_FAST, crew.KEEP, crew.STALL = 1, 0.0, 3600.0, 3600.0
+def main(folder: str, url: str, durability: str, first: int) -> None:
     sender = sender_of(folder, url, durability, first).start()
     pause = threading.Event()
     number = first
@@ -57,4 +55,4 @@ def main(folder: str, url: str, durability: str, first: int, manner: str) -> Non
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -215,33 +215,6 @@ def test_everyone_who_waits_for_room_is_told_of_it_when_several_sends_end_at_onc
     assert gate.inflight == 2
 
 
-def test_the_next_goes_out_in_the_place_of_the_last_while_all_is_well_and_nobody_waits_for_it(clock: FakeClock) -> None:
-    gate = gate_of(clock, limit=1)
-    permit = entered(gate)
-    assert gate.goes_on(permit)
-    assert gate.inflight == 1
-    other = threading.Thread(target=gate.begin, args=(permit,))
-    other.start()
-    wait_until(lambda: not gate.goes_on(permit))
-    gate.succeeded(permit)
-    other.join(5)
-    assert not other.is_alive()
-    gate.abandoned(permit)
-    assert gate.inflight == 0
-
-
-def test_nothing_goes_on_after_a_failure_of_another_or_when_the_gate_stops(clock: FakeClock) -> None:
-    gate = gate_of(clock)
-    mine, other = entered(gate), entered(gate)
-    gate.failed(other, DOWN, attempts=1)
-    assert not gate.goes_on(mine)
-    gate.succeeded(mine)
-    again = entered(gate)
-    assert gate.goes_on(again)
-    gate.stop()
-    assert not gate.goes_on(again)
-
-
 @pytest.mark.parametrize("what", ["an open circuit", "a pause"])
 def test_who_waited_for_a_place_does_not_take_it_into(what: str, clock: FakeClock) -> None:
     gate = gate_of(clock, threshold=1, limit=1)

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.export import http1
-from penstock.export.http1 import MOST_HEAD, Answer, Connection
-from penstock.export.http_client import HttpClient, HttpConfig
+from penstock.export.http1 import MOST_HEAD, Connection, HttpResponse
+from penstock.export.http_client import HttpClient, HttpClientConfig
 
 MOST = 100  # bytes of an answer that the tests read
 AT_ONCE = 10_000  # bytes of a packet: less than what is received at once, which would cut it off
@@ -28,7 +28,7 @@ class Case(NamedTuple):
     sent: bytes
     status: int
     body: bytes
-    can_go_on: bool
+    is_reusable: bool
     ends_with_the_connection: bool = False
 
 
@@ -158,7 +158,7 @@ def soon() -> float:
     return time.monotonic() + 30.0
 
 
-def receive(*pieces: bytes, is_over: bool = True) -> Answer:
+def receive(*pieces: bytes, is_over: bool = True) -> HttpResponse:
     """What is made of an answer that comes in these pieces, none of them together with the next; then the server ends
     the connection, if it `is_over`."""
     with pair(socket.SOCK_SEQPACKET) as (connection, theirs):
@@ -187,7 +187,7 @@ def test_an_answer_is_read_wherever_it_is_cut(case: Case, is_over: bool) -> None
     cuts += [[case.sent[:at], case.sent[at:]] for at in range(1, len(case.sent))]
     for pieces in cuts:
         received = receive(*pieces, is_over=is_over or case.ends_with_the_connection)
-        assert (received.status, received.body, received.can_go_on) == case[1:4]
+        assert (received.status, received.body, received.is_reusable) == case[1:4]
 
 
 @given(st.sampled_from(list(ANSWERS.values())), st.lists(st.integers(0, 300)))
@@ -195,7 +195,7 @@ def test_an_answer_is_read_in_any_pieces(case: Case, cuts: list[int]) -> None:
     bounds = [0, *sorted(cuts), len(case.sent)]
     pieces = [case.sent[start:end] for start, end in itertools.pairwise(bounds)]
     received = receive(*(piece for piece in pieces if piece))
-    assert (received.status, received.body, received.can_go_on) == case[1:4]
+    assert (received.status, received.body, received.is_reusable) == case[1:4]
 
 
 @pytest.mark.parametrize("sent", HALVES.values(), ids=HALVES)
@@ -239,7 +239,7 @@ def test_headers_are_found_by_their_names_in_lower_case_and_joined() -> None:
 def test_after_an_answer_with_something_behind_it_the_connection_cannot_go_on(name: str, surplus: bytes) -> None:
     case = ANSWERS[name]
     received = receive(case.sent + surplus)
-    assert (received.status, received.body, received.can_go_on) == (case.status, case.body, False)
+    assert (received.status, received.body, received.is_reusable) == (case.status, case.body, False)
 
 
 def test_what_comes_unasked_or_the_end_of_the_connection_is_noticed() -> None:
@@ -391,10 +391,12 @@ def test_a_request_is_what_the_standard_library_would_send(
         return Connection(ours)
 
     monkeypatch.setattr(http1, "connect", connect)
-    client = HttpClient(HttpConfig(url=url, headers=own))
+    monkeypatch.setattr(Connection, "is_quiet", lambda connection: True)  # the answer is there before the request
+    client = HttpClient(HttpClientConfig(url=url, headers=own))
     headers = {"Content-Type": "application/x-protobuf"}
     with ours, theirs:
-        client.begin(body, headers)
+        theirs.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        client.post(body, headers)
         first = theirs.recv(1 << 16)
     expected = parts(by_the_standard_library(url, host, port, {**own, **headers}, body))
     agent = next(line for line in parts(first)[1] if line.startswith(b"User-Agent: penstock/"))
@@ -412,14 +414,14 @@ def test_the_last_of_headers_with_one_name_counts_in_whatever_case() -> None:
 def test_headers_that_change_are_sent_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(http1, "connect", lambda *_: Connection(ours))
-    client = HttpClient(HttpConfig(url="http://host"))
+    monkeypatch.setattr(Connection, "is_quiet", lambda connection: True)  # the answer is there before the request
+    client = HttpClient(HttpClientConfig(url="http://host"))
     headers = {"X": "1"}
     came = []
     with ours, theirs:
         for number in range(4):
             headers["X"] = str(number // 2)
-            answer = client.begin(b"", headers)
-            came.append(parts(theirs.recv(1 << 16))[1][-1])
             theirs.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-            answer()
+            client.post(b"", headers)
+            came.append(parts(theirs.recv(1 << 16))[1][-1])
     assert came == [b"X: 0", b"X: 0", b"X: 1", b"X: 1"]

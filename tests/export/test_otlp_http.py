@@ -32,7 +32,7 @@ from penstock.errors import (
 from penstock.export import PartialSuccess, SendQueue, http1
 from penstock.export.classify import of_exception
 from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
-from penstock.export.http_client import HttpClient, HttpConfig, TlsConfig
+from penstock.export.http_client import HttpClient, HttpClientConfig, TlsConfig
 from penstock.protobuf import field_bytes, field_varint
 from penstock.spool import FastQueue
 from penstock.testing import wait_until
@@ -308,7 +308,7 @@ def test_the_servers_words_are_the_reason(server: Misbehaving) -> None:
 
 def test_no_more_of_an_answer_is_read_than_we_need(server: Misbehaving) -> None:
     server.behaviours = [answer(200, bytes(100_000))]
-    client = HttpClient(HttpConfig(url=server.url))
+    client = HttpClient(HttpClientConfig(url=server.url))
     assert len(client.post(b"x", {}).body) == 64 * 1024
     assert client.post(b"x", {}).body == b""  # and not what was left of the one before
 
@@ -323,7 +323,7 @@ def test_long_words_of_a_server_are_cut(server: Misbehaving) -> None:
 def test_a_connection_that_is_made_while_the_client_is_closed_is_not_used(
     server: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = HttpClient(HttpConfig(url=server.url))
+    client = HttpClient(HttpClientConfig(url=server.url))
     connect = http1.connect
 
     def close_meanwhile(*where: Any) -> http1.Connection:
@@ -335,6 +335,33 @@ def test_a_connection_that_is_made_while_the_client_is_closed_is_not_used(
     with pytest.raises(ConnectionAbortedError, match="the exporter is closed"):
         client.post(b"x", {})
     assert server.requests == []
+
+
+def test_a_second_try_has_what_the_first_has_left_of_the_timeout(
+    server: Misbehaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = HttpClient(HttpClientConfig(url=server.url, timeout=500.0))
+    client.post(b"first", {})
+    passed = 0.0
+    real, receive, connect = time.monotonic, http1.Connection.receive, http1.connect
+    remaining: list[float] = []
+
+    def slowly(connection: http1.Connection, most: int, deadline: float) -> http1.HttpResponse:
+        nonlocal passed
+        passed += 0.0 if remaining else 300.0
+        return receive(connection, most, deadline)
+
+    def note(host: str, port: int, context: ssl.SSLContext | None, deadline: float) -> http1.Connection:
+        remaining.append(deadline - time.monotonic())
+        return connect(host, port, context, deadline)
+
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
+    monkeypatch.setattr(http1.Connection, "receive", slowly)
+    monkeypatch.setattr(http1, "connect", note)
+    server.behaviours = [misbehaving.hang_up]
+    assert client.post(b"second", {}).status == 200
+    assert [round(seconds, -2) for seconds in remaining] == [200.0]  # beside the little that the test itself takes
+    client.close()
 
 
 def test_too_large_is_its_own_error(server: Misbehaving) -> None:
@@ -517,7 +544,7 @@ def test_an_answer_that_had_come_over_tls_can_be_read_after_the_connection_was_c
     connection = http1.connect("127.0.0.1", tls_server.port, TlsConfig(ca_file=certificate[1]).context(), deadline)
     start = http1.start_of_post("/", "127.0.0.1")
     connection.send(start, b"", deadline)
-    assert connection.receive(100, deadline).can_go_on
+    assert connection.receive(100, deadline).is_reusable
     assert connection.is_quiet()
     connection.send(start, b"", deadline)
     wait_until(lambda: not connection.is_quiet())

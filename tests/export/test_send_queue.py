@@ -308,14 +308,14 @@ def test_a_worker_that_meets_the_unforeseen_gives_its_batch_back_and_goes_on(
 ) -> None:
     monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
     monkeypatch.setattr("penstock.export.pool._REST", 0.01)
-    exchange, failures = queue.exchange, iter([True])
+    ack, failures = queue.ack, iter([True])
 
-    def fail_once(lease: Lease) -> Lease | None:
+    def fail_once(lease: Lease) -> None:
         if next(failures, False):
             raise RuntimeError("nobody foresaw it")
-        return exchange(lease)
+        ack(lease)
 
-    monkeypatch.setattr(queue, "exchange", fail_once)
+    monkeypatch.setattr(queue, "ack", fail_once)
     exporter = MemoryExporter()
     with SendQueue(queue, exporter, quick(workers=1)) as sender:
         for batch in numbered(3):

@@ -1,6 +1,5 @@
 """How many send, how many at once, and exporters that take many blocks as one."""
 
-import math
 import threading
 from collections import Counter
 from pathlib import Path
@@ -45,29 +44,6 @@ class TestWorkers:
             exporter.release()
             wait_until(lambda: not len(sender))
         assert exporter.most_at_once == 3
-
-    @pytest.mark.parametrize("hangs", [True, False])
-    def test_one_that_is_left_alone_gets_help_when_its_send_hangs(self, queue: FastQueue, hangs: bool) -> None:
-        exporter = MemoryExporter()
-        for batch in numbered(10):
-            queue.push(batch)
-        sender = SendQueue(queue, exporter, quick(workers=3))
-        assert isinstance(sender._workers, Workers)
-        crew = sender._workers._crew
-        assert crew is not None
-        crew.is_alone, crew._ends = True, math.inf
-        if hangs:
-            exporter.hold()
-        else:
-            crew._is_stalled_locked = lambda: False  # type: ignore[method-assign]  # however slow the machine
-        with sender:
-            if hangs:
-                wait_until(lambda: exporter.at_once == 3)
-                exporter.release()
-            wait_until(lambda: not len(sender))
-        assert sorted(exporter.batches) == numbered(10)
-        if not hangs:
-            assert exporter.batches == numbered(10)  # one alone keeps the order
 
     def test_one_that_there_is_not_to_be_any_more_ends_after_what_it_is_at(self, queue: FastQueue) -> None:
         senders: Counter[str] = Counter()
@@ -115,11 +91,6 @@ class TestWorkers:
         assert pool.join(SystemClock().monotonic() + 30) == []
         assert rests == [1.0]
         assert "Worker failed and goes on. worker=worker-0" in caplog.text
-
-    def test_lanes_of_the_split_are_never_left_to_one(self, queue: FastQueue) -> None:
-        sender = SendQueue(queue, MemoryExporter(), quick(pipeline_split=SPLIT))
-        assert isinstance(sender._workers, Workers)
-        assert sender._workers._crew is None
 
     def test_the_global_limit_holds_for_all_of_them(self, queue: FastQueue) -> None:
         exporter = MemoryExporter()

@@ -7,7 +7,7 @@ import pytest
 from penstock.config.load import load
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
-from penstock.receive.rabbitmq_config import BrokerTlsConfig, RabbitReceiverConfig
+from penstock.receive.config import BrokerTlsConfig, RabbitReceiverConfig
 
 
 @pytest.mark.parametrize(

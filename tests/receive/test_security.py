@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.receive.config import AuthConfig, GrpcReceiverConfig, HttpReceiverConfig, Limits, TlsConfig
+from penstock.receive.config import AuthConfig, GrpcReceiverConfig, HttpReceiverConfig, Limits, ServerTlsConfig
 from penstock.receive.grpc_receiver import GrpcReceiver
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
@@ -38,21 +38,21 @@ def serving(intake: Intake, **config: Any) -> Iterator[GrpcReceiver]:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> TlsConfig:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> ServerTlsConfig:
     return certified(tmp_path_factory.mktemp("certificates"))
 
 
-def certified(folder: Path) -> TlsConfig:
+def certified(folder: Path) -> ServerTlsConfig:
     """A certificate for 127.0.0.1 that is its own authority, also for clients."""
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run(["openssl", "req", *options, *names, *files], check=True, capture_output=True)
-    return TlsConfig(cert_file=certificate, key_file=key, client_ca_file=certificate)
+    return ServerTlsConfig(cert_file=certificate, key_file=key, client_ca_file=certificate)
 
 
-def post_securely(port: int, tls: TlsConfig, *, with_certificate: bool, of: TlsConfig | None = None) -> int:
+def post_securely(port: int, tls: ServerTlsConfig, *, with_certificate: bool, of: ServerTlsConfig | None = None) -> int:
     context = ssl.create_default_context(cafile=tls.cert_file)
     if with_certificate:
         shown = of or tls
@@ -66,7 +66,7 @@ def post_securely(port: int, tls: TlsConfig, *, with_certificate: bool, of: TlsC
 
 
 def test_a_client_with_its_certificate_is_let_in_and_one_without_is_not(
-    intake: Intake, certificates: TlsConfig
+    intake: Intake, certificates: ServerTlsConfig
 ) -> None:
     with running(intake, tls=certificates) as receiver:
         assert post_securely(receiver.port, certificates, with_certificate=True) == 200
@@ -74,7 +74,7 @@ def test_a_client_with_its_certificate_is_let_in_and_one_without_is_not(
             post_securely(receiver.port, certificates, with_certificate=False)
 
 
-def test_grpc_takes_the_same_certificates(intake: Intake, certificates: TlsConfig) -> None:
+def test_grpc_takes_the_same_certificates(intake: Intake, certificates: ServerTlsConfig) -> None:
     pair = [Path(path).read_bytes() for path in (certificates.key_file, certificates.cert_file)]
     with serving(intake, tls=certificates) as receiver:
         address = f"localhost:{receiver.port}"
@@ -87,33 +87,33 @@ def test_grpc_takes_the_same_certificates(intake: Intake, certificates: TlsConfi
             channel.unary_unary(EXPORT)(BODY, timeout=30)
 
 
-def call_securely(port: int, tls: TlsConfig) -> bytes:
+def call_securely(port: int, tls: ServerTlsConfig) -> bytes:
     pair = [Path(path).read_bytes() for path in (tls.key_file, tls.cert_file)]
     with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(pair[1], *pair)) as channel:
         answer: bytes = channel.unary_unary(EXPORT)(BODY, timeout=30)
         return answer
 
 
-def put(tls: TlsConfig, where: TlsConfig) -> None:
+def put(tls: ServerTlsConfig, where: ServerTlsConfig) -> None:
     """Let these files be what is found there, as a renewal does."""
     for name in ("cert_file", "key_file", "client_ca_file"):
         Path(getattr(where, name)).write_bytes(Path(getattr(tls, name)).read_bytes())
 
 
 @pytest.fixture
-def renewal(tmp_path: Path, certificates: TlsConfig) -> tuple[TlsConfig, TlsConfig]:
+def renewal(tmp_path: Path, certificates: ServerTlsConfig) -> tuple[ServerTlsConfig, ServerTlsConfig]:
     """Files that hold the old certificates now, and the new ones to put there."""
     names = ("cert", "key", "ca")
     for folder in ("live", "fresh"):
         (tmp_path / folder).mkdir()
     cert, key, ca = (tmp_path / "live" / name for name in names)
-    live = TlsConfig(cert_file=cert, key_file=key, client_ca_file=ca)
+    live = ServerTlsConfig(cert_file=cert, key_file=key, client_ca_file=ca)
     put(certificates, live)
     return live, certified(tmp_path / "fresh")
 
 
 def test_http_serves_new_certificates_and_trusts_new_clients_only_after_a_reload(
-    intake: Intake, certificates: TlsConfig, renewal: tuple[TlsConfig, TlsConfig]
+    intake: Intake, certificates: ServerTlsConfig, renewal: tuple[ServerTlsConfig, ServerTlsConfig]
 ) -> None:
     live, fresh = renewal
     with running(intake, tls=live) as receiver:
@@ -128,7 +128,7 @@ def test_http_serves_new_certificates_and_trusts_new_clients_only_after_a_reload
 
 
 def test_grpc_serves_new_certificates_and_trusts_new_clients_only_after_a_reload(
-    intake: Intake, certificates: TlsConfig, renewal: tuple[TlsConfig, TlsConfig]
+    intake: Intake, certificates: ServerTlsConfig, renewal: tuple[ServerTlsConfig, ServerTlsConfig]
 ) -> None:
     live, fresh = renewal
     with serving(intake, tls=live) as receiver:
@@ -142,7 +142,7 @@ def test_grpc_serves_new_certificates_and_trusts_new_clients_only_after_a_reload
 
 
 def test_certificates_that_do_not_belong_together_are_refused_and_the_old_ones_go_on(
-    intake: Intake, certificates: TlsConfig, renewal: tuple[TlsConfig, TlsConfig]
+    intake: Intake, certificates: ServerTlsConfig, renewal: tuple[ServerTlsConfig, ServerTlsConfig]
 ) -> None:
     live, fresh = renewal
     with running(intake, tls=live) as http_receiver, serving(intake, tls=live) as grpc_receiver:

@@ -17,6 +17,7 @@ from penstock.model.partial import IDENTITY, PARTIALS, of_columns
 from penstock.model.point import POINTS
 from penstock.model.segment import Segment, seal
 from penstock.spark import job as spark_job
+from penstock.spark import sink
 from penstock.spark.source import PACKED_SCHEMA, SCHEMA
 from penstock.tables import delta
 from penstock.tables.port import open_tables, read_top_n
@@ -175,7 +176,7 @@ def test_a_query_that_another_has_overtaken_is_refused_and_nothing_is_added_twic
     job.run()
     edge.seal()
     other = Engine(edge.folder, open_tables(str(job.folder / "tables")))
-    checked = spark_job.checked
+    checked = sink.checked
 
     def overtaken(reports: Any) -> Any:
         """The other job adds the first of two segments while this one writes both."""
@@ -187,7 +188,7 @@ def test_a_query_that_another_has_overtaken_is_refused_and_nothing_is_added_twic
 
     last = edge.seal()
     monkeypatch.setattr(spark_job, "checked", overtaken)
-    with pytest.raises(Exception, match="TableOvertaken.*another query has added some of it"):
+    with pytest.raises(Exception, match=r"TableOvertaken.*another query has added some of it"):
         job.run()
     job.run()
 

@@ -7,14 +7,17 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.model.definition_file import load_definitions
-from penstock.model.finals import ORDER
+from penstock.model.definition_file import load_definitions, parse_definitions
+from penstock.model.finals import ORDER, with_finals
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, merged
+from penstock.model.point import chunk_type, entity_of
 from penstock.model.segment import Segment, seal
 from penstock.service.generator import Day, generate
-from penstock.spark import read_segments, read_table
+from penstock.spark import read_segments, read_table, reading
+from penstock.spark.sink import ranked
 from penstock.tables.port import read_level, read_top_n
+from tests.model.worked_example import added_function, example_definitions
 from tests.spark.pipeline import Job
 
 pytestmark = pytest.mark.spark
@@ -54,3 +57,19 @@ def assert_same(found: pa.Table, expected: pa.Table) -> None:
     for name in expected.column_names:
         wanted = expected[name].to_pylist()
         assert found[name].to_pylist() == (wanted if name in SERIES else pytest.approx(wanted)), name
+
+
+def test_a_function_that_is_only_defined_reads_the_same_in_spark(spark: SparkSession) -> None:
+    with added_function():  # not in Spark's workers, so the partials come as a frame
+        (definition,) = parse_definitions(example_definitions()).metrics
+        entities = [entity_of({"service": name}) for name in ("a", "b")] * 50
+        chunk = chunk_type(definition.source).of(entities, list(range(100)), [n / 100 for n in range(100)])
+        partials = definition.partials(chunk.points)
+        frame = spark.createDataFrame(partials)
+
+        expected = with_finals(partials, Level.MINUTE)
+
+        assert len(expected) == 2
+        assert None not in expected["value"].to_pylist()
+        assert_same(reading.with_finals(frame, Level.MINUTE).toArrow(), expected)
+        assert ranked(partials).num_rows == 0

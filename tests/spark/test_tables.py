@@ -103,16 +103,16 @@ def test_what_another_query_has_added_is_not_added_again(tables: Tables) -> None
 
 def test_of_many_who_add_the_same_batch_at_once_one_does(tables: Tables) -> None:
     add(tables, "minute", rows(1.0), batch(0))
-    start, outcomes = threading.Barrier(4), []
+    start, outcomes = threading.Barrier(4), list[bool]()
 
-    def add() -> None:
+    def race() -> None:
         start.wait()
         try:
             outcomes.append(add(tables, "minute", rows(2.0), batch(1)))
         except TableConflict:
             outcomes.append(False)
 
-    threads = [threading.Thread(target=add) for _ in range(4)]
+    threads = [threading.Thread(target=race) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -8,5 +8,5 @@ def parse_address(text: str, field: str) -> tuple[str, int]:
     host, found, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not found or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{field} must be HOST:PORT with a port of 0 to 65535, as 127.0.0.1:4318, got {text!r}")
+        raise ConfigError(f"must be HOST:PORT with a port of 0 to 65535, as 127.0.0.1:4318, got {text!r}", field=field)
     return host, int(port)

@@ -63,15 +63,15 @@ class ExporterConfig:
         if self.type in ("none", "console"):
             return
         if not self.url:
-            raise ConfigError(f"url must say where the {self.type} destination is, got ''")
+            raise ConfigError(f"must say where the {self.type} destination is, got ''", field="url")
         if self.type == "otlp_http":
             self.otlp()
         elif self.type == "remote_write":
             self.remote_write()
         elif check_broker_url(self.url).scheme != "amqps" and self.tls is not None:
-            raise ConfigError("url must begin with amqps:// where tls is set, got amqp://")
+            raise ConfigError("must begin with amqps:// where tls is set, got amqp://", field="url")
         elif not self.exchange and not self.routing_key:
-            raise ConfigError("routing_key must name a queue where no exchange is set, got ''")
+            raise ConfigError("must name a queue where no exchange is set, got ''", field="routing_key")
 
     @property
     def formats(self) -> tuple[str, ...]:

@@ -200,36 +200,27 @@ def _built(section: Section, path: KeyPath, given: Mapping[KeyPath, Given], prob
         made = section.kind(**values)
         return made if len(problems) == found else None
     except ConfigError as error:
-        problems += [_placed(message, path, given) for message in str(error).splitlines()]
+        problems.append(_placed(error, section, path, given))
     except TypeError:
-        missing = [word for word in section.keys if word not in values and _is_required(section.keys[word])]
+        missing = [word for word, key in section.keys.items() if word not in values and key.default is MISSING]
         if not missing:
             raise
-        problems.append(_placed(f"{missing[0]} must be set", path, given))
+        problems.append(_placed(ConfigError("must be set", field=missing[0]), section, path, given))
     return None
 
 
-def _is_required(key: Key) -> bool:
-    return key.default is MISSING
-
-
-def _placed(message: str, path: KeyPath, given: Mapping[KeyPath, Given]) -> str:
-    """The message of a class with the whole key in front of it, and where that was set.
-
-    Our classes begin a message with the name of the field that is wrong: `threshold must be …`.
-    """
-    word, _, rest = message.partition(" ")
-    own = tuple(word.rstrip(":").split("."))
-    for start in range(len(own)):  # a class may name its own section, too: circuit_breaker.threshold
-        here = (*path, *own[start:])
-        if here in given:
-            return f"{given[here].origin}: {'.'.join(here)} {rest}"
+def _placed(error: ConfigError, section: Section, path: KeyPath, given: Mapping[KeyPath, Given]) -> str:
+    """The error of a class with the whole key in front of it, and where that was set."""
+    words = tuple(error.field.split(".")) if error.field else ()
+    # A class may name its own section, too: `circuit_breaker.threshold`.
+    if words and path[-1:] == words[:1] and words[0] not in {*section.keys, *section.sections}:
+        words = words[1:]
+    here = (*path, *words)
     inside = [one for known, one in given.items() if known[: len(path)] == path]
-    where = f"{inside[0].origin}: " if inside else ""
-    prefix = ".".join(path)
-    return (
-        f"{where}{prefix}{'.' if prefix else ''}{message}" if own[0].isidentifier() else f"{where}{prefix}: {message}"
-    )
+    set_here = given.get(here) or (inside[0] if inside else None)
+    where = f"{set_here.origin}: " if set_here else ""
+    key = ".".join(here) + (" " if error.field else ": ") if here else ""
+    return f"{where}{key}{error.problem}"
 
 
 def is_name(text: str) -> bool:

@@ -57,11 +57,6 @@ RELOADED = (
     "definitions",
     "token_file",
     "password_file",
-    *(
-        f"receivers.{receiver}.tls.{name}"
-        for receiver in ("http", "grpc", "amqp")
-        for name in ("ca_file", "cert_file", "key_file", "client_ca_file")
-    ),
 )
 
 
@@ -95,9 +90,13 @@ def _table(keys: list[Key]) -> list[str]:
             text = f"{text} One of {', '.join(f'`{choice}`' for choice in key.choices)}.".strip()
         if short := shorts.get(key.name):
             text = f"{text} `{short}`".strip()
-        mark = " ↻" if any(key.name.endswith(name) for name in RELOADED) else ""
+        mark = " ↻" if key.name.endswith(RELOADED) or _is_certificate_of_receiver(key) else ""
         out.append(f"| `{key.path[-1]}`{mark} | {f'`{default}`' if default else 'must be set'} | {text} |")
     return out
+
+
+def _is_certificate_of_receiver(key: Key) -> bool:
+    return key.path[0] == "receivers" and key.path[-2] == "tls"
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit
 
 from penstock.config.destinations import ExporterConfig
-from penstock.receive.config import HttpReceiverConfig
-from penstock.receive.rabbitmq_config import RabbitReceiverConfig
+from penstock.errors import ConfigError
+from penstock.receive.config import HttpReceiverConfig, RabbitReceiverConfig, ReceiversConfig
 
 _PORTS = {"http": 80, "https": 443, "amqp": 5672, "amqps": 5671}
 _LOOPBACK = ("127.0.0.1", "::1")
@@ -13,29 +13,39 @@ _ALL = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, never listened on
 _FOREVER = "what is sent there would come in again, for ever"
 
 
-def into_http(exporter: ExporterConfig, receiver: HttpReceiverConfig) -> str | None:
-    """What is wrong with `url`, if it is where `receivers.http` listens. A name of this machine is not looked up."""
+def refuse_loop(exporter: ExporterConfig, receivers: ReceiversConfig) -> None:
+    """ConfigError if what is sent to that destination would come in again."""
+    if receivers.http.enabled:
+        _refuse_own_port(exporter, receivers.http)
+    if receivers.amqp.enabled:
+        _refuse_own_queue(exporter, receivers.amqp)
+
+
+def _refuse_own_port(exporter: ExporterConfig, receiver: HttpReceiverConfig) -> None:
+    """Refuse a `url` where `receivers.http` listens. A name of this machine is not looked up."""
     if exporter.type not in ("otlp_http", "remote_write") or not receiver.port:
-        return None
+        return
     host, port = _address(exporter.url)
     if port != receiver.port or not _reaches(host, receiver.host):
-        return None
-    return (
-        f"url must not be where receivers.http listens (receivers.http.host {receiver.host or 'all'}, "
-        f"receivers.http.port {receiver.port}), got {host}:{port}: {_FOREVER}"
+        return
+    raise ConfigError(
+        f"must not be where receivers.http listens (receivers.http.host {receiver.host or 'all'}, "
+        f"receivers.http.port {receiver.port}), got {host}:{port}: {_FOREVER}",
+        field="url",
     )
 
 
-def into_queue(exporter: ExporterConfig, receiver: RabbitReceiverConfig) -> str | None:
-    """What is wrong with `routing_key`, if it is the queue of `receivers.amqp`. Where exchanges lead, nobody knows."""
+def _refuse_own_queue(exporter: ExporterConfig, receiver: RabbitReceiverConfig) -> None:
+    """Refuse a `routing_key` that is the queue of `receivers.amqp`. Where an exchange leads is not known here."""
     if exporter.type != "amqp" or exporter.exchange or exporter.routing_key != receiver.queue:
-        return None
+        return
     (host, port), (other, other_port) = _address(exporter.url), _address(receiver.url)
     if port != other_port or not _reaches(host, other) or _vhost(exporter.url) != _vhost(receiver.url):
-        return None
-    return (
-        f"routing_key must not be the queue that receivers.amqp.queue consumes on the same broker, "
-        f"got {exporter.routing_key!r}: {_FOREVER}"
+        return
+    raise ConfigError(
+        "must not be the queue that receivers.amqp.queue consumes on the same broker, "
+        f"got {exporter.routing_key!r}: {_FOREVER}",
+        field="routing_key",
     )
 
 
@@ -49,7 +59,7 @@ def _vhost(url: str) -> str:
 
 
 def _reaches(host: str, listening: str) -> bool:
-    """Whether who connects to `host` may get to who listens on `listening`, both on one machine."""
+    """Whether a connection to `host` may reach a server on `listening`, both on one machine."""
     return bool(_places(host) & _places(listening)) or (listening in _ALL and host.startswith("127."))
 
 

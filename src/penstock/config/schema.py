@@ -101,7 +101,7 @@ class Key:
             case _:
                 fits = isinstance(value, str)
         if not fits:
-            raise ConfigError(f"{name} must be {self.describes}, got {value!r}")
+            raise ConfigError(f"must be {self.describes}, got {value!r}", field=name)
         return value
 
     def parsed(self, text: str, name: str) -> Any:
@@ -115,13 +115,13 @@ class Key:
                 try:
                     return int(text) if self.kind is Kind.INT else float(text)
                 except ValueError:
-                    raise ConfigError(f"{name} must be {self.kind.value}, got {text!r}") from None
+                    raise ConfigError(f"must be {self.kind.value}, got {text!r}", field=name) from None
             case Kind.TEXTS:
                 return tuple(part.strip() for part in text.split(",") if part.strip())
             case Kind.TABLE:
                 pairs = [part.partition("=") for part in text.split(",") if part.strip()]
                 if not all(found for _, found, _ in pairs):
-                    raise ConfigError(f"{name} must be KEY=VALUE,KEY=VALUE, got {text!r}")
+                    raise ConfigError(f"must be KEY=VALUE,KEY=VALUE, got {text!r}", field=name)
                 return {key.strip(): value.strip() for key, _, value in pairs}
         return self.checked(text, name)
 

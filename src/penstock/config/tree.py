@@ -9,54 +9,15 @@ from typing import Literal
 
 from penstock.config.address import parse_address
 from penstock.config.destinations import ExporterConfig, RelayQueueConfig
-from penstock.config.relay_loops import into_http, into_queue
+from penstock.config.relay_loops import refuse_loop
 from penstock.decode.config import IntakeConfig
 from penstock.errors import ConfigError
 from penstock.export.config import SendQueueConfig
-from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
-from penstock.receive.rabbitmq_config import RabbitReceiverConfig
+from penstock.receive.config import ReceiversConfig
 from penstock.spool import Durability, FullBehavior
 from penstock.units import parse_bytes, parse_duration
 
 DEFAULT_WRITER = "edge"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpConfig(HttpReceiverConfig):
-    """OTLP (`/v1/metrics`), Prometheus remote write (`/api/v1/write`) and JSON events (`/v1/events`) over HTTP."""
-
-    enabled: bool = True
-    """False: nothing is taken over HTTP."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcConfig(GrpcReceiverConfig):
-    """OTLP over gRPC."""
-
-    enabled: bool = True
-    """False: nothing is taken over gRPC."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AmqpConfig(RabbitReceiverConfig):
-    """Messages of a RabbitMQ queue: OTLP, JSON events or remote writes, acknowledged when they are safe."""
-
-    enabled: bool = False
-    """True: consume."""
-
-    def __post_init__(self) -> None:
-        RabbitReceiverConfig.__post_init__(self)
-        if self.enabled and self.tls is not None and not self.url.startswith("amqps://"):
-            raise ConfigError("url must begin with amqps:// where tls is set, got amqp://")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiversConfig:
-    """What comes in, and where."""
-
-    http: HttpConfig = field(default_factory=HttpConfig)
-    grpc: GrpcConfig = field(default_factory=GrpcConfig)
-    amqp: AmqpConfig = field(default_factory=AmqpConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +31,9 @@ class PipelinesConfig:
 
     def __post_init__(self) -> None:
         if not self.relay and not self.rollup:
-            raise ConfigError("rollup must be true where relay is false: nothing would happen to what comes in")
+            raise ConfigError(
+                "must be true where relay is false: nothing would happen to what comes in", field="rollup"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +48,9 @@ class SegmentQueueConfig(SendQueueConfig):
         SendQueueConfig.__post_init__(self)
         for name, needed in (("type", "disk"), ("order", "fifo"), ("enabled", True), ("always_queue", True)):
             if getattr(self, name) != needed:
-                raise ConfigError(f"{name} must be {str(needed).lower()} for segments, got {getattr(self, name)!r}")
+                raise ConfigError(
+                    f"must be {str(needed).lower()} for segments, got {getattr(self, name)!r}", field=name
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +97,7 @@ class L1Config:
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes"))
         object.__setattr__(self, "flush_interval", parse_duration(self.flush_interval, "flush_interval"))
         if not self.flush_interval:
-            raise ConfigError("flush_interval must be > 0, got 0")
+            raise ConfigError("must be > 0, got 0", field="flush_interval")
         _at_least(self, max_bytes=1, flush_rows=1, max_metrics=1)
 
 
@@ -201,7 +166,7 @@ class TablesConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "maintain_every", parse_duration(self.maintain_every, "maintain_every"))
         if not self.location:
-            raise ConfigError("location must name a folder or a database, got ''")
+            raise ConfigError("must name a folder or a database, got ''", field="location")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +205,7 @@ class ShutdownConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", parse_duration(self.timeout, "timeout"))
         if not self.timeout:
-            raise ConfigError("timeout must be > 0, got 0")
+            raise ConfigError("must be > 0, got 0", field="timeout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,33 +236,27 @@ class ServiceConfig:
         _at_least(self, processes=1)
         for name, exporter in self.exporters.items():
             if exporter.type == "none":
-                raise ConfigError(f"exporters.{name}.type must say what the destination speaks, got 'none'")
+                raise ConfigError("must say what the destination speaks, got 'none'", field=f"exporters.{name}.type")
         seen: dict[str, str] = {}
         for key, path in self._queue_paths():
             place = os.path.normpath(path)
             if place in seen:
-                raise ConfigError(f"{key} must be a folder of its own, got {str(path)!r}, which {seen[place]} has")
+                raise ConfigError(f"must be a folder of its own, got {str(path)!r}, which {seen[place]} has", field=key)
             seen[place] = key
         for name, exporter in self.relays().items():
-            http, amqp = self.receivers.http, self.receivers.amqp
-            problem = (http.enabled and into_http(exporter, http)) or (amqp.enabled and into_queue(exporter, amqp))
-            if problem:
-                raise ConfigError(f"{self._key_of(name)}.{problem}")
+            try:
+                refuse_loop(exporter, self.receivers)
+            except ConfigError as error:
+                raise error.within(self._key_of(name)) from error
 
     def notes(self) -> Iterator[str]:
         """What is allowed, and yet worth a second look."""
-        if not any(one.enabled for one in (self.receivers.http, self.receivers.grpc, self.receivers.amqp)):
+        receivers = self.receivers.enabled()
+        if not receivers:
             yield "no receiver is enabled: nothing comes in here"
-        receivers = self.receivers
-        for name, tls in (("http", receivers.http), ("grpc", receivers.grpc), ("amqp", receivers.amqp)):
-            for problem in tls.tls.problems() if tls.enabled and tls.tls else ():
-                yield f"receivers.{name}.{problem}"
-        for name, receiver in (("http", receivers.http), ("grpc", receivers.grpc)):
-            if receiver.enabled and receiver.auth:
-                try:
-                    receiver.auth.tokens()
-                except ConfigError as error:
-                    yield f"receivers.{name}.{error}"
+        for name, receiver in receivers.items():
+            for problem in receiver.problems():
+                yield str(problem.within(f"receivers.{name}"))
         if not self.relays() and self.pipelines.relay and not self.pipelines.rollup:
             yield "pipelines.rollup is false and no exporter is set: requests are taken and go nowhere"
         if self.exporter.type == "none" and self.exporter.url:
@@ -349,4 +308,4 @@ def _at_least(config: object, **bounds: int) -> None:
     for name, least in bounds.items():
         value = getattr(config, name)
         if value < least:
-            raise ConfigError(f"{name} must be >= {least}, got {value!r}")
+            raise ConfigError(f"must be >= {least}, got {value!r}", field=name)

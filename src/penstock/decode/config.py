@@ -5,7 +5,7 @@ from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.model.name import LONGEST_NAME
-from penstock.units import parse_bytes, parse_duration
+from penstock.units import check_count, parse_bytes, parse_duration
 
 Initial = Literal["auto", "keep", "drop"]
 _INITIALS = ("auto", "keep", "drop")
@@ -59,35 +59,22 @@ class IntakeConfig:
         return self.max_labels * (self.max_label_name + self.max_label_value + 16)  # 16: what protobuf adds
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "resource_attributes", tuple(self.resource_attributes))
+        _set(self, "resource_attributes", tuple(self.resource_attributes))
         if self.initial_value not in _INITIALS:
-            raise ConfigError(f"intake.initial_value must be one of {', '.join(_INITIALS)}, got {self.initial_value!r}")
+            raise ConfigError(
+                f"must be one of {', '.join(_INITIALS)}, got {self.initial_value!r}", field="intake.initial_value"
+            )
         for name in ("max_held", "max_group"):
-            _set_bytes(self, "intake", name)
+            _set(self, name, parse_bytes(getattr(self, name), f"intake.{name}", least=1024))
         for name in ("expiry", "max_future"):
-            _set_duration(self, "intake", name)
+            _set(self, name, parse_duration(getattr(self, name), f"intake.{name}", is_positive=True))
         if float(self.expiry) < 60.0:
-            raise ConfigError(f"intake.expiry must be >= 60 s, got {self.expiry:g}")
+            raise ConfigError(f"must be >= 60 s, got {self.expiry:g}", field="intake.expiry")
         for name in ("max_nesting", "max_labels", "max_label_name", "max_label_value"):
-            _check_count(f"intake.{name}", getattr(self, name))
+            check_count(getattr(self, name), f"intake.{name}", 1)
         for name in ("max_metrics", "max_series_per_metric", "max_streams"):
-            _check_count(f"intake.{name}", getattr(self, name))
+            check_count(getattr(self, name), f"intake.{name}", 1)
 
 
-def _set_bytes(config: object, section: str, name: str) -> None:
-    value = parse_bytes(getattr(config, name), f"{section}.{name}")
-    if value < 1024:
-        raise ConfigError(f"{section}.{name} must be >= 1024 bytes, got {value}")
+def _set(config: IntakeConfig, name: str, value: object) -> None:
     object.__setattr__(config, name, value)
-
-
-def _set_duration(config: object, section: str, name: str) -> None:
-    seconds = parse_duration(getattr(config, name), f"{section}.{name}")
-    if not seconds:
-        raise ConfigError(f"{section}.{name} must be > 0, got {seconds:g}")
-    object.__setattr__(config, name, seconds)
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be >= 1, got {value!r}")

@@ -3,7 +3,7 @@
 from penstock.export.backoff import Backoff, BackoffConfig
 from penstock.export.breaker import BreakerConfig, CircuitBreaker, CircuitState
 from penstock.export.config import FailoverConfig, PipelineSplitConfig, SendQueueConfig
-from penstock.export.exporter import Exporter, GroupExporter, OverlappingExporter, PartialSuccess, Prepared
+from penstock.export.exporter import Exporter, GroupExporter, PartialSuccess, Prepared
 from penstock.export.scaler import AdaptiveWorkersConfig, WorkerScaler
 from penstock.export.send_queue import SendQueue
 from penstock.export.stats import SendQueueStats
@@ -18,7 +18,6 @@ __all__ = [
     "Exporter",
     "FailoverConfig",
     "GroupExporter",
-    "OverlappingExporter",
     "PartialSuccess",
     "PipelineSplitConfig",
     "Prepared",

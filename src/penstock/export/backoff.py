@@ -42,7 +42,9 @@ class Backoff:
         chance: Callable[[], float] = random.random,
     ) -> None:
         if max_retry_delay < retry_interval:
-            raise ConfigError(f"max_retry_delay must be >= retry_interval = {retry_interval}, got {max_retry_delay}")
+            raise ConfigError(
+                f"must be >= retry_interval = {retry_interval}, got {max_retry_delay}", field="max_retry_delay"
+            )
         self._config = config or BackoffConfig()
         self._first = retry_interval
         self._most = max_retry_delay

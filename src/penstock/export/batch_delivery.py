@@ -3,7 +3,6 @@
 import logging
 from collections import deque
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, NoReturn
 
 from penstock.clock import Clock
@@ -17,7 +16,7 @@ from penstock.errors import (
     TransientExportError,
 )
 from penstock.export.classify import of_exception
-from penstock.export.exporter import Exporter, Finish, PartialSuccess, Prepared, can_overlap, check_result
+from penstock.export.exporter import Exporter, PartialSuccess, Prepared, check_result
 from penstock.export.lease_source import Source
 from penstock.export.scaler import Ewma
 from penstock.export.send_gate import Gate, Permit
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _MOST_IN_PARTS = 100  # batches: more than workers leave behind in an outage
 _LEFT_ALONE = "the destination keeps failing and is left alone for now"
-REST = 1.0  # seconds before a batch is tried again that met what nobody foresaw, or could not become a dead letter
+REST = 1.0  # seconds before a batch is tried again after an unforeseen error, or that could not become a dead letter
 
 
 class _Withheld(Exception):
@@ -67,8 +66,6 @@ class Delivery:
         self._gate = gate
         self._tally = tally
         self._clock = clock
-        self.overlaps = can_overlap(exporter) and not exporter.in_order
-        self.begin_send = exporter.begin_send if can_overlap(exporter) else self._put_off
         self.latency = Ewma()
         self._progress: dict[int, _Progress] = {}  # by sequence; only the thread that has the lease touches its entry
         # Those that come again as what they were; guarded as `_progress` is.
@@ -87,7 +84,7 @@ class Delivery:
                 self._tally.failed(of_exception(error).error_class, is_retry=lease.attempts > 1)
                 self._reject(lease, f"cannot be prepared: {of_exception(error)}")
                 return None
-        except BaseException:  # nobody foresaw it: the pool logs it, and the batch comes again
+        except BaseException:  # unforeseen: the pool logs it, and the batch comes again
             self.give_back(lease, REST)
             raise
 
@@ -97,7 +94,7 @@ class Delivery:
             is_taken = self._send(job, permit)
             if is_taken:
                 self.done(job.lease)
-        except BaseException:  # nobody foresaw it: the pool logs it, and the batch comes again
+        except BaseException:  # unforeseen: the pool logs it, and the batch comes again
             self.give_back(job.lease, REST)
             raise
         return is_taken
@@ -139,30 +136,8 @@ class Delivery:
             raise CircuitOpen(_LEFT_ALONE) from None
         self._tally.sent(len(batch), is_retry=False)
 
-    # -- for a row ---------------------------------------------------------------------------------------------------
-
-    def _put_off(self, prepared: Prepared) -> Finish:
-        """For an exporter that cannot begin and go on: it is sent when it is to be finished."""
-        return partial(self._exporter.send, prepared)
-
-    def goes_alone(self, lease: Lease) -> bool:
-        """Whether it is sent again or in parts: that takes more than one send to be settled by."""
-        sequence = lease.sequence
-        return lease.attempts > 1 or sequence in self._excused or sequence in self._progress
-
     def _is_retry(self, lease: Lease) -> bool:
         return lease.attempts > 1 or lease.sequence in self._excused
-
-    def took(self, result: PartialSuccess | None, seconds: float) -> None:
-        """The destination has a batch, or what it would have of it, after so long a time."""
-        self.latency.add(seconds)
-        if result is not None:
-            self._note_partial(result)
-
-    def failed(self, lease: Lease, permit: Permit, error: Exception) -> None:
-        """Settle a batch whose first send ended with the error; the gate is told."""
-        if self._failed(lease, permit, self._failure(error, permit, is_retry=False)):
-            self.done(lease)
 
     # -- one send ----------------------------------------------------------------------------------------------------
 
@@ -277,7 +252,7 @@ class Delivery:
         self.unsent(lease)
 
     def _remember(self, lease: Lease, progress: _Progress) -> None:
-        """For the next attempt. A batch that the queue evicted meanwhile never comes back for its entry."""
+        """For the next attempt. A batch that the queue has evicted never comes back for its entry."""
         self._progress[lease.sequence] = progress
         if len(self._progress) > _MOST_IN_PARTS:
             self._progress.pop(min(self._progress), None)
@@ -310,11 +285,8 @@ class Delivery:
         try:
             self._source.ack(lease)
         except QueueClosed:
-            self.closed_too_soon(lease)
-
-    def closed_too_soon(self, lease: Lease) -> None:
-        text = "Queue was closed before a send was acknowledged: it will be sent again. queue=%s sequence=%d"
-        log.warning(text, self._gate.queue, lease.sequence)
+            text = "Queue was closed before a send was acknowledged: it will be sent again. queue=%s sequence=%d"
+            log.warning(text, self._gate.queue, lease.sequence)
 
     def _failed(self, lease: Lease, permit: Permit, error: ExportError) -> bool:
         """Settle a lease whose batch was not taken; True if its halves were, so that `done` is to follow."""
@@ -338,7 +310,7 @@ class Delivery:
         """Have it sent again. What any other would have met as well does not count against its attempts."""
         if self._source.max_attempts is not None and not self._gate.blames_batch(error):
             self._excused[lease.sequence] = None
-            if len(self._excused) > _MOST_IN_PARTS:  # those that the queue evicted meanwhile
+            if len(self._excused) > _MOST_IN_PARTS:  # those that the queue has evicted
                 self._excused.pop(min(self._excused), None)
             lease = lease._replace(attempts=lease.attempts - 1)
         self.give_back(lease, delay)

@@ -56,7 +56,7 @@ class FailoverConfig:
             ("drain_interval", parse_duration(self.drain_interval, "failover.drain_interval")),
         ):
             if not parsed:
-                raise ConfigError(f"failover.{name} must be > 0, got {getattr(self, name)!r}")
+                raise ConfigError(f"must be > 0, got {getattr(self, name)!r}", field=f"failover.{name}")
             object.__setattr__(self, name, parsed)
 
 
@@ -113,20 +113,20 @@ class SendQueueConfig:
             check_flag(getattr(self, name), name)
         for name, kind in _SECTIONS.items():
             if not isinstance(getattr(self, name), kind):
-                raise ConfigError(f"{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
+                raise ConfigError(f"must be a {kind.__name__}, got {getattr(self, name)!r}", field=name)
         if self.type not in _QUEUE_TYPES:
-            raise ConfigError(f"type must be one of {', '.join(_QUEUE_TYPES)}, got {self.type!r}")
+            raise ConfigError(f"must be one of {', '.join(_QUEUE_TYPES)}, got {self.type!r}", field="type")
         for name, least in (("workers", 0), ("max_concurrent_sends", 1), ("global_send_limit", 0)):
             check_count(getattr(self, name), name, least)
         for name in ("memory_percent", "memory_limit_ratio", "target_utilization"):
             check_number(getattr(self, name), name, 0.0, 1.0)
         if self.type == "memory" and self.order == "freshest":
-            raise ConfigError("order must be 'fifo' where type is 'memory', got 'freshest'")
+            raise ConfigError("must be 'fifo' where type is 'memory', got 'freshest'", field="order")
         if not isinstance(self.path, (str, os.PathLike)):
-            raise ConfigError(f"path must name a folder, got {self.path!r}")
+            raise ConfigError(f"must name a folder, got {self.path!r}", field="path")
         for name in ("memory_limit_ratio", "target_utilization"):
             if not getattr(self, name):
-                raise ConfigError(f"{name} must be > 0, got 0")
+                raise ConfigError("must be > 0, got 0", field=name)
         for name in ("retry_interval", "max_retry_delay"):
             self._set(name, parse_duration(getattr(self, name), name))
         self.new_backoff()  # refuses what makes no sense

@@ -1,9 +1,9 @@
 """What an exporter is: the seam between the send queue and a destination."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from penstock.spool import Lease
 
@@ -59,30 +59,6 @@ def check_result(result: object) -> None:
     """TypeError if `Exporter.send` cannot have meant it: a False or an answer of its own may stand for a failure."""
     if result is not None and not isinstance(result, PartialSuccess):
         raise TypeError(f"send must return None or a PartialSuccess, or raise; it returned {type(result).__name__}")
-
-
-Finish = Callable[[], PartialSuccess | None]
-"""Waits for what `Exporter.send` would have returned or raised. Called once, by the thread that began the send."""
-
-
-@runtime_checkable
-class OverlappingExporter(Exporter, Protocol):
-    """An exporter that can have several sends under way from one thread: while one is answered, the next goes out.
-
-    Workers then send with `begin_send` and not with `send`, unless a subclass has a `send` of its own and no more.
-    """
-
-    def begin_send(self, prepared: Prepared) -> Finish:
-        """Send the batch and do not wait for the answer. Where it cannot even be sent it raises as `send` does."""
-        ...
-
-
-def can_overlap(exporter: Exporter) -> TypeGuard[OverlappingExporter]:
-    """Whether its sends may be begun. Not if its `send` is newer than its `begin_send`, which knows nothing of it."""
-    if not isinstance(exporter, OverlappingExporter):
-        return False
-    layers = [getattr(exporter, "__dict__", {}), *map(vars, type(exporter).__mro__)]
-    return next(("begin_send" in layer for layer in layers if "send" in layer or "begin_send" in layer), True)
 
 
 @runtime_checkable

@@ -21,7 +21,7 @@ class Failover:
     """Holds what the queue's disk refused; every `drain_interval` up to `drain_batch` of it is sent.
 
     Order: oldest first, beside what the durable queue holds; for a destination that wants its batches in order, behind
-        that, and what is pushed meanwhile comes behind both. At the end it is order that gives way, not the batch.
+        that, and what is pushed during that comes behind both. At the end it is order that gives way, not the batch.
     Loss: its oldest batches where there is no room, and what is still in it when the process ends; both are counted
         as data loss.
     Threads: every method may be called from any thread. Its own thread starts with the first batch.

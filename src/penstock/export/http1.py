@@ -24,18 +24,18 @@ _AT_ONCE = 16 * 1024  # bytes to receive: nearly every answer is a few hundred
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(r"HTTP/1\.([0-9]) +([1-9][0-9][0-9])(?![^ \r\n])")
-_FOLD = re.compile(r"\r?\n[ \t]+")  # a header that goes on in the next line, which nobody should send any more
+_FOLD = re.compile(r"\r?\n[ \t]+")  # a header that goes on in the next line, which is obsolete
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]+)[ \t]*(?:;|$)")
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What the server said. Names of headers are in lower case; several of one name are one, with commas between."""
 
     status: int
     headers: dict[str, str]
     body: bytes
-    can_go_on: bool
+    is_reusable: bool
     """Whether the connection can be used again."""
 
 
@@ -120,7 +120,7 @@ class Connection:
                 except ssl.SSLEOFError as error:
                     raise BrokenPipeError(str(error)) from None  # as it is called without TLS
 
-    def receive(self, most: int, deadline: float) -> Answer:
+    def receive(self, most: int, deadline: float) -> HttpResponse:
         """The answer; of one whose body is longer than `most` bytes so much, and the connection cannot go on."""
         incoming = _Incoming(self._sock, deadline)
         status = 100
@@ -137,10 +137,10 @@ class Connection:
                 raise HTTPException("the answer has a Content-Length that is none")
             else:
                 body, is_whole = incoming.exactly(min(int(length), most)), int(length) <= most
-        return Answer(status, headers, body, goes_on and is_whole and not incoming.buffer)
+        return HttpResponse(status, headers, body, goes_on and is_whole and not incoming.buffer)
 
     def cut(self) -> None:
-        """End it from any thread. Whoever reads from it is woken and has what had come by then."""
+        """End it from any thread. A thread that reads from it is woken and has what had come by then."""
         try:
             # Of the socket itself: that of TLS forgets its keys first, so what had come could not be read any more.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)

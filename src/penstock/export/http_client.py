@@ -1,11 +1,11 @@
-"""HTTP for exporters: kept-alive connections of each thread, deadlines, nothing that retries behind our back."""
+"""HTTP for exporters: one kept-alive connection for each thread, deadlines, and no retries of its own."""
 
 import os
 import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from importlib.metadata import version
@@ -15,12 +15,11 @@ from weakref import WeakSet
 
 from penstock.errors import ConfigError, ErrorClass, TransientExportError
 from penstock.export import classify, http1
-from penstock.export.http1 import Answer
+from penstock.export.http1 import HttpResponse
 from penstock.protobuf import get_bytes
 from penstock.units import parse_duration
 
 MOST_ANSWER = 64 * 1024  # bytes of an answer that we read: enough for any message of an OTLP or Prometheus server
-_TO_READ = 0.1  # seconds to read an answer that may have come while nobody waited for it
 _MESSAGE = 500  # characters of it that go into an error
 _SHORTEST_SECRET = 8  # characters: shorter ones would be found in ordinary words
 _FRAMING = ("content-length", "transfer-encoding")
@@ -44,24 +43,26 @@ class TlsConfig:
         for name in ("ca_file", "cert_file", "key_file"):
             check_file(getattr(self, name), f"tls.{name}")
         if self.key_file is not None and self.cert_file is None:
-            raise ConfigError("tls.key_file is set, but tls.cert_file is not")
+            raise ConfigError("is set, but tls.cert_file is not", field="tls.key_file")
 
     def context(self) -> ssl.SSLContext:
         """ConfigError if a file holds no certificate or key, or the two do not belong together."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except ssl.SSLError as error:
-            raise ConfigError(f"tls.ca_file {self.ca_file} holds no certificates: {error}") from None
+            raise ConfigError(f"{self.ca_file} holds no certificates: {error}", field="tls.ca_file") from None
         if self.cert_file:
             try:
                 context.load_cert_chain(self.cert_file, self.key_file)
             except ssl.SSLError as error:
-                raise ConfigError(f"tls.cert_file {self.cert_file} and its key cannot be used: {error}") from None
+                raise ConfigError(
+                    f"{self.cert_file} and its key cannot be used: {error}", field="tls.cert_file"
+                ) from None
         return context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpConfig:
+class HttpClientConfig:
     """How to reach an HTTP destination. Its text form holds no secret."""
 
     url: str
@@ -75,26 +76,26 @@ class HttpConfig:
     def __post_init__(self) -> None:
         parts = split_url(self.url, ("http", "https"), "http://host:port/path")
         if not _is_header(parts.path + parts.query) or " " in parts.path + parts.query:
-            raise ConfigError("url must be plain ASCII without spaces: write %20 for one")
+            raise ConfigError("must be plain ASCII without spaces: write %20 for one", field="url")
         if parts.username or parts.password:
-            raise ConfigError("url must not hold a password: use token_file or headers")
+            raise ConfigError("must not hold a password: use token_file or headers", field="url")
         if self.tls is not None and parts.scheme != "https":
-            raise ConfigError(f"tls is set, but the url says {parts.scheme}://")
+            raise ConfigError(f"is set, but the url says {parts.scheme}://", field="tls")
         object.__setattr__(self, "timeout", parse_duration(self.timeout, "timeout"))
         if not self.timeout:
-            raise ConfigError("timeout must be > 0, got 0")
+            raise ConfigError("must be > 0, got 0", field="timeout")
         check_file(self.token_file, "token_file")
         try:
             _host_header(parts)
         except UnicodeError:
-            raise ConfigError(f"url names no host that can be looked up: {parts.hostname!r}") from None
+            raise ConfigError(f"names no host that can be looked up: {parts.hostname!r}", field="url") from None
         for name, value in (self.headers or {}).items():
             if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise ConfigError(f"headers must be named in letters, digits and hyphens, got {name!r}")
+                raise ConfigError(f"must be named in letters, digits and hyphens, got {name!r}", field="headers")
             if not _is_header(value):  # which may be secret
-                raise ConfigError(f"headers must be one line of plain text each: that of {name!r} is not")
+                raise ConfigError(f"must be one line of plain text each: that of {name!r} is not", field="headers")
             if name.lower() in _FRAMING:
-                raise ConfigError(f"headers must not hold {name}: every request has its own")
+                raise ConfigError(f"must not hold {name}: every request has its own", field="headers")
 
     def address(self) -> str:
         """Where it is, without what may be secret."""
@@ -102,7 +103,7 @@ class HttpConfig:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     def __repr__(self) -> str:
-        return f"HttpConfig({self.address()})"
+        return f"HttpClientConfig({self.address()})"
 
 
 def split_url(url: str, schemes: tuple[str, str], example: str) -> SplitResult:
@@ -112,17 +113,17 @@ def split_url(url: str, schemes: tuple[str, str], example: str) -> SplitResult:
         is_whole = parts.scheme in schemes and bool(parts.hostname)
         parts.port  # noqa: B018 - raises if it is none
     except ValueError as error:
-        raise ConfigError(f"url cannot be read: {error}") from None
+        raise ConfigError(f"cannot be read: {error}", field="url") from None
     if not is_whole:
         shown = url.rpartition("@")[2] if isinstance(url, str) else url
-        raise ConfigError(f"url must look like {example} or {schemes[1]}://..., got {shown!r}")
+        raise ConfigError(f"must look like {example} or {schemes[1]}://..., got {shown!r}", field="url")
     return parts
 
 
 def check_file(path: str | Path | None, field: str) -> None:
     """ConfigError if there is a path and nothing to read there."""
     if path is not None and not os.access(path, os.R_OK):
-        raise ConfigError(f"{field} must name a file that can be read, got {str(path)!r}")
+        raise ConfigError(f"must name a file that can be read, got {str(path)!r}", field=field)
 
 
 def _is_header(text: object) -> bool:
@@ -149,28 +150,28 @@ def _token(path: str | Path) -> str:
     return token
 
 
-class _Line:
-    """One kept-alive connection, and the headers of ours that were made with it."""
+class _KeptConnection:
+    """A thread's kept-alive connection, and our own headers as they were when it was made."""
 
-    __slots__ = ("__weakref__", "connection", "own_headers", "said", "start")
+    __slots__ = ("__weakref__", "connection", "own_headers", "request_headers", "request_start")
 
     def __init__(self, connection: http1.Connection, own_headers: Mapping[str, str]) -> None:
         self.connection = connection
         self.own_headers = own_headers
-        # The headers that a request was last sent with, and what it began with: the next one is nearly always the same.
-        self.said: Mapping[str, str] | None = None
-        self.start = b""
+        # The headers of the last request and the bytes that they became: the next request nearly always has the same.
+        self.request_headers: Mapping[str, str] | None = None
+        self.request_start = b""
 
 
 class HttpClient:
     """Posts to one URL.
 
-    Errors: an answer that is no success is raised as what `classify` says it means; so is everything the socket says.
-    Threads: `post` and `begin` may be called from any thread; each has its own connections, as many as it has requests
-        under way at a time. `close` ends all of them, also those with a request under way.
+    Errors: an answer that is no success is raised as the error that `classify` makes of it; socket errors pass through.
+    Threads: `post` may be called from any thread; each thread has a connection of its own. `close` ends all of them,
+        also those with a request under way.
     """
 
-    def __init__(self, config: HttpConfig, path: str = "", *, may_pass: Container[int] = range(500, 600)) -> None:
+    def __init__(self, config: HttpClientConfig, path: str = "", *, may_pass: Container[int] = range(500, 600)) -> None:
         parts = urlsplit(config.url)
         self._config = config
         self._may_pass = may_pass
@@ -179,82 +180,53 @@ class HttpClient:
         self._path = (parts.path.rstrip("/") + path or "/") + (f"?{parts.query}" if parts.query else "")
         self.address = config.address().rstrip("/") + path
         self._timeout = float(config.timeout)
-        self._to_read = min(_TO_READ, self._timeout)
         self._context = (config.tls or TlsConfig()).context() if parts.scheme == "https" else None
         self._local = threading.local()
         # _lock guards everything below.
         self._lock = threading.Lock()
-        # Weak: the connections of a worker that has ended go with it.
-        self._lines: WeakSet[_Line] = WeakSet()
+        # Weak: the connection of a thread that has ended goes with it.
+        self._connections: WeakSet[_KeptConnection] = WeakSet()
         self._closed = False
 
-    def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def post(self, body: bytes, headers: Mapping[str, str]) -> HttpResponse:
         """The answer, if it is a success; else an ExportError."""
-        return self.begin(body, headers)()
-
-    def begin(self, body: bytes, headers: Mapping[str, str]) -> Callable[[], Answer]:
-        """Send the request, and return what waits for its answer; to be called once, as `post` would have been.
-
-        Who comes for it after the timeout, having waited for something else, still gets what is there by then.
-        """
         deadline = time.monotonic() + self._timeout
         kept = self._kept()
-        line = kept or self._connect(deadline)
-        broken = self._ask(line, body, headers, deadline)
-        asked_at = time.monotonic()
-
-        def answer() -> Answer:
-            came_at = time.monotonic()
+        if kept is not None:
             try:
-                return self._take(line, broken, max(deadline, came_at + self._to_read))
+                return self._request(kept, body, headers, deadline)
             except ConnectionError:
-                # A server may end an idle connection at any time: that is no failure of the destination, a second
-                # one on a fresh connection is.
-                if kept is None:
-                    raise
-            until = deadline + came_at - asked_at  # what was waited for in between was not this request
-            fresh = self._connect(until)
-            return self._take(fresh, self._ask(fresh, body, headers, until), until)
-
-        return answer
+                pass  # a server may end an idle connection at any time: only on a fresh one that is a failure
+        return self._request(self._connect(deadline), body, headers, deadline)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            lines = list(self._lines)
-        for line in lines:
-            line.connection.cut()
+            connections = list(self._connections)
+        for kept in connections:
+            kept.connection.cut()
 
-    def _idle(self) -> list[_Line]:
-        """Connections of this thread that have no request under way."""
-        try:
-            idle: list[_Line] = self._local.idle
-        except AttributeError:
-            idle = self._local.idle = []
-        return idle
-
-    def _kept(self) -> _Line | None:
-        """One of them that the server has not ended meanwhile, as far as we know."""
-        idle = self._idle()
-        while idle:
-            line = idle.pop()
-            if line.connection.is_quiet():
-                return line
-            self._forget(line)
+    def _kept(self) -> _KeptConnection | None:
+        """This thread's connection, None if there is none or the server is known to have ended it."""
+        kept: _KeptConnection | None = getattr(self._local, "kept", None)
+        if kept is None or kept.connection.is_quiet():
+            return kept
+        self._forget(kept)
         return None
 
-    def _connect(self, deadline: float) -> _Line:
+    def _connect(self, deadline: float) -> _KeptConnection:
         self._check_open()
         headers = self._own_headers()
-        line = _Line(http1.connect(self._host, self._port, self._context, deadline), headers)
+        kept = _KeptConnection(http1.connect(self._host, self._port, self._context, deadline), headers)
         with self._lock:
-            self._lines.add(line)
+            self._connections.add(kept)
+        self._local.kept = kept
         try:
-            self._check_open()  # again: it may have been closed while we connected
+            self._check_open()  # again: it may have been closed during the connect
         except ConnectionAbortedError:
-            self._forget(line)
+            self._forget(kept)
             raise
-        return line
+        return kept
 
     def _check_open(self) -> None:
         if self._closed:
@@ -266,72 +238,66 @@ class HttpClient:
             headers["Authorization"] = f"Bearer {_token(self._config.token_file)}"
         return headers
 
-    def _ask(self, line: _Line, body: bytes, headers: Mapping[str, str], deadline: float) -> ConnectionError | None:
-        """Send the request. An error that the server has ended the connection meanwhile: it may have said why."""
-        if headers != line.said:
-            line.said = dict(headers)
-            line.start = http1.start_of_post(self._path, self._host_header, line.own_headers, headers)
+    def _request(self, kept: _KeptConnection, body: bytes, headers: Mapping[str, str], deadline: float) -> HttpResponse:
+        """Send the request and read its answer. The connection is kept only where both ended well."""
+        can_be_kept = False
         try:
-            line.connection.send(line.start, body, deadline)
-        except ConnectionError as error:
-            return error
-        except BaseException:
-            self._forget(line)
-            raise
-        return None
-
-    def _take(self, line: _Line, broken: ConnectionError | None, deadline: float) -> Answer:
-        """The answer to what was asked."""
-        keep = False
-        try:
-            answer = _receive(line.connection, broken, deadline)
-            keep = answer.can_go_on and broken is None
-            if 200 <= answer.status < 300:
-                return answer
-            after = classify.retry_after(answer.headers.get("retry-after"), time.time())
-            message = message_of(answer, line.own_headers)
-            error = classify.of_status(answer.status, message, after, may_pass=self._may_pass)
+            response, was_sent_whole = self._exchange(kept, body, headers, deadline)
+            can_be_kept = response.is_reusable and was_sent_whole
+            if 200 <= response.status < 300:
+                return response
+            after = classify.retry_after(response.headers.get("retry-after"), time.time())
+            message = message_of(response, kept.own_headers)
+            error = classify.of_status(response.status, message, after, may_pass=self._may_pass)
             if error.error_class is ErrorClass.AUTH:
-                keep = False  # the next one is made with what the token file holds by then
+                can_be_kept = False  # the next connection reads the token file again
             raise error
         finally:
-            if keep:
-                self._idle().append(line)
-            else:
-                self._forget(line)
+            if not can_be_kept:
+                self._forget(kept)
 
-    def _forget(self, line: _Line) -> None:
-        line.connection.close()
+    def _exchange(
+        self, kept: _KeptConnection, body: bytes, headers: Mapping[str, str], deadline: float
+    ) -> tuple[HttpResponse, bool]:
+        """The answer, and whether the whole request was sent before it.
+
+        A server that ends the connection before it has the whole request may have said why. A success is none then.
+        """
+        if headers != kept.request_headers:
+            kept.request_headers = dict(headers)
+            kept.request_start = http1.start_of_post(self._path, self._host_header, kept.own_headers, headers)
+        try:
+            kept.connection.send(kept.request_start, body, deadline)
+        except ConnectionError as broken:
+            try:
+                response = kept.connection.receive(MOST_ANSWER, deadline)
+            except (HTTPException, OSError):
+                raise broken from None
+            if response.status < 300:
+                raise
+            return response, False
+        return kept.connection.receive(MOST_ANSWER, deadline), True
+
+    def _forget(self, kept: _KeptConnection) -> None:
+        kept.connection.close()
+        self._local.kept = None
         with self._lock:
-            self._lines.discard(line)
+            self._connections.discard(kept)
 
 
-def _receive(connection: http1.Connection, broken: ConnectionError | None, deadline: float) -> Answer:
-    """What the server says; of one that would not have the whole request, why, if it said so before it hung up."""
-    if broken is None:
-        return connection.receive(MOST_ANSWER, deadline)
-    try:
-        answer = connection.receive(MOST_ANSWER, deadline)
-    except (HTTPException, OSError):
-        raise broken from None
-    if answer.status < 300:
-        raise broken  # it cannot have taken what it has not read
-    return answer
+def message_of(response: HttpResponse, own_headers: Mapping[str, str]) -> str:
+    """The message of an error answer: plain text, or the text of a `google.rpc.Status`.
 
-
-def message_of(answer: Answer, said: Mapping[str, str]) -> str:
-    """What an error answer says, for people: plain text, or the message of a `google.rpc.Status`.
-
-    Without what the headers of ours in `said` hold, where a server says that again: it may be secret.
+    Values of `own_headers` that the server repeats are masked: they may be secret.
     """
-    body = answer.body
-    if "protobuf" in answer.headers.get("content-type", ""):
+    body = response.body
+    if "protobuf" in response.headers.get("content-type", ""):
         try:
             body = get_bytes(body, 2) or b""
         except ValueError:
             body = b""
     text = " ".join(body.decode("utf-8", "replace").split())
-    for name, value in said.items():
+    for name, value in own_headers.items():
         for secret in (value, value.rpartition(" ")[2]):  # of "Bearer x" also the x alone
             if name != "User-Agent" and len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, "***")

@@ -26,8 +26,6 @@ class Source(Protocol):
 
     def ack(self, leases: Lease | Iterable[Lease]) -> None: ...
 
-    def exchange(self, lease: Lease) -> Lease | None: ...
-
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None: ...
 
     def is_last_attempt(self, lease: Lease) -> bool: ...
@@ -87,7 +85,7 @@ class LeasedMemory:
         self._next = 0
         self._leased: dict[int, Lease] = {}
         self._returned: dict[int, Lease] = {}
-        # Heaps of sequences that came back. Those that were dropped meanwhile are in them still, and passed over.
+        # Heaps of sequences that came back. Dropped ones are in them still, and passed over.
         self._due: list[int] = []
         self._delayed: list[tuple[float, int]] = []
         self._bytes_out = 0  # of blocks that are leased or came back
@@ -125,7 +123,7 @@ class LeasedMemory:
         raise QueueFull(f"no room: {len(self)} blocks, {self.size_bytes} bytes in memory")
 
     def _evict_locked(self) -> None:
-        """Drop the oldest block that nobody has on lease, else the oldest of all: its holder may still succeed."""
+        """Drop the oldest block that is not on lease, else the oldest of all: its holder may still succeed."""
         self._dropped["oldest"] += 1
         if not self._returned and len(self._queue):
             self._queue.pop()
@@ -179,13 +177,6 @@ class LeasedMemory:
         with self._lock:
             self._acked += sum(self._forget_locked(lease) for lease in done)
 
-    def exchange(self, lease: Lease) -> Lease | None:
-        """Ack the block and lease the next, if there is one at once."""
-        with self._lock:
-            self._acked += self._forget_locked(lease)
-            taken = [] if self._closed else self._take_locked(1, self._clock.monotonic())
-            return taken[0] if taken else None
-
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
         """Deliver the block again; after `max_attempts` it is a dead letter, unless it is to be kept all the same."""
         if self.is_last_attempt(lease):
@@ -235,11 +226,11 @@ class LeasedMemory:
     def replay_dead_letters(self, reason: str = "") -> tuple[int, int]:
         """Push those whose reason contains `reason` again; how many, and how many stay."""
         replayed = 0
-        for _ in range(len(self.dead_letters)):  # not those that are refused again meanwhile
+        for _ in range(len(self.dead_letters)):  # not those that are refused again during the replay
             try:
                 letter = self.dead_letters.popleft()
             except IndexError:
-                break  # somebody else replays them as well
+                break  # another replay has taken the rest
             if reason not in letter.reason:
                 self.dead_letters.append(letter)
                 continue

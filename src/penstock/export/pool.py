@@ -8,7 +8,7 @@ from penstock.clock import Clock
 
 log = logging.getLogger(__name__)
 
-_REST = 1.0  # seconds after a failure that nobody foresaw, so that it does not fill the log
+_REST = 1.0  # seconds after an unforeseen failure, so that it does not fill the log
 
 Retired = Callable[[], bool]  # a worker asks it between two batches
 

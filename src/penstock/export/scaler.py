@@ -29,7 +29,8 @@ class AdaptiveWorkersConfig:
         check_count(self.max_workers, "adaptive_workers.max_workers")
         if self.max_workers and self.max_workers < self.min_workers:
             raise ConfigError(
-                f"adaptive_workers.max_workers must be 0 or >= min_workers = {self.min_workers}, got {self.max_workers}"
+                f"must be 0 or >= min_workers = {self.min_workers}, got {self.max_workers}",
+                field="adaptive_workers.max_workers",
             )
 
 

@@ -74,7 +74,7 @@ class Gate:
     def enter(self, timeout: float) -> Permit | None:
         """Leave to send one batch, None if there is none within `timeout` seconds.
 
-        Whoever does not `begin` to send with it gives it back with `release`.
+        A permit that is not used by `begin` is given back with `release`.
         """
         return self._current or self._enter(timeout)
 
@@ -157,23 +157,6 @@ class Gate:
         if self._waiting:
             self._has_room.notify()  # we were told of a place that we do not take
         return False
-
-    def begin_at_once(self, permit: Permit, most: int) -> bool:
-        """The same for one more beside those that its holder has under way; False if `most` are, with all others'."""
-        if not self.goes_on(permit):
-            return False
-        with self._lock:
-            has_room = self.inflight < min(most, self._send_limit) and not self._stopped
-            self.inflight += has_room
-            return has_room
-
-    def goes_on(self, permit: Permit) -> bool:
-        """Whether the next may go out at once in the place of one that the destination took.
-
-        If so there is nothing to tell about that one; `abandoned` gives the place back if nothing follows after all.
-        Without the lock: that is so for as long as all is well and nobody waits for the place.
-        """
-        return permit is self._current and not self._failing and not self._waiting
 
     # -- what became of it -------------------------------------------------------------------------------------------
 
@@ -275,7 +258,7 @@ class Gate:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Let nothing out any more; whoever waits is told so."""
+        """Let nothing out any more; waiting workers are told so."""
         with self._lock:
             self._stopped = True
             self._current = None

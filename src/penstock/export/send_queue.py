@@ -97,7 +97,7 @@ class SendQueue:
             self._workers = GroupWorker(queue, exporter, self._gate, self._tally, clock)
         else:
             self._delivery = Delivery(self._source, exporter, self._gate, self._tally, clock)
-            self._workers = Workers(self._source, self._delivery, self._gate, self._tally, config, clock)
+            self._workers = Workers(self._source, self._delivery, self._gate, config, clock)
             if config.failover.enabled and self._is_durable:
                 self._failover = Failover(config.failover, self._source, exporter, self._gate, self._tally, clock)
         self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())

@@ -1,6 +1,6 @@
 """The threads that empty the queue: workers that do it all, or preparers and senders with a channel between them.
 
-worker:    ask the gate ─► lease ─► prepare ─► send ─► ack, and lease the next with it while all is well
+worker:    ask the gate ─► lease ─► prepare ─► send ─► ack
 split:     preparer: ask the gate ─► lease ─► prepare ─► channel ─► sender: ask the gate ─► send ─► ack
 group:     ask the gate ─► lease many ─► send them as one ─► ack        (one thread, strictly in order)
 """
@@ -14,12 +14,10 @@ from penstock.export.batch_delivery import Delivery, Job, log_dead_letter
 from penstock.export.breaker import CircuitState
 from penstock.export.classify import of_exception
 from penstock.export.config import SendQueueConfig
-from penstock.export.crew import Crew
 from penstock.export.exporter import GroupExporter
 from penstock.export.lease_source import Source
 from penstock.export.pool import Pool, Retired
 from penstock.export.prepared_channel import Channel
-from penstock.export.row import Row
 from penstock.export.send_gate import Gate, Permit
 from penstock.export.stats import Tally
 from penstock.spool import FastQueue, Lease
@@ -48,14 +46,10 @@ class Active:
 class Workers:
     """Threads that send what the source holds, until they are stopped."""
 
-    def __init__(
-        self, source: Source, delivery: Delivery, gate: Gate, tally: Tally, config: SendQueueConfig, clock: Clock
-    ) -> None:
+    def __init__(self, source: Source, delivery: Delivery, gate: Gate, config: SendQueueConfig, clock: Clock) -> None:
         self._source = source
         self._delivery = delivery
         self._gate = gate
-        self._tally = tally
-        self._clock = clock
         self.preparing = Active()
         self._channel: Channel | None = None
         self._preparers: Pool | None = None
@@ -72,8 +66,6 @@ class Workers:
         self.active = Active(self._lanes)
         self._first = first
         self._take = take
-        # Lanes of the split wait for the channel, not for one another.
-        self._crew = None if self.is_split else Crew(clock, source.__len__)
         name = "penstock-sender" if self.is_split else "penstock-worker"
         self._pool = Pool(name, self._send, clock)
 
@@ -98,8 +90,6 @@ class Workers:
     def stop(self) -> None:
         """Begin nothing any more."""
         self._pool.stop()
-        if self._crew is not None:
-            self._crew.all_wanted()
         if self._preparers is not None:
             self._preparers.stop()
 
@@ -118,12 +108,7 @@ class Workers:
     # -- threads -----------------------------------------------------------------------------------------------------
 
     def _send(self, number: int, retired: Retired) -> None:
-        crew = self._crew
-        send_on = self._sender(number, retired)
         while not retired():
-            if number and crew is not None and crew.is_alone:
-                crew.wait(TURN)
-                continue
             permit = self._gate.enter(TURN)
             if permit is None:
                 continue
@@ -143,33 +128,12 @@ class Workers:
                 continue
             self.active.enter(number)
             try:
-                self._send_from(job, permit, send_on)
+                self._send_job(job, permit)
             finally:
                 self.active.leave(number)
 
-    def _sender(self, number: int, retired: Retired) -> Callable[[Job, Permit], object]:
-        """How this worker sends: a batch and those that follow while all is well and it is wanted; of the split one."""
-        crew = self._crew
-        if crew is None:
-            return self._delivery.send_one
-
-        def wanted(now: float) -> int:
-            crew.sent(now)
-            if retired():
-                return 0
-            if not crew.is_alone:
-                return 1
-            return 0 if number else self._most_alone()
-
-        sent = self._tally.of_worker(number)
-        return Row(self._source, self._delivery, self._gate, sent, wanted, self._clock).send
-
-    def _most_alone(self) -> int:
-        """Sends under way of one that works alone: as many as all of them would have, if the exporter lets it."""
-        return self._pool.size if self._delivery.overlaps else 1
-
-    def _send_from(self, job: Job, permit: Permit, send_on: Callable[[Job, Permit], object]) -> None:
-        """Send from this batch on, unless the gate was closed while we waited for it: another may have the probe."""
+    def _send_job(self, job: Job, permit: Permit) -> None:
+        """Send the batch, unless the gate was closed while we waited for it: another may have the probe."""
         current: Permit | None = permit
         if not self._gate.is_current(permit):
             self._gate.release(permit)
@@ -177,7 +141,7 @@ class Workers:
         if current is None:
             self._delivery.unsent(job.lease)
         else:
-            send_on(job, current)
+            self._delivery.send_one(job, current)
 
     def _lease_and_prepare(self, timeout: float) -> Job | None:
         leases = self._source.lease(1, timeout=timeout)
@@ -198,7 +162,7 @@ class Workers:
                     job = self._delivery.prepare(leases[0])
                 finally:
                     self.preparing.leave(number)
-                if job is not None and retired():  # nobody would take it from the channel any more
+                if job is not None and retired():  # no sender would take it from the channel any more
                     self._delivery.unsent(job.lease)
                 elif job is not None:
                     self._channel.put(job)
@@ -270,7 +234,7 @@ class GroupWorker:
         is_retry = any(lease.attempts > 1 for lease in held)
         if is_retry:
             self._tally.add(retries=1)
-        self._gate.begin(permit)  # nobody is before us: there is one of us
+        self._gate.begin(permit)  # there is one worker: no other is before it
         try:
             refused = self._exporter.send_group(held)
         except Exception as error:  # noqa: BLE001 - exporters are other people's code: decide by what it is

@@ -11,15 +11,6 @@ from penstock.spool import QueueStats
 from penstock.telemetry import Sample
 
 
-class Sent:
-    """What one worker has sent. It alone writes, so there is no lock: between two sends even that can be seen."""
-
-    __slots__ = ("batches", "bytes")
-
-    def __init__(self) -> None:
-        self.batches = self.bytes = 0
-
-
 class Tally:
     """Counters by name.
 
@@ -29,8 +20,7 @@ class Tally:
     def __init__(self) -> None:
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._sent = Sent()
-        self._of_workers: dict[int, Sent] = {}
+        self.batches = self.bytes = 0
         self.retry_successes = 0
         self._counts: Counter[str] = Counter()
         self._errors: Counter[ErrorClass] = Counter()
@@ -43,24 +33,9 @@ class Tally:
 
     def sent(self, length: int, *, is_retry: bool) -> None:
         with self._lock:
-            self._sent.batches += 1
-            self._sent.bytes += length
+            self.batches += 1
+            self.bytes += length
             self.retry_successes += is_retry
-
-    def of_worker(self, number: int) -> Sent:
-        """Where that worker, and nobody else at that time, counts what it sends."""
-        with self._lock:
-            return self._of_workers.setdefault(number, Sent())
-
-    @property
-    def batches(self) -> int:
-        with self._lock:
-            return self._sent.batches + sum(sent.batches for sent in self._of_workers.values())
-
-    @property
-    def bytes(self) -> int:
-        with self._lock:
-            return self._sent.bytes + sum(sent.bytes for sent in self._of_workers.values())
 
     def failed(self, error_class: ErrorClass, *, is_retry: bool) -> None:
         with self._lock:

@@ -276,6 +276,12 @@ def functions_in(column: Any) -> Iterator[tuple[str, Function]]:
     return ((text, Function.parse(text)) for text in pc.unique(column).to_pylist())
 
 
+def is_function(column: Any, claim: Callable[[FunctionSpec], bool]) -> Any:
+    """For each row of a column of functions, whether `claim` holds of its function."""
+    texts = [text for text, function in functions_in(column) if claim(function.spec)]
+    return pc.is_in(column.cast(pa.string()), pa.array(texts, pa.string()))
+
+
 def _listed(parameters: Parameters) -> str:
     return ",".join(map(_shown, parameters))
 
@@ -293,7 +299,4 @@ UNDEFINED = {
     Kind.GAUGE: AVG,
     Kind.COUNTER: Function("sum"),
     Kind.DISTRIBUTION: Function.parse("percentile"),
-}
-FINALS = {  # for engines that have not yet moved to `FUNCTIONS`
-    name: spec.final for name, spec in FUNCTIONS.items() if spec.final is not None
 }

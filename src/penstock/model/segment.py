@@ -79,7 +79,7 @@ def sealed(folder: Path) -> list[Segment]:
 def check_writer(name: str) -> str:
     """`name` if it can stand in a segment's name."""
     if not _WRITER.fullmatch(name):
-        raise ConfigError(f"segments.writer must be letters, digits, '_' and '.', got {name!r}")
+        raise ConfigError(f"must be letters, digits, '_' and '.', got {name!r}", field="segments.writer")
     return name
 
 

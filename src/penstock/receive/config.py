@@ -1,12 +1,19 @@
-"""What users set about receivers. Sizes are bytes or strings like `16Mi`, durations seconds or strings like `30s`."""
+"""What users set about receivers: the section `receivers`, one class for each of them.
+
+Sizes are bytes or strings like `16Mi`, durations seconds or strings like `30s`. Nothing here needs what a receiver
+needs: the configuration can be read where its extra is not installed.
+"""
 
 import os
 import ssl
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Literal
 
+from penstock.broker_url import check_broker_url
 from penstock.errors import ConfigError
-from penstock.units import parse_bytes, parse_duration
+from penstock.units import check_count, parse_bytes, parse_duration
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SHORTEST_TOKEN = 16  # characters: shorter ones can be guessed over the network
@@ -21,7 +28,7 @@ class Limits:
     max_decompressed: int | str = "64Mi"
     """Bytes of a request once decompressed; decompressing stops there (413)."""
     max_json: int | str = "16Mi"
-    """The same for JSON, which takes ten times as long to read, and others wait meanwhile."""
+    """The same for JSON, which takes ten times as long to read while other requests wait."""
     max_connections: int = 1000
     """Connections at a time; further ones are closed at once."""
     read_timeout: float | str = 30.0
@@ -31,14 +38,14 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("max_body", "max_decompressed", "max_json"):
-            _set_bytes(self, "limits", name)
+            _set(self, name, parse_bytes(getattr(self, name), f"limits.{name}", least=1024))
         for name in ("read_timeout", "idle_timeout"):
-            _set_duration(self, "limits", name)
-        _check_count("limits.max_connections", self.max_connections)
+            _set(self, name, parse_duration(getattr(self, name), f"limits.{name}", is_positive=True))
+        check_count(self.max_connections, "limits.max_connections", 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsConfig:
+class ServerTlsConfig:
     """`tls` of a receiver."""
 
     cert_file: str | Path
@@ -51,24 +58,20 @@ class TlsConfig:
     def context(self) -> ssl.SSLContext:
         """For an HTTP server; ConfigError if a file cannot be read, or if they do not belong together."""
         for problem in self.problems():
-            raise ConfigError(problem)
+            raise problem
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.client_ca_file)
         if self.client_ca_file is not None:
             context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_cert_chain(self.cert_file, self.key_file)
         except ssl.SSLError as error:
-            raise ConfigError(f"tls.cert_file {self.cert_file} and tls.key_file {self.key_file}: {error}") from error
+            pair = f"{self.cert_file} and tls.key_file {self.key_file}"
+            raise ConfigError(f"{pair}: {error}", field="tls.cert_file") from error
         return context
 
-    def problems(self) -> list[str]:
-        """Files that are not there: not an error until they are needed, a configuration may be written elsewhere."""
-        named = [(name, getattr(self, name)) for name in ("cert_file", "key_file", "client_ca_file")]
-        return [
-            f"tls.{name} must be a file that we can read, got {str(path)!r}"
-            for name, path in named
-            if path is not None and not os.access(path, os.R_OK)
-        ]
+    def problems(self) -> Iterator[ConfigError]:
+        """Files that cannot be read: not an error until they are needed, a configuration may be written elsewhere."""
+        return _unreadable(self, "cert_file", "key_file", "client_ca_file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ class AuthConfig:
 
     def __post_init__(self) -> None:
         if self.token_file is None and self.token_env is None:
-            raise ConfigError("auth must have token_file or token_env")
+            raise ConfigError("must have token_file or token_env", field="auth")
 
     def tokens(self) -> tuple[bytes, ...]:
         """The tokens as they are now; ConfigError if there is none or one is too short."""
@@ -91,18 +94,22 @@ class AuthConfig:
             try:
                 found += Path(self.token_file).read_bytes().split()
             except OSError as error:
-                raise ConfigError(f"auth.token_file {self.token_file}: {error.strerror}") from error
+                raise ConfigError(f"{self.token_file}: {error.strerror}", field="auth.token_file") from error
         if self.token_env is not None:
             found += os.environ.get(self.token_env, "").encode().split()
         if not found:
-            raise ConfigError(f"auth: no token in {self.token_file or '$' + str(self.token_env)}")
+            raise ConfigError(f"has no token in {self.token_file or '$' + str(self.token_env)}", field="auth")
         if any(len(token) < _SHORTEST_TOKEN for token in found):
-            raise ConfigError(f"auth: a token must have at least {_SHORTEST_TOKEN} characters")
+            raise ConfigError(f"must have tokens of at least {_SHORTEST_TOKEN} characters", field="auth")
         return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Listening:
+class ListenerConfig:
+    """A receiver that listens on a port."""
+
+    enabled: bool = True
+    """False: this receiver is not started."""
     host: str = "127.0.0.1"
     """Address to listen on. Anything but loopback needs `tls` and `auth`, or `insecure: true`."""
     port: int = 0
@@ -111,27 +118,37 @@ class _Listening:
     """Share the port with other processes of ours (`--processes`)."""
     insecure: bool = False
     """Listen beyond loopback without TLS or without tokens: for a network that is trusted."""
-    tls: TlsConfig | None = None
+    tls: ServerTlsConfig | None = None
     """Certificates; without them the connection is not encrypted."""
     auth: AuthConfig | None = None
-    """Bearer tokens; without them everyone who reaches the port may send."""
+    """Bearer tokens; without them every client that reaches the port may send."""
     limits: Limits = field(default_factory=Limits)
     """What one client can make us do."""
 
     def __post_init__(self) -> None:
         if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be within 0 and 65535, got {self.port!r}")
+            raise ConfigError(f"must be within 0 and 65535, got {self.port!r}", field="port")
         is_guarded = self.tls is not None and (self.auth is not None or self.tls.client_ca_file is not None)
         if self.host not in LOOPBACK and not is_guarded and not self.insecure:
             raise ConfigError(
-                f"host {self.host!r} is open to the network: set tls, and auth or tls.client_ca_file; "
-                "or say insecure: true"
+                f"{self.host!r} is open to the network: set tls, and auth or tls.client_ca_file; or say insecure: true",
+                field="host",
             )
+
+    def problems(self) -> Iterator[ConfigError]:
+        """What would keep it from starting here, as files that cannot be read."""
+        if self.tls is not None:
+            yield from self.tls.problems()
+        if self.auth is not None:
+            try:
+                self.auth.tokens()
+            except ConfigError as error:
+                yield error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpReceiverConfig(_Listening):
-    """`receivers.http`: OTLP, remote write and JSON events over HTTP."""
+class HttpReceiverConfig(ListenerConfig):
+    """OTLP (`/v1/metrics`), Prometheus remote write (`/api/v1/write`) and JSON events (`/v1/events`) over HTTP."""
 
     port: int = 4318
     """Port; 0 takes a free one."""
@@ -143,35 +160,106 @@ class HttpReceiverConfig(_Listening):
     """Where JSON events are taken."""
 
     def __post_init__(self) -> None:
-        _Listening.__post_init__(self)
+        ListenerConfig.__post_init__(self)
         paths = [self.otlp_path, self.remote_write_path, self.events_path]
         for name, path in zip(("otlp_path", "remote_write_path", "events_path"), paths):
             if not path.startswith("/") or paths.count(path) > 1:
-                raise ConfigError(f"{name} must start with / and be unlike the other paths, got {path!r}")
+                raise ConfigError(f"must start with / and be unlike the other paths, got {path!r}", field=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcReceiverConfig(_Listening):
-    """`receivers.grpc`: OTLP over gRPC."""
+class GrpcReceiverConfig(ListenerConfig):
+    """OTLP over gRPC."""
 
     port: int = 4317
     """Port; 0 takes a free one."""
 
 
-def _set_bytes(config: object, section: str, name: str) -> None:
-    value = parse_bytes(getattr(config, name), f"{section}.{name}")
-    if value < 1024:
-        raise ConfigError(f"{section}.{name} must be >= 1024 bytes, got {value}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerTlsConfig:
+    """Certificates for `amqps://`, read at every connect. Without files the system's authorities are trusted."""
+
+    ca_file: str | Path | None = None
+    """Authorities to trust instead of the system's."""
+    cert_file: str | Path | None = None
+    """Our own certificate, where the broker asks for one."""
+    key_file: str | Path | None = None
+    """Its key; left out: it is in `cert_file`."""
+
+    def __post_init__(self) -> None:
+        if self.key_file is not None and self.cert_file is None:
+            raise ConfigError("is set, but tls.cert_file is not", field="tls.key_file")
+
+    def problems(self) -> Iterator[ConfigError]:
+        """Files that cannot be read: not an error until they are needed, a configuration may be written elsewhere."""
+        return _unreadable(self, "ca_file", "cert_file", "key_file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RabbitReceiverConfig:
+    """Messages of a RabbitMQ queue: OTLP, JSON events or remote writes, acknowledged when they are safe."""
+
+    enabled: bool = False
+    """True: consume."""
+    url: str = "amqp://127.0.0.1:5672/"
+    """The broker. For the password use `password_file`."""
+    queue: str = "penstock"
+    """The queue to consume."""
+    declare: bool = False
+    """Declare the queue (durable, classic) if it is not there; false: it must be there, as it is."""
+    format: Literal["auto", "otlp", "otlp_json", "remote_write", "events"] = "auto"
+    """What bodies are. `auto`: by content type, protobuf is OTLP and JSON is events."""
+    dead_letter_exchange: str = ""
+    """An exchange that is there, for messages that can never be taken; empty: the queue's own, if it has one."""
+    password_file: str | Path | None = None
+    """Read at every connect, so that a new one is found."""
+    tls: BrokerTlsConfig | None = None
+    workers: int = 2
+    """Batches under way at a time."""
+    batch_size: int = 100
+    """Messages that are taken together: one sync of the disk for all of them."""
+    batch_timeout: float | str = 0.05
+    """How long a batch may wait to be full."""
+
+    def __post_init__(self) -> None:
+        _set(self, "batch_timeout", parse_duration(self.batch_timeout, "batch_timeout", is_positive=True))
+        check_broker_url(self.url)
+        if not self.queue:
+            raise ConfigError("must name the queue to consume, got ''", field="queue")
+        for name in ("workers", "batch_size"):
+            check_count(getattr(self, name), name, 1)
+        if self.enabled and self.tls is not None and not self.url.startswith("amqps://"):
+            raise ConfigError("must begin with amqps:// where tls is set, got amqp://", field="url")
+
+    def problems(self) -> Iterator[ConfigError]:
+        """What would keep it from starting here, as files that cannot be read."""
+        if self.tls is not None:
+            yield from self.tls.problems()
+
+
+ReceiverConfig = ListenerConfig | RabbitReceiverConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiversConfig:
+    """What comes in, and where."""
+
+    http: HttpReceiverConfig = field(default_factory=HttpReceiverConfig)
+    grpc: GrpcReceiverConfig = field(default_factory=GrpcReceiverConfig)
+    amqp: RabbitReceiverConfig = field(default_factory=RabbitReceiverConfig)
+
+    def enabled(self) -> dict[str, ReceiverConfig]:
+        """Those that are to be started, by name."""
+        every: dict[str, ReceiverConfig] = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: config for name, config in every.items() if config.enabled}
+
+
+def _set(config: object, name: str, value: object) -> None:
     object.__setattr__(config, name, value)
 
 
-def _set_duration(config: object, section: str, name: str) -> None:
-    seconds = parse_duration(getattr(config, name), f"{section}.{name}")
-    if not seconds:
-        raise ConfigError(f"{section}.{name} must be > 0, got {seconds:g}")
-    object.__setattr__(config, name, seconds)
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be >= 1, got {value!r}")
+def _unreadable(config: object, *names: str) -> Iterator[ConfigError]:
+    for name in names:
+        path = getattr(config, name)
+        if path is not None and not os.access(path, os.R_OK):
+            yield ConfigError(f"must be a file that we can read, got {str(path)!r}", field=f"tls.{name}")

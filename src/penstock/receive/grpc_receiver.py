@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.receive.answers import GRPC, RETRY_AFTER, export_response, rpc_status
 from penstock.receive.auth import is_authorized
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import GrpcReceiverConfig, TlsConfig
+from penstock.receive.config import GrpcReceiverConfig, ServerTlsConfig
 from penstock.receive.event_loop import LoopThread
 from penstock.receive.intake import Intake
 from penstock.receive.waiting_requests import Request
@@ -160,7 +160,7 @@ class GrpcReceiver:
         yield Sample("penstock_receive_connections", self._under_way, ("grpc",))
 
 
-def _certificates(tls: TlsConfig) -> grpc.ServerCertificateConfiguration:
+def _certificates(tls: ServerTlsConfig) -> grpc.ServerCertificateConfiguration:
     tls.context()  # says what is wrong with them, in words and in time; gRPC says it to its clients
     pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
     roots = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None

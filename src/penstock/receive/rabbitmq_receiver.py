@@ -14,10 +14,10 @@ from penstock.broker import Tls
 from penstock.consume.declarations import Declarations
 from penstock.consume.registry import ConsumerRegistry
 from penstock.decode.outcome import Format
-from penstock.errors import BrokerError, ConfigError
+from penstock.errors import BrokerError
+from penstock.receive.config import RabbitReceiverConfig
 from penstock.receive.intake import Intake
 from penstock.receive.message_intake import batches_into_intake
-from penstock.receive.rabbitmq_config import RabbitReceiverConfig
 from penstock.telemetry import Buckets, Sample
 
 _STOP = 10.0  # seconds for what is in hand: milliseconds, unless the disk hangs
@@ -45,8 +45,8 @@ class RabbitReceiver:
             batch_timeout=float(config.batch_timeout),
             dead_letter=config.dead_letter_exchange or None,
         )
-        for problem in config.tls.problems() if config.tls else ():
-            raise ConfigError(f"receivers.amqp.{problem}")
+        for problem in config.problems():
+            raise problem
         tls = Tls(**{name: _text(value) for name, value in asdict(config.tls).items()}) if config.tls else None
         self._registry = ConsumerRegistry(config.url, declarations, password_file=_text(config.password_file), tls=tls)
 

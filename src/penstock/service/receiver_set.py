@@ -102,14 +102,14 @@ def _named(name: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"receivers.{name}.{error}") from error
+        raise error.within(f"receivers.{name}") from error
 
 
 def _peers(config: ServiceConfig, index: int) -> "Peers":
-    from penstock.decode.stream_homes import Homes
+    from penstock.decode.stream_owners import StreamOwners
     from penstock.receive.peers import Peers
 
-    return Peers(private(config.resolved(PEERS)), Homes(index, config.processes), int(config.intake.max_held))
+    return Peers(private(config.resolved(PEERS)), StreamOwners(index, config.processes), int(config.intake.max_held))
 
 
 MakeFront = Callable[[ServiceConfig, Sink | None, RawSink | None], Front]

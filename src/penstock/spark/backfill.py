@@ -13,9 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
 from penstock.errors import RowsMissing, TableConflict
+from penstock.model.function import is_function
 from penstock.model.level import Level
 from penstock.spark.job import resume_point
-from penstock.spark.rollup import rolled_up, series_of
+from penstock.spark.rollup import function_is, rolled_up, series_of
 from penstock.spark.segment_folder import SegmentFolder
 from penstock.spark.sink import Order, written_by, written_for
 from penstock.tables.port import SCHEMAS, Tables
@@ -42,7 +43,7 @@ def backfill(
     """Replace the days from `first` to before `until`, in every table, by what the segments say.
 
     Only segments that the tables hold already are read: what the job has not added yet, it will add. TableConflict if
-    the job adds something meanwhile, or if a table would then hold fewer points of a metric, because segments were
+    the job adds something at the same time, or if a table would hold fewer points of a metric, because segments were
     cleaned up, unless `allow_loss`. `not_at` are the metrics that a level does without.
     """
     left_out = not_at or {}
@@ -54,7 +55,7 @@ def backfill(
 
     def check() -> None:
         if resume_point(tables, folder) != (held, ahead):
-            raise TableConflict("the job has added a batch meanwhile: stop it while you backfill, or try again")
+            raise TableConflict("the job has added a batch during the backfill: stop the job first, or try again")
 
     reading = spark.read.format("penstock").option("path", str(segments)).option("upTo", json.dumps(held))
     rows = _between(reading.load(), start, end)
@@ -92,11 +93,12 @@ def _between(rows: DataFrame, start: datetime, end: datetime) -> DataFrame:
 def _points(tables: Tables, level: Level, start: datetime, end: datetime) -> dict[str, int]:
     """The points of each metric in a table; not of `latest`, of which rows come and go without any loss."""
     rows = tables.partials(level, start, end)
-    rows = rows.filter(pc.not_equal(rows["function"], "latest"))
+    rows = rows.filter(pc.invert(is_function(rows["function"], lambda spec: spec.keeps_newest)))
     found = rows.group_by("metric").aggregate([("count", "sum")]).to_pylist()
     return {row["metric"]: row["count_sum"] for row in found}
 
 
 def _points_of(rows: DataFrame) -> dict[str, int]:
-    counted = rows.transform(series_of).where(F.col("function") != "latest").groupBy("metric").agg(F.sum("count"))
+    counts = ~function_is(lambda spec: spec.keeps_newest)
+    counted = rows.transform(series_of).where(counts).groupBy("metric").agg(F.sum("count"))
     return {metric: int(points) for metric, points in counted.collect()}

@@ -67,7 +67,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return record.exc_info is None or _INTERRUPTED not in str(record.exc_info[1])
 
 
-class Gate:
+class BatchGate:
     """Lets batches through until it is closed; the next one then waits at it, and the query can be stopped there.
 
     At that moment the batch before is wholly in Spark's log, and the one that waits has not begun.
@@ -99,7 +99,7 @@ class Gate:
         return False
 
 
-def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate | None = None) -> StreamingQuery:
+def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: BatchGate | None = None) -> StreamingQuery:
     """Follow the segments and keep the tables up to date until the query is stopped.
 
     Exactly once: a segment never changes, the tables say which sequences they hold, and every append is guarded in its
@@ -109,7 +109,7 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
     config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = SegmentFolder(config.segments)
-    checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or Gate()
+    checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or BatchGate()
     start, first_end = beginning(tables, folder, checkpoint.noted(folder.identity()))
     gate.reached = start
     options = {
@@ -211,7 +211,9 @@ def check_queues(tables: Tables, folder: SegmentFolder, held: Offset) -> dict[st
     return queues
 
 
-def _into(tables: Tables, checkpoint: Checkpoint, config: JobConfig, gate: Gate) -> Callable[[DataFrame, int], None]:
+def _into(
+    tables: Tables, checkpoint: Checkpoint, config: JobConfig, gate: BatchGate
+) -> Callable[[DataFrame, int], None]:
     exchange = tempfile.TemporaryDirectory(prefix="penstock-sink-")
 
     def write(rows: DataFrame, number: int) -> None:

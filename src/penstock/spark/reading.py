@@ -1,19 +1,19 @@
 """Reading the tables with Spark: partials merged and turned into final values, as `penstock.model.finals` does it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
 from penstock.model.exponential import OFFSET
 from penstock.model.finals import rank_name
-from penstock.model.function import FINALS, RANKS, Final
+from penstock.model.function import COUNT_PER_MINUTE, FUNCTIONS, MEAN, RANKS, Final, FunctionSpec
 from penstock.model.level import Level
 from penstock.model.packed import COUNT_BITS
 from penstock.model.partial import SERIES, STATES
 from penstock.spark.distinct_sketches import sketch_of
-from penstock.spark.rollup import series_of
+from penstock.spark.rollup import function_is, series_of
 from penstock.tables.port import LEVEL_ROWS, open_tables
 
 
@@ -53,8 +53,8 @@ def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANK
     # Of `latest` only the newest part counts, and of two at the same time the greater.
     newest = F.max(F.struct("part", "max", *(name for name in names if name != "max"))).alias("newest")
     states = [getattr(F, state.merge)(state.name).alias(state.name) for state in STATES]
-    latest = F.col("function") == "latest"
-    scale = F.regexp_extract("function", r"^percentile\((\d+)\)", 1).try_cast("double")
+    latest = function_is(lambda spec: spec.keeps_newest)
+    scale = F.when(function_is(_has_percentiles), _first_parameter("double"))
     return (
         rows.repartition(*SERIES)  # a list that is collected before the shuffle would be written and read once more
         .groupBy(*SERIES)
@@ -69,8 +69,8 @@ def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANK
         .select(
             *SERIES,
             *names,
-            _final(FINALS["avg"], level).alias("avg"),
-            _final(FINALS["cpm"], level).alias("cpm"),
+            _final(MEAN, level).alias("avg"),
+            _final(COUNT_PER_MINUTE, level).alias("cpm"),
             _value(level).alias("value"),
             *(F.get("estimates", F.lit(position)).alias(rank_name(rank)) for position, rank in enumerate(ranks)),
         )
@@ -82,7 +82,7 @@ def read_sketches(spark: SparkSession, path: str | os.PathLike[str], level: Leve
 
     read_sketches(spark, path, "day").groupBy("metric").agg(F.hll_sketch_estimate(F.hll_union_agg("sketch")))
     """
-    rows = partials_of(spark, path, Level(level)).where(F.col("function").startswith("distinct("))
+    rows = partials_of(spark, path, Level(level)).where(function_is(_counts_distinct))
     return rows.transform(_with_parts).groupBy(*SERIES).agg(_parts()).select(*SERIES, _sketch().alias("sketch"))
 
 
@@ -96,16 +96,15 @@ def _final(final: Final, level: Level) -> Column:
 
 
 def _value(level: Level) -> Column:
-    name = F.substring_index("function", "(", 1)
-    value = F.lit(None).cast("double")
-    for final in set(FINALS.values()):
-        value = F.when(name.isin(*(of for of in FINALS if FINALS[of] == final)), _final(final, level)).otherwise(value)
-    return F.when(name == "distinct", F.hll_sketch_estimate(_sketch()).cast("double")).otherwise(value)
+    value = F.when(function_is(_counts_distinct), F.hll_sketch_estimate(_sketch()).cast("double"))
+    for final in {spec.final for spec in FUNCTIONS.values() if spec.final}:
+        value = value.when(function_is(_gives(final)), _final(final, level))
+    return value
 
 
 def _with_parts(partials: DataFrame) -> DataFrame:
     """Partials with a list of entries like those of `penstock.model.packed`, where all parts of a series matter."""
-    ranked, distinct = (F.col("function").startswith(f"{name}(") for name in ("percentile", "distinct"))
+    ranked, distinct = function_is(_has_percentiles), function_is(_counts_distinct)
     number = F.when(distinct, F.col("max").cast("bigint")).otherwise(F.col("count"))
     entry = F.coalesce(F.shiftleft("part", COUNT_BITS).bitwiseOR(number), F.lit(0))  # never null, and Spark knows it
     listed = F.when(ranked | distinct, F.array(entry))
@@ -120,8 +119,24 @@ def _parts() -> Column:
 
 
 def _sketch() -> Column:
-    lg_k = F.regexp_extract("function", r"^distinct\((\d+)\)", 1).try_cast("int")
-    return sketch_of(F.col("parts"), COUNT_BITS, lg_k)
+    return sketch_of(F.col("parts"), COUNT_BITS, _first_parameter("int"))
+
+
+def _gives(final: Final) -> Callable[[FunctionSpec], bool]:
+    return lambda spec: spec.final == final
+
+
+def _has_percentiles(spec: FunctionSpec) -> bool:
+    return spec.has_percentiles
+
+
+def _counts_distinct(spec: FunctionSpec) -> bool:
+    return spec.counts_distinct
+
+
+def _first_parameter(type_: str) -> Column:
+    """The whole number that a row's function has as its first parameter; else null."""
+    return F.regexp_extract("function", r"\((\d+)\)", 1).try_cast(type_)
 
 
 def _estimates(ranks: Sequence[float]) -> Column:

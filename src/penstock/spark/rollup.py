@@ -6,9 +6,12 @@ One job of two stages: the tasks of the first read segments, those of the second
 are in one task, so nothing is shuffled twice and a series and bucket is merged once.
 """
 
+from collections.abc import Callable
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
+from penstock.model.function import FunctionSpec, names_where
 from penstock.model.level import Level
 from penstock.model.partial import IDENTITY, STATES
 from penstock.tables.port import SCHEMAS, TOP_N
@@ -23,7 +26,7 @@ def rolled_up(partials: DataFrame) -> DataFrame:
 
 
 def together(partials: DataFrame) -> DataFrame:
-    """The rows of one series in one task. They are shuffled before they are merged: those who read have merged them."""
+    """The rows of one series in one task. The tasks that read have merged them, so nothing is left to merge first."""
     return partials.repartition("metric", "function", "entity")
 
 
@@ -41,14 +44,14 @@ def merged_in(rows: DataFrame) -> DataFrame:
     return rows.groupBy(TABLE, *IDENTITY).agg(*_states())
 
 
-def merged(partials: DataFrame) -> DataFrame:
-    """One row per identity, whatever order its partials came in."""
-    return partials.repartition(*IDENTITY).groupBy(*IDENTITY).agg(*_states())
-
-
 def series_of(partials: DataFrame) -> DataFrame:
     """The rows of partials that belong into the table of their level: all but the records of a top-n."""
     return partials.where(F.col("record").isNull())
+
+
+def function_is(claim: Callable[[FunctionSpec], bool]) -> Column:
+    """Whether `claim` holds of a row's function."""
+    return F.substring_index("function", "(", 1).isin(*names_where(claim))
 
 
 def _states() -> list[Column]:

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 
 from penstock.errors import RowsMissing
-from penstock.model.function import Function
+from penstock.model.function import is_function
 from penstock.model.level import Level
 from penstock.model.partial import merged
 from penstock.spark.coverage import MARK, Coverage, points_of
@@ -96,7 +96,7 @@ class TableSinkWriter(DataSourceArrowWriter):
                 points[name] += points_of(rows)
                 writers[name].write(_kept(rows, self._order.left_out.get(name, ())))
                 if name == Level.MINUTE.value:
-                    writers[TOP_N].write(folded(TOP_N, _ranked(rows)))
+                    writers[TOP_N].write(folded(TOP_N, ranked(rows)))
         written = tuple(filter(None, [writer.close() for writer in writers.values()]))
         return Report(written, points, tuple(marked))
 
@@ -156,24 +156,18 @@ def _marks(table: str, rows: pa.Table) -> list[Marked]:
     return [Marked(table, row["entity"], int(row["sum"]), row["count"]) for row in found]
 
 
-def _functions(rows: pa.Table, wanted: Any) -> Any:
-    """A mask of the rows whose function is as wanted."""
-    texts = [text for text in pc.unique(rows["function"]).to_pylist() if wanted(Function.parse(text).spec)]
-    return pc.is_in(rows["function"], pa.array(texts, pa.string()))
-
-
 def _kept(rows: pa.Table, left_out: tuple[str, ...]) -> pa.Table:
     """The rows of a level: of those whose newest part counts only that, none of metrics that the level does without."""
     rows = rows.select(LEVEL_ROWS.names)
     if left_out:
         rows = rows.filter(pc.invert(pc.is_in(rows["metric"], pa.array(left_out, pa.string()))))
-    newest = _functions(rows, lambda spec: spec.keeps_newest)
+    newest = is_function(rows["function"], lambda spec: spec.keeps_newest)
     if pc.any(newest).as_py():
         pruned = merged(as_partials(rows.filter(newest))).select(LEVEL_ROWS.names)
         rows = pa.concat_tables([rows.filter(pc.invert(newest)).cast(LEVEL_ROWS), pruned])
     return rows.cast(LEVEL_ROWS)
 
 
-def _ranked(minutes: pa.Table) -> pa.Table:
+def ranked(minutes: pa.Table) -> pa.Table:
     """What the greatest entities of a minute are chosen from: a task keeps its own, a reader chooses among them."""
-    return minutes.filter(_functions(minutes, lambda spec: spec.is_ranked)).select(TOP_N_ROWS.names)
+    return minutes.filter(is_function(minutes["function"], lambda spec: spec.is_ranked)).select(TOP_N_ROWS.names)

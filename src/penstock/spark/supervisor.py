@@ -27,7 +27,7 @@ from penstock.errors import (
     TableConflict,
     TableOvertaken,
 )
-from penstock.spark.job import Gate, JobConfig, resume_point, start_job
+from penstock.spark.job import BatchGate, JobConfig, resume_point, start_job
 from penstock.spark.segment_folder import SegmentFolder
 from penstock.tables.port import Tables
 from penstock.telemetry import Sample
@@ -35,14 +35,14 @@ from penstock.telemetry import Sample
 log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 QUIET = 30.0  # seconds without a change of the tables after which another job is taken to be gone
-# A query that failed with one of these fails again: a person has to decide. Spark hands them on as text.
+# A query that failed with one of these fails again: an operator has to decide. Spark hands them on as text.
 _FINAL: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (TableConflict, SegmentVanished, RowsMissing)}
 _FINAL_TEXT = re.compile(rf"({'|'.join(_FINAL)}): (.+)")
 
 
 @dataclass(slots=True)
-class Progress:
-    """How the job goes; read by whoever shows it."""
+class JobProgress:
+    """How the job goes, for metrics and progress bars."""
 
     batches: int = 0
     rows: int = 0
@@ -63,7 +63,7 @@ class Supervisor:
         tables: Tables,
         config: JobConfig,
         *,
-        show: Callable[[Progress], None] = lambda _: None,
+        show: Callable[[JobProgress], None] = lambda _: None,
         clock: Clock | None = None,
     ) -> None:
         self._spark = spark
@@ -72,10 +72,10 @@ class Supervisor:
         self._show = show
         self._clock: Clock = clock or SystemClock()
         self._folder = SegmentFolder(config.segments)
-        self._gate = Gate()
+        self._gate = BatchGate()
         self._stopping = threading.Event()
         self._has_run = False
-        self.progress = Progress()
+        self.progress = JobProgress()
 
     def stop(self) -> None:
         """Let the batch that runs finish, then end."""
@@ -127,7 +127,7 @@ class Supervisor:
                 return
 
     def _say_what_waits(self) -> None:
-        with suppress(OSError):  # a folder that is not there is somebody else's complaint
+        with suppress(OSError):  # a missing folder is reported where the job starts
             self._folder.refresh()
             if waiting := len(self._folder.after(self._gate.reached)):
                 log.info("Segments wait for the next start: they are not in the tables yet. segments=%d", waiting)
@@ -164,9 +164,9 @@ def _first_line(error: Exception) -> str:
 
 
 class _Listener(StreamingQueryListener):
-    """Fills a `Progress` with what Spark reports of each batch."""
+    """Fills a `JobProgress` with what Spark reports of each batch."""
 
-    def __init__(self, progress: Progress, show: Callable[[Progress], None]) -> None:
+    def __init__(self, progress: JobProgress, show: Callable[[JobProgress], None]) -> None:
         self._progress = progress
         self._show = show
 

@@ -76,7 +76,7 @@ class FastQueueConfig:
         if self.inmemory_bytes is not None:
             self._set("inmemory_bytes", parse_bytes(self.inmemory_bytes, "inmemory_bytes"))
             if self.inmemory_bytes == 0:
-                raise ConfigError("inmemory_bytes must be >= 1 or None, got 0")
+                raise ConfigError("must be >= 1 or None, got 0", field="inmemory_bytes")
         for field in ("block_timeout", "meta_sync_interval", "stale_flush"):
             self._set(field, parse_duration(getattr(self, field), field))
         for field, kind in (("full_behavior", FullBehavior), ("durability", Durability)):
@@ -84,18 +84,22 @@ class FastQueueConfig:
         for field in ("max_size", "max_bytes", "chunk_size", "write_buffer_size", "max_block_bytes", "inmemory_blocks"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{field} must be >= 1, got {value!r}")
+                raise ConfigError(f"must be >= 1, got {value!r}", field=field)
         most = self.max_attempts
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-            raise ConfigError(f"max_attempts must be >= 1 or None, got {most!r}")
+            raise ConfigError(f"must be >= 1 or None, got {most!r}", field="max_attempts")
         if size(self.write_buffer_size) > _LARGEST_BUFFER:
-            raise ConfigError(f"write_buffer_size must be <= {_LARGEST_BUFFER} (1Gi), got {self.write_buffer_size}")
+            raise ConfigError(
+                f"must be <= {_LARGEST_BUFFER} (1Gi), got {self.write_buffer_size}", field="write_buffer_size"
+            )
         if self.meta_sync_interval == 0:
-            raise ConfigError("meta_sync_interval must be > 0, got 0")
+            raise ConfigError("must be > 0, got 0", field="meta_sync_interval")
         if self.compression not in _COMPRESSIONS:
-            raise ConfigError(f"compression must be one of {', '.join(_COMPRESSIONS)}, got {self.compression!r}")
+            raise ConfigError(
+                f"must be one of {', '.join(_COMPRESSIONS)}, got {self.compression!r}", field="compression"
+            )
         if self.order not in _ORDERS:
-            raise ConfigError(f"order must be one of {', '.join(_ORDERS)}, got {self.order!r}")
+            raise ConfigError(f"must be one of {', '.join(_ORDERS)}, got {self.order!r}", field="order")
         self._set("max_block_bytes", min(size(self.max_block_bytes), size(self.max_bytes), _LARGEST_FRAME))
 
     def _set(self, field: str, value: object) -> None:
@@ -119,4 +123,4 @@ def _member(kind: type[Enum], value: object, field: str) -> Enum:
     try:
         return kind(value)
     except ValueError:
-        raise ConfigError(f"{field} must be one of {', '.join(m.value for m in kind)}, got {value!r}") from None
+        raise ConfigError(f"must be one of {', '.join(m.value for m in kind)}, got {value!r}", field=field) from None

@@ -41,7 +41,7 @@ from penstock.tables.port import (
 )
 
 MAINTENANCE = "penstock/maintenance"
-ATTEMPTS = 10  # each fails only because another commit succeeded meanwhile
+ATTEMPTS = 10  # each fails only because another commit succeeded first
 # A batch every two seconds is 43,000 files of Delta's log a day, and every opening lists them. More than vacuum waits.
 LOG_KEPT = "interval 2 days"
 COMPACT_BYTES = 256 * 2**20  # of Parquet: what one step reads, merges and writes in memory
@@ -279,7 +279,7 @@ class DeltaTables:
             except CommitFailedError:
                 continue
             return
-        raise TableConflict(f"table {name!r} is being maintained by somebody else: try again later")
+        raise TableConflict(f"table {name!r} is being maintained by another process: try again later")
 
 
 def _commit(table: DeltaTable, name: str, actions: list[Any], guards: list[Transaction]) -> None:

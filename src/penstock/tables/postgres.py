@@ -25,6 +25,7 @@ import pyarrow.csv as pa_csv
 from psycopg import sql
 
 from penstock.errors import MissingRequirement, RowsMissing
+from penstock.model.function import names_where
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, STATES
 from penstock.tables.landing import Written
@@ -51,8 +52,8 @@ _GUARD = """create table if not exists penstock_guard (
     primary key (table_name, application))"""
 
 _OVERTAKEN = sql.SQL(
-    "delete from {} as old using {} as new where old.function = 'latest' and new.function = 'latest' "
-    "and (old.metric, old.entity, old.bucket) = (new.metric, new.entity, new.bucket) and old.part < new.part"
+    "delete from {} as old using {} as new where split_part(old.function, '(', 1) = any(%s) and old.part < new.part "
+    "and (old.metric, old.function, old.entity, old.bucket) = (new.metric, new.function, new.entity, new.bucket)"
 )
 
 
@@ -82,7 +83,7 @@ class PostgresTables:
     def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
         with self._connect() as connection, connection.transaction():
             self._prepare(connection, name)
-            # One writer of a table at a time: the second sees the guard of the first afterwards.
+            # One writer a table at a time: a transaction that waits here sees the other's guard afterwards.
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", (f"penstock_{name}",))
             if not batch.wanted_by(name, _held(connection, name, batch.versions)):
                 return False
@@ -124,7 +125,8 @@ class PostgresTables:
         with self._connect() as connection:
             self._prepare(connection, name)
             if name != TOP_N:
-                connection.execute(_OVERTAKEN.format(_table(name), _table(name)))
+                newest = names_where(lambda spec: spec.keeps_newest)
+                connection.execute(_OVERTAKEN.format(_table(name), _table(name)), (newest,))
             connection.execute(sql.SQL("vacuum (analyze) {}").format(_table(name)))
         return Compaction(before.rows, self.describe(name).rows, 1, 1)
 
@@ -169,7 +171,7 @@ class PostgresTables:
             raise MissingRequirement(f"PostgreSQL at {self.location} failed: {error}") from error
 
     def _prepare(self, connection: psycopg.Connection[Any], name: str) -> None:
-        # Who may only read, or reads from a replica, may not even create what is there.
+        # An account that may only read, or a replica, may not even create what is there.
         there = connection.execute("select to_regclass('penstock_guard'), to_regclass(%s)", (_identity_index(name),))
         if None not in (there.fetchone() or (None,)):
             return

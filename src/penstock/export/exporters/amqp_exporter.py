@@ -56,9 +56,9 @@ class AmqpConfig:
         parts = check_broker_url(self.url)
         check_file(self.password_file, "password_file")
         if self.tls is not None and parts.scheme != "amqps":
-            raise ConfigError(f"tls is set, but the url says {parts.scheme}://")
+            raise ConfigError(f"is set, but the url says {parts.scheme}://", field="tls")
         if not self.exchange and not self.routing_key:
-            raise ConfigError("routing_key must name a queue where no exchange is set")
+            raise ConfigError("must name a queue where no exchange is set", field="routing_key")
 
     def __repr__(self) -> str:
         return f"AmqpConfig({shown_broker_url(self.url)})"
@@ -83,7 +83,7 @@ class _Link:
         self.used_at = time.monotonic()
 
     def is_usable(self) -> bool:
-        """Whether it can be used; one that was idle is asked, since the broker may have ended it meanwhile."""
+        """Whether it can be used; one that was idle is asked, since the broker may have ended it."""
         if time.monotonic() - self.used_at > _IDLE:
             self.connection.process_data_events(0)
         return bool(self.connection.is_open and self.channel.is_open)

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 import cramjam
 
 from penstock.errors import ConfigError
-from penstock.export.exporter import Finish, PartialSuccess, Prepared
-from penstock.export.http1 import Answer
-from penstock.export.http_client import HttpClient, HttpConfig
+from penstock.export.exporter import PartialSuccess, Prepared
+from penstock.export.http1 import HttpResponse
+from penstock.export.http_client import HttpClient, HttpClientConfig
 from penstock.protobuf import get_bytes, get_varint, halve
 
 Signal = Literal["metrics", "traces", "logs"]
@@ -28,18 +28,18 @@ _PATHS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # headers may be secret
-class OtlpHttpConfig(HttpConfig):
+class OtlpHttpConfig(HttpClientConfig):
     """`url`: the receiver's base, as `http://127.0.0.1:4318`; `/v1/metrics` (or the other signal) is appended."""
 
     signal: Signal = "metrics"
     compression: Encoding = "gzip"
 
     def __post_init__(self) -> None:
-        HttpConfig.__post_init__(self)
+        HttpClientConfig.__post_init__(self)
         if self.signal not in _PATHS:
-            raise ConfigError(f"signal must be one of {', '.join(_PATHS)}, got {self.signal!r}")
+            raise ConfigError(f"must be one of {', '.join(_PATHS)}, got {self.signal!r}", field="signal")
         if self.compression not in ("none", "gzip", "zstd"):
-            raise ConfigError(f"compression must be one of none, gzip, zstd, got {self.compression!r}")
+            raise ConfigError(f"must be one of none, gzip, zstd, got {self.compression!r}", field="compression")
 
 
 class OtlpHttpExporter:
@@ -69,11 +69,7 @@ class OtlpHttpExporter:
         return Prepared(batch, self._headers)
 
     def send(self, prepared: Prepared) -> PartialSuccess | None:
-        return self.begin_send(prepared)()
-
-    def begin_send(self, prepared: Prepared) -> Finish:
-        answer = self._client.begin(prepared.body, prepared.headers)
-        return lambda: outcome_of(answer())
+        return outcome_of(self._client.post(prepared.body, prepared.headers))
 
     def split(self, batch: bytes) -> list[bytes] | None:
         """By resource; if there is one only, by scope; then by metric, span or record; then by point."""
@@ -87,16 +83,16 @@ class OtlpHttpExporter:
         self._client.close()
 
 
-def outcome_of(answer: Answer) -> PartialSuccess | None:
+def outcome_of(response: HttpResponse) -> PartialSuccess | None:
     """The `partial_success` of an answer, the same for all signals; None if everything was taken."""
     try:
-        partial = get_bytes(answer.body, 1)
+        partial = get_bytes(response.body, 1)
         if partial is None:
             return None
         rejected, message = get_varint(partial, 1), get_bytes(partial, 2) or b""
     except ValueError:
         # The status is what counts. But a page of HTML is what a proxy or a wrong address says to everything.
-        kind = answer.headers.get("content-type", "nothing").partition(";")[0]
+        kind = response.headers.get("content-type", "nothing").partition(";")[0]
         return None if "json" in kind else PartialSuccess(0, f"the answer was no OTLP but {kind}: check the url")
     if rejected >= 1 << 63:
         rejected = 0  # a negative number: nothing that a count could be

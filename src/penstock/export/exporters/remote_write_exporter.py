@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import cramjam
 
-from penstock.export.exporter import Finish, PartialSuccess, Prepared
-from penstock.export.http_client import HttpClient, HttpConfig
+from penstock.export.exporter import PartialSuccess, Prepared
+from penstock.export.http_client import HttpClient, HttpClientConfig
 from penstock.protobuf import field_bytes, field_double, field_varint, halve
 
 _HEADERS = {
@@ -26,7 +26,7 @@ _PATH = ((1,), (2,))  # the series of a request, the samples of a series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # headers may be secret
-class RemoteWriteConfig(HttpConfig):
+class RemoteWriteConfig(HttpClientConfig):
     """`url`: the receiver, as `http://127.0.0.1:9090/api/v1/write`."""
 
     in_order: bool = True
@@ -49,15 +49,8 @@ class RemoteWriteExporter:
         return Prepared(bytes(cramjam.snappy.compress_raw(batch)), _HEADERS)
 
     def send(self, prepared: Prepared) -> PartialSuccess | None:
-        return self.begin_send(prepared)()
-
-    def begin_send(self, prepared: Prepared) -> Finish:
-        answer = self._client.begin(prepared.body, prepared.headers)
-
-        def finish() -> None:
-            answer()
-
-        return finish
+        self._client.post(prepared.body, prepared.headers)
+        return None
 
     def split(self, batch: bytes) -> list[bytes] | None:
         """By series; if there is one only, by sample."""
