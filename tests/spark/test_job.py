@@ -18,6 +18,7 @@ from penstock.model.point import POINTS
 from penstock.model.segment import Segment, seal
 from penstock.spark import job as spark_job
 from penstock.spark import sink
+from penstock.spark.rollup import rolled_up
 from penstock.spark.source import PACKED_SCHEMA, SCHEMA
 from penstock.tables import delta
 from penstock.tables.port import open_tables, read_top_n
@@ -77,13 +78,36 @@ def test_a_batch_is_one_job_of_two_stages_and_nothing_is_cached(job: Job, edge: 
     edge.seal()
     job.run()
     edge.seal()
-    tracker = spark.sparkContext.statusTracker()
-    before = set(tracker.getJobIdsForGroup(None))
     query = job.run()
-    ran = set(tracker.getJobIdsForGroup(str(query.runId))) or set(tracker.getJobIdsForGroup(None)) - before
+    tracker, store = spark.sparkContext.statusTracker(), spark.sparkContext._jsc.sc().statusStore()
+    (ran,) = tracker.getJobIdsForGroup(str(query.runId))
+    found = tracker.getJobInfo(ran)
+    assert found is not None
+    read, wrote = (store.lastStageAttempt(number) for number in sorted(found.stageIds))
 
-    assert [len(info.stageIds) for number in ran if (info := tracker.getJobInfo(number))] == [2]
+    assert read.shuffleWriteBytes() == wrote.shuffleReadBytes() > 0
+    assert (read.numFailedTasks(), wrote.numFailedTasks()) == (0, 0)
     assert spark.sparkContext._jsc.getPersistentRDDs().isEmpty()
+
+
+def test_a_batch_of_which_spark_has_made_more_rows_than_its_tasks_report_is_refused(
+    job: Job, edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge.seal()
+    monkeypatch.setattr(spark_job, "rolled_up", lambda rows: rolled_up(rows).where("table <> 1 or count % 3 > 0"))
+    with pytest.raises(Exception, match=r"RowsMissing: of a batch that . tasks read, \d+ points were written .*'hour'"):
+        job.run()
+    assert not (job.folder / "tables" / "minute" / "_delta_log").exists()
+
+    monkeypatch.undo()
+    reported = sink._reports
+    monkeypatch.setattr(sink, "_reports", lambda exchange: reported(exchange)[1:])
+    with pytest.raises(Exception, match=r"RowsMissing: Spark has aggregated \d+ rows, its tasks report \d+"):
+        job.run()
+    monkeypatch.undo()
+    job.run()
+
+    assert_exact(job.tables, edge)
 
 
 def test_spark_rolls_up_as_the_model_does_whatever_the_time_zone_of_the_session(

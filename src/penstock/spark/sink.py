@@ -17,7 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -53,9 +54,10 @@ class Marked:
 
 @dataclass(frozen=True)
 class Report(WriterCommitMessage):
-    """What one task has written, and what it was given: points of each level, and the batch's marks if it got them."""
+    """What one task has written, and what it was given: rows, points of each level, and the batch's marks if any."""
 
     written: tuple[Written, ...] = ()
+    rows: int = 0
     points: Mapping[str, int] = field(default_factory=dict)
     marked: tuple[Marked, ...] = ()
 
@@ -84,7 +86,9 @@ class TableSinkWriter(DataSourceArrowWriter):
         writers: dict[str, TableWriter] = {name: self._order.landing.writer(name) for name in SCHEMAS}
         points = {level.value: 0 for level in Level}
         marked: list[Marked] = []
+        given = 0
         for chunk in _chunks(iterator):
+            given += chunk.num_rows
             for name, number in NUMBERS.items():
                 rows = chunk.filter(pc.equal(chunk[TABLE], pa.scalar(number, pa.int8())))
                 if name == TOP_N:
@@ -98,7 +102,7 @@ class TableSinkWriter(DataSourceArrowWriter):
                 if name == Level.MINUTE.value:
                     writers[TOP_N].write(folded(TOP_N, ranked(rows)))
         written = tuple(filter(None, [writer.close() for writer in writers.values()]))
-        return Report(written, points, tuple(marked))
+        return Report(written, given, points, tuple(marked))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         (self._exchange / "reports").write_bytes(pickle.dumps(messages))
@@ -108,15 +112,26 @@ class TableSinkWriter(DataSourceArrowWriter):
 
 
 def written_by(rows: DataFrame, order: Order, exchange: Path) -> list[Report]:
-    """Write rolled-up rows as one Spark job; what its tasks report."""
+    """Write rolled-up rows as one Spark job; what its tasks report.
+
+    RowsMissing unless they were given exactly the rows that Spark's aggregate has made.
+    """
+    counted = Observation()
     (exchange / "order").write_bytes(pickle.dumps(order))
     (exchange / "reports").unlink(missing_ok=True)
-    rows.write.format(TableSink.name()).mode("append").option("exchange", str(exchange)).save()
-    reports: list[Report | None] = pickle.loads((exchange / "reports").read_bytes())  # noqa: S301 - the sink's own
-    found = [report for report in reports if report is not None]
-    if len(found) < len(reports):
-        raise RowsMissing(f"{len(reports) - len(found)} of {len(reports)} tasks have not said what they have written")
-    return found
+    rows.observe(counted, F.count(F.lit(1)).alias("rows")).write.format(TableSink.name()).mode("append").option(
+        "exchange", str(exchange)
+    ).save()
+    reports = _reports(exchange)
+    made, given = counted.get["rows"], sum(report.rows for report in reports)
+    if made != given:
+        raise RowsMissing(f"Spark has aggregated {made} rows, its tasks report {given}: nothing was committed")
+    return reports
+
+
+def _reports(exchange: Path) -> list[Report]:
+    found: list[Report | None] = pickle.loads((exchange / "reports").read_bytes())  # noqa: S301 - the sink's own
+    return [report for report in found if report is not None]
 
 
 def checked(reports: list[Report]) -> Coverage:
