@@ -17,7 +17,8 @@ from penstock.model.function import Function
 from penstock.model.level import Level
 from penstock.model.segment import read
 from penstock.spark import backfill as backfilling
-from penstock.spark import supervisor
+from penstock.spark import job as spark_job
+from penstock.spark import sink, supervisor
 from penstock.spark.backfill import backfill
 from penstock.spark.job import JobConfig
 from penstock.spark.supervisor import Supervisor
@@ -168,6 +169,69 @@ def test_what_no_restart_can_mend_ends_the_job_with_a_reason(spark: SparkSession
 
     with pytest.raises(TableConflict, match="held something of writer 'edge' and hold nothing now"):
         Supervisor(spark, tables, config(tmp_path, available_now=True)).run()
+
+
+def test_the_loser_of_two_jobs_waits_and_takes_over_when_the_other_is_gone(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(supervisor, "QUIET", 0.05)
+    edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
+    other = Engine(edge.folder, open_tables(str(tmp_path / "tables")))
+    last = [edge.seal(points=50) for _ in range(2)][-1]
+    checked, turns = sink.checked, iter([True])
+
+    def overtaken(reports: Any) -> Any:
+        """The other job adds the first of two segments while this one writes both, and ends."""
+        if next(turns, False):
+            kept = last.rename(tmp_path / "kept")
+            other.run()
+            kept.rename(last)
+        return checked(reports)
+
+    monkeypatch.setattr(spark_job, "checked", overtaken)
+    job = Supervisor(spark, tables, config(tmp_path, available_now=True))
+    job.run()
+
+    assert_exact(tables, edge)
+    said = [message for message in caplog.messages if "nother job" in message or "o other job" in message]
+    assert [message.partition(",")[0] for message in said] == [
+        "Another job adds to these tables",
+        "No other job adds to the tables any more",
+    ]
+
+
+def test_a_new_queue_under_an_old_name_ends_the_job_that_runs_and_under_its_own_name_nothing_is_lost(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
+    for _ in range(3):
+        edge.seal(points=50)
+    job = Supervisor(spark, tables, config(tmp_path, trigger="100 milliseconds"))
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            job.run()
+        except TableConflict as error:
+            failed.append(error)
+
+    running = threading.Thread(target=run)
+    running.start()
+    wait_until(lambda: job.progress.batches > 0, 60)
+    for path in edge.folder.glob("*.arrow"):
+        path.unlink()
+    edge.new_queue()
+    anew = [edge.seal(points=50) for _ in range(2)]  # their sequences are below those that the tables hold
+    running.join(60)
+    assert [("is of another queue" in str(error), "segments.writer" in str(error)) for error in failed] == [
+        (True, True)
+    ]
+
+    for path in anew:
+        path.rename(path.with_name(path.name.replace("edge-", "edge2-")))
+    Supervisor(spark, tables, config(tmp_path, available_now=True)).run()
+    assert_exact(tables, edge)
 
 
 def test_a_stop_lets_the_batch_that_runs_finish_and_the_next_run_goes_on(

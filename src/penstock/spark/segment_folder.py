@@ -17,6 +17,7 @@ import os
 import uuid
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class SegmentFolder:
         self._names: set[str] | None = None  # of everything in the folder when it was listed last
         self._segments: dict[str, list[Segment]] = {}  # of each writer, in the order of its sequences
         self._fresh: list[Segment] = []  # came since the last `admit`
+        self._first: dict[Segment, tuple[int, int]] = {}  # inode and time of what has sequence 0
         self._outlines: dict[Segment, Outline] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -79,6 +81,23 @@ class SegmentFolder:
             else:
                 held.append(segment)
         self._fresh += fresh
+        self._fresh += self._begun_anew()
+
+    def _begun_anew(self) -> list[Segment]:
+        """First segments that were replaced between two listings by one of the same name, as only another queue does.
+
+        Any other segment of a queue that begins anew has a name that was not there before, or follows this one.
+        """
+        before, self._first = self._first, {}
+        for held in self._segments.values():
+            if held and held[0].first == 0:
+                with suppress(FileNotFoundError):  # gone since it was listed
+                    found = self._where(held[0]).stat()
+                    self._first[held[0]] = (found.st_ino, found.st_mtime_ns)
+        replaced = [segment for segment, file in self._first.items() if before.get(segment, file) != file]
+        for segment in replaced:
+            self._outlines.pop(segment, None)
+        return replaced
 
     def identity(self) -> str:
         """What tells this folder from others, also after it was moved; made when first asked for."""
