@@ -1,5 +1,6 @@
 """The job as processes: killed without warning, stopped by a signal, on a real cluster."""
 
+import json
 import os
 import re
 import signal
@@ -15,8 +16,10 @@ from pyspark.sql import SparkSession
 
 from penstock.cli import spark_command as spark_commands
 from penstock.cli.main import main
+from penstock.errors import ConfigError
 from penstock.spark.java import find_java
 from penstock.spark.segment_folder import SegmentFolder
+from penstock.spark.session import shown_by
 from penstock.tables.port import SCHEMAS, Batch, open_tables
 from penstock.testing import wait_until
 from tests.servers import free_port
@@ -85,6 +88,39 @@ def test_sigterm_ends_the_process_between_two_batches_and_the_next_start_goes_on
     Job(spark, tmp_path).run()
 
     assert_exact(tables, edge)
+
+
+def test_rows_are_where_they_belong_whatever_sparks_default_file_system_is_and_its_log_shows_one_plan_a_batch(
+    tmp_path: Path,
+) -> None:
+    edge = Edge(tmp_path / "segments")
+    for _ in range(2):
+        edge.seal(points=100)
+    # Nothing listens there: a path without a scheme would be looked for in vain, or written where no reader looks.
+    elsewhere = ["--conf", "spark.hadoop.fs.defaultFS=hdfs://127.0.0.1:9"]
+    shown = ["--ui", "--event-log", str(tmp_path / "events"), "--conf", "spark.eventLog.compress=false"]
+    arguments = ["--segments", str(tmp_path / "segments"), "--tables", str(tmp_path / "tables"), "--available-now"]
+    arguments += ["--max-files", "1", "--master", "local[2]"]
+    log = tmp_path / "job.log"
+    process = spawn(sys.executable, "-m", "penstock", "spark", "run", *arguments, *elsewhere, *shown, log=log)
+    assert process.wait(timeout=240) == 0, log.read_text()
+
+    assert_exact(open_tables(str(tmp_path / "tables")), edge)
+    assert "Spark's own page: http://127.0.0.1:" in log.read_text()
+    events = [json.loads(line) for path in (tmp_path / "events").rglob("events_*") for line in path.open()]
+    jobs = [event for event in events if event["Event"] == "SparkListenerJobStart"]
+    assert [len(job["Stage IDs"]) for job in jobs] == [2, 2]
+    tasks = [event for event in events if event["Event"] == "SparkListenerTaskEnd"]
+    assert sum(task["Task Metrics"]["Shuffle Write Metrics"]["Shuffle Bytes Written"] for task in tasks) > 0
+
+
+def test_sparks_page_is_refused_where_it_would_listen_on_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    with pytest.raises(ConfigError, match="would listen on every address"):
+        shown_by("spark://host:7077", ui=True)
+    assert shown_by("local[*]", ui=True)["spark.ui.enabled"] == "true"
+    monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.5")
+    assert shown_by("spark://host:7077", ui=True)["spark.ui.enabled"] == "true"
 
 
 @pytest.mark.parametrize("command", ["tables", "compact", "expire"])

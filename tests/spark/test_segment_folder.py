@@ -18,9 +18,9 @@ from penstock.model.point import chunk_type
 from penstock.model.segment import QUARANTINE, Segment, seal, sealed
 from penstock.model.share import Share
 from penstock.spark.pieces import Piece
+from penstock.spark.progress import JobProgress, ProgressListener
 from penstock.spark.segment_folder import SegmentFolder
 from penstock.spark.source import SegmentSource
-from penstock.spark.supervisor import JobProgress, _Listener
 
 PARTS = of_points([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])])
 
@@ -230,13 +230,25 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(tmp_path: Path, option
         SegmentSource({"path": str(tmp_path), option: value}).streamReader(None)  # type: ignore[arg-type]
 
 
+def test_the_lag_is_the_age_of_the_oldest_segment_that_waits(folder: SegmentFolder) -> None:
+    for n, name in enumerate(names(folder)):
+        os.utime(folder.folder / name, (1000 + n, 1000 + n))
+
+    assert folder.age(folder.after({}), now=1010.0) == 10.0
+    assert folder.age(folder.after({"a": {"last": 19, "segments": 2}}), now=1010.0) == 8.0
+    assert folder.age(folder.after(ALL), now=1010.0) == 0.0
+
+
 def test_progress_adds_up_over_batches() -> None:
-    batch = SimpleNamespace(numInputRows=10, processedRowsPerSecond=5.0, batchDuration=2000)
+    batch = SimpleNamespace(
+        numInputRows=10, processedRowsPerSecond=5.0, batchDuration=2000, durationMs={"latestOffset": 30}
+    )
     event: Any = SimpleNamespace(progress=batch)
     progress, shown = JobProgress(), []
-    listener = _Listener(progress, lambda found: shown.append(found.rows))
+    listener = ProgressListener(progress, lambda found: shown.append(found.rows))
     listener.onQueryProgress(event)
     listener.onQueryProgress(event)
 
     assert (progress.batches, progress.rows, progress.batch_seconds) == (2, 20, 2.0)
     assert shown == [10, 20]
+    assert progress.phases == {"list": 0.03, "plan": 0.0, "log_begin": 0.0, "log_end": 0.0}

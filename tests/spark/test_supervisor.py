@@ -1,6 +1,7 @@
 """The job in the long run: started again when it fails, stopped between batches, days made anew."""
 
 import logging
+import re
 import shutil
 import threading
 from datetime import UTC, date, datetime
@@ -67,6 +68,12 @@ def test_a_failed_query_is_started_again_and_the_tables_are_exact(
     assert job.progress.restarts >= 2
     assert f"penstock_spark_restarts_total {job.progress.restarts}.0" in scrape
     assert "penstock_spark_lag_segments 0.0" in scrape
+    assert "penstock_spark_lag_seconds 0.0" in scrape
+    assert {"list", "plan", "write", "commit"} <= set(
+        re.findall(r'penstock_spark_phase_seconds{phase="(\w+)"}', scrape)
+    )
+    assert job.progress.rows_written > 0
+    assert job.progress.files >= 8  # two batches for four tables, by each task that has some of them
 
     # Days made anew are the same days.
     done = backfill(spark, tables, tmp_path / "segments", date(1970, 1, 1), date(1970, 1, 3))

@@ -72,6 +72,8 @@ def _session_options(command: Any) -> Any:
     command = click.option("--master", envvar="PENSTOCK_MASTER", help="local[*] (default), spark://…, yarn, k8s://…")(
         command
     )
+    command = click.option("--ui", is_flag=True, help="Open Spark's own page, on loopback.")(command)
+    command = click.option("--event-log", help="A folder or URI for Spark's event log.")(command)
     return click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting for Spark; may be repeated.")(
         command
     )
@@ -115,6 +117,8 @@ def run(
     keep_segments: float | None,
     definitions: Path | None,
     master: str | None,
+    ui: bool,
+    event_log: str | None,
     conf: tuple[str, ...],
 ) -> None:
     """Follow the segments and keep the tables up to date.
@@ -129,7 +133,8 @@ def run(
     """
     from penstock.model.level import Level
     from penstock.spark.job import JobConfig
-    from penstock.spark.supervisor import JobProgress, Supervisor
+    from penstock.spark.progress import JobProgress
+    from penstock.spark.supervisor import Supervisor
     from penstock.tables.port import open_tables
 
     defined = _definitions(definitions)
@@ -153,7 +158,7 @@ def run(
 
     if not segments.exists():  # on a cluster it may be the first to come; elsewhere it is misspelt
         click.echo(f"note: there is no folder {segments} yet; it is made, and watched for segments", err=True)
-    session = _session(master, conf)
+    session = _session(master, conf, ui=ui, event_log=event_log)
     try:
         supervisor = Supervisor(session, open_tables(location), config, show=show)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -179,6 +184,8 @@ def backfill(
     allow_loss: bool,
     definitions: Path | None,
     master: str | None,
+    ui: bool,
+    event_log: str | None,
     conf: tuple[str, ...],
 ) -> None:
     """Make whole days of all tables anew from the segments that are still there.
@@ -195,7 +202,7 @@ def backfill(
     if first >= until:
         raise ConfigError(f"--from must be before --to, got {first:%Y-%m-%d} and {until:%Y-%m-%d}")
     defined, tables = _definitions(definitions), _existing(location)
-    session = _session(master, conf)
+    session = _session(master, conf, ui=ui, event_log=event_log)
     try:
         done = run_backfill(
             session,
@@ -339,17 +346,21 @@ def _definitions(path: Path | None) -> Any:
     return load_definitions(path) if path else Definitions()
 
 
-def _session(master: str | None, conf: tuple[str, ...]) -> Any:
-    from penstock.spark.session import start_session
+def _session(master: str | None, conf: tuple[str, ...], *, ui: bool, event_log: str | None) -> Any:
+    from penstock.spark.session import shown_by, start_session
 
-    settings = {}
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
+    master = master or (None if submitted else "local[*]")
+    settings = shown_by(master, ui=ui, event_log=event_log)
     for text in conf:
         key, found, value = text.partition("=")
         if not found:
             raise ConfigError(f"--conf must be KEY=VALUE, got {text!r}")
         settings[key] = value
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
-    return start_session(master or (None if submitted else "local[*]"), settings)
+    session = start_session(master, settings)
+    if session.sparkContext.uiWebUrl:
+        click.echo(f"Spark's own page: {session.sparkContext.uiWebUrl}", err=True)
+    return session
 
 
 if __name__ == "__main__":  # spark-submit runs a file

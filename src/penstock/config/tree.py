@@ -121,6 +121,10 @@ class SparkConfig:
     """Bytes in one batch at most."""
     keep_segments: float | str | None = "1d"
     """Segments of this age that are in all tables are deleted; null keeps them all."""
+    ui: bool = False
+    """Spark's own page, on loopback: the plan, the stages and the tasks of each batch."""
+    event_log: str | None = None
+    """A folder or URI for Spark's event log, which a history server shows; left out: none."""
     conf: Mapping[str, str] = field(default_factory=dict)
     """Further settings for Spark: `spark.driver.memory: 2g`."""
 

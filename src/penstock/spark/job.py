@@ -10,6 +10,7 @@ import json
 import logging
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.coverage import Coverage
+from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentFolder
 from penstock.spark.sink import Order, Report, checked, written_by, written_for
@@ -73,7 +75,8 @@ class BatchGate:
     At that moment the batch before is wholly in Spark's log, and the one that waits has not begun.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_added: Callable[[AddedBatch], None] = lambda _: None) -> None:
+        self._on_added = on_added
         self._closed = threading.Event()
         self._released = threading.Event()
         self.waits = False
@@ -82,9 +85,10 @@ class BatchGate:
     def close(self) -> None:
         self._closed.set()
 
-    def pass_through(self, covered: Coverage) -> None:
+    def pass_through(self, batch: AddedBatch) -> None:
         """A batch is in all tables."""
-        self.reached = self.reached | {writer: {"last": last, "segments": 0} for writer, last in covered.end.items()}
+        self.reached = self.reached | {writer: {"last": last, "segments": 0} for writer, last in batch.end.items()}
+        self._on_added(batch)
 
     def release(self) -> None:
         """Let go of a batch that waits, once its query is stopped."""
@@ -222,11 +226,16 @@ def _into(
         # Adaptive execution would run each stage as a job of its own; there is nothing for it to adapt.
         rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
         order = Order(tables.landing(f"batch-{number}"), {name: config.left_out(name) for name in SCHEMAS})
+        began = time.monotonic()
         reports = written_by(rows.transform(rolled_up), order, Path(exchange.name))
+        wrote = time.monotonic()
         covered = commit_batch(tables, reports)
+        phases = {"write": wrote - began, "commit": time.monotonic() - wrote}
         if not set(covered.end) <= checkpoint.noted(covered.source):
             checkpoint.note(covered.source, set(covered.end))
-        gate.pass_through(covered)
+        files = [file for report in reports for file in report.written]
+        added = sum(file.rows for file in files)
+        gate.pass_through(AddedBatch(end=covered.end, rows=added, files=len(files), phases=phases))
 
     return write
 

@@ -350,6 +350,17 @@ class SegmentFolder:
                     pass  # another query on these segments was first, or it is in quarantine
         return deleted
 
+    def age(self, segments: list[Segment], now: float) -> float:
+        """Seconds since the oldest of these was sealed, 0 if there is none."""
+        first: dict[str, Segment] = {}
+        for segment in segments:
+            first.setdefault(segment.writer, segment)
+        oldest = now
+        for segment in first.values():
+            with suppress(FileNotFoundError):  # removed since it was listed
+                oldest = min(oldest, self._where(segment).stat().st_mtime)
+        return now - oldest
+
     def _in_turn(self, segments: list[Segment]) -> Iterator[Segment]:
         """One of each writer in turn, so that a writer with a long backlog does not hold up the others."""
         waiting: dict[str, list[Segment]] = {}

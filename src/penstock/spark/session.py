@@ -10,7 +10,7 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import SparkSession
 
-from penstock.errors import MissingRequirement
+from penstock.errors import ConfigError, MissingRequirement
 from penstock.spark.amqp.stream_source import StreamSource
 from penstock.spark.java import Java, cache_folder, find_java
 from penstock.spark.sink import TableSink
@@ -81,6 +81,26 @@ def _exercise() -> None:
     java = gateway.proc
     java.stdin.close()  # Spark's Java ends with its standard input, and then writes the archive
     java.wait()
+
+
+def shown_by(master: str | None, *, ui: bool = False, event_log: str | None = None) -> dict[str, str]:
+    """Settings for Spark's own page, which only this machine reaches, and for its event log.
+
+    ConfigError if the page would listen on every address: it asks for no password.
+    """
+    if ui and not (master or "").startswith("local") and "SPARK_LOCAL_IP" not in os.environ:
+        raise ConfigError(
+            f"spark.ui with spark.master {master} would listen on every address of the driver's machine: set "
+            "SPARK_LOCAL_IP to the one that it may listen on, or use spark.event_log and a history server"
+        )
+    found = {"spark.ui.enabled": "true", "spark.ui.killEnabled": "false"} if ui else {}
+    if event_log:
+        if "://" not in event_log:
+            folder = Path(event_log).absolute()
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            event_log = folder.as_uri()  # a path without a scheme would be one of Spark's default file system
+        found |= {"spark.eventLog.enabled": "true", "spark.eventLog.dir": event_log}
+    return found
 
 
 def start_session(master: str | None = "local[*]", config: Mapping[str, str] | None = None) -> SparkSession:

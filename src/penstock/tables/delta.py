@@ -53,6 +53,7 @@ class DeltaTables:
     def __init__(self, location: str | os.PathLike[str]) -> None:
         self.folder = local_folder(location, "tables")
         self.location = str(self.folder)
+        self.conflicts = 0
         # _appending guards _opened.
         self._appending = threading.Lock()
         self._opened: dict[str, _OpenTable] = {}
@@ -84,6 +85,7 @@ class DeltaTables:
                     table.commit(added, batch.versions)
                 except CommitFailedError:
                     self._opened.pop(name, None)
+                    self.conflicts += 1
                     continue
                 return True
         raise TableConflict(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")

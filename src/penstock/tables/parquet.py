@@ -66,6 +66,7 @@ class ParquetTables:
     def __init__(self, location: str) -> None:
         self.folder = local_folder(location, "tables")
         self.location = f"parquet:{self.folder}"
+        self.conflicts = 0  # a lock lets one append at a time through
 
     @_steadily
     def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:

@@ -92,6 +92,7 @@ class Tables(Protocol):
     """Where the tables are kept. Guarantee: an append is in the table once or not at all, whatever crashes when."""
 
     location: str
+    conflicts: int  # commits of appends that were tried again because another commit came first
 
     def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
         """Of these guards the versions that the table has; empty if there is no table yet."""

@@ -62,6 +62,7 @@ class PostgresTables:
 
     def __init__(self, location: str) -> None:
         self._dsn = location
+        self.conflicts = 0  # a lock lets one append at a time through
         shown = re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", location)
         self.location = re.sub(r"(password=)[^&\s]*", r"\1***", shown)  # no password in what is shown
 
