@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from penstock.aggregate.l1 import L1, OTHERS, L1Config
+from penstock.aggregate.config import L1Config
+from penstock.aggregate.l1 import L1, OTHERS
 from penstock.batch import BatchQueue, BatchQueueConfig, ThreadPolicy
 from penstock.errors import ConfigError, QueueClosed, QueueFull
 from penstock.model import point
