@@ -30,11 +30,11 @@ from penstock.export import (
 from penstock.export import (
     send_workers as workers,
 )
-from penstock.export.lease_source import LeasedMemory
+from penstock.export.leased_memory import LeasedMemory
 from penstock.export.limits import AdaptiveLimit
 from penstock.spool import DeadLetter, FastQueue, FastQueueConfig, FullBehavior, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
-from tests.export.quick import DOWN, SPLIT, dead_letters, entered, numbered, quick
+from tests.export.quick import DOWN, SPLIT, begun, dead_letters, numbered, quick
 
 
 def _letter(data: bytes, reason: str) -> DeadLetter:
@@ -154,8 +154,8 @@ class TestMemory:
             return push(block)
 
         monkeypatch.setattr(memory, "push", push_while_another_replays)
-        assert memory.replay_dead_letters() == (1, 0)
-        assert others == [(2, 0)]
+        assert memory.replay_dead_letters() == (3, 0)
+        assert others == [(0, 0)]
         assert sorted(lease.data for lease in memory.lease(10)) == numbered(3)
 
     def test_the_age_of_what_waits_is_known(self) -> None:
@@ -514,7 +514,7 @@ class TestFailover:
         breaker = BreakerConfig(threshold=1, reset_timeout=0.0)
         config = quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=0.01))
         sender = SendQueue(queue, exporter, config)
-        sender._gate.failed(entered(sender._gate), TransientExportError("503"), attempts=1)
+        sender._gate.failed(begun(sender._gate), TransientExportError("503"), attempts=1)
         sender.push(b"bad")
         sender.push(b"one")
         assert sender.flush()
@@ -656,7 +656,7 @@ class TestFailover:
         sender.push(b"good")  # its thread starts
         failover = sender._failover
         assert failover is not None
-        failover._leased.dead_letters.extend([_letter(b"bad", "400"), _letter(b"worse", "422")])
+        failover._memory.dead_letters.extend([_letter(b"bad", "400"), _letter(b"worse", "422")])
         full(False)
         if drain_interval < 1:
             wait_until(lambda: not failover.dead_letters)
@@ -735,8 +735,8 @@ class TestDirect:
             with pytest.raises(TransientExportError, match="nobody listens"):
                 sender.push(b"one")
             with pytest.raises(PermanentExportError, match="cannot be prepared"):
-                sender.push(b"undecodable")  # as the probe: another takes its place
-            assert sender.stats().circuit is CircuitState.HALF_OPEN
+                sender.push(b"undecodable")
+            assert sender.stats().circuit is CircuitState.OPEN
             sender.push(b"one")
             assert sender.stats().circuit is CircuitState.CLOSED
             assert sender.stats().errors["unknown"] == 2

@@ -15,17 +15,18 @@ from typing import Self
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError, DiskFailed, DiskFull, ExportError, QueueClosed
-from penstock.export.batch_delivery import Delivery
+from penstock.export.batch_delivery import BatchDelivery
 from penstock.export.breaker import CircuitBreaker
 from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import Exporter, GroupExporter
 from penstock.export.failover import Failover
-from penstock.export.lease_source import Source, as_source
+from penstock.export.lease_source import LeaseSource
+from penstock.export.leased_memory import LeasedMemory
 from penstock.export.limits import AdaptiveLimit
 from penstock.export.scaler import INTERVAL, WorkerScaler
-from penstock.export.send_gate import Gate
-from penstock.export.send_workers import GroupWorker, Workers
-from penstock.export.stats import SendQueueStats, Tally
+from penstock.export.send_gate import SendGate
+from penstock.export.send_workers import GroupWorker, SendWorkers
+from penstock.export.stats import ExportCounters, SendQueueStats
 from penstock.spool import FastQueue, MemoryQueue
 from penstock.telemetry import Sample
 
@@ -68,12 +69,12 @@ class SendQueue:
         self._exporter = exporter
         self._owns_queue = owns_queue
         self._is_durable = isinstance(queue, FastQueue)
-        self._source: Source = as_source(queue, config, clock)
-        self._tally = Tally()
+        self._source: LeaseSource = queue if isinstance(queue, FastQueue) else _leased(queue, config, clock)
+        self._counters = ExportCounters()
         breaker = CircuitBreaker(config.circuit_breaker)
         in_order = isinstance(exporter, GroupExporter) or exporter.in_order
         name = queue.path if isinstance(queue, FastQueue) else "memory"
-        self._gate = Gate(
+        self._gate = SendGate(
             breaker,
             config.new_backoff(),
             config.send_limit(),
@@ -83,9 +84,9 @@ class SendQueue:
             destination=str(getattr(exporter, "destination", type(exporter).__name__)),
         )
         self._limit = self._adaptive_limit(queue) if owns_queue and config.adaptive_enabled else None
-        self._delivery: Delivery | None = None
+        self._delivery: BatchDelivery | None = None
         self._failover: Failover | None = None
-        self._workers: Workers | GroupWorker
+        self._workers: SendWorkers | GroupWorker
         if isinstance(exporter, GroupExporter):
             if config.order == "freshest":
                 raise ConfigError("order must be 'fifo' for an exporter that needs blocks in order, got 'freshest'")
@@ -94,12 +95,12 @@ class SendQueue:
             if not isinstance(queue, FastQueue):
                 raise ConfigError("type must be 'disk' for an exporter that needs blocks in order, got 'memory'")
             exporter.begin(queue.id)
-            self._workers = GroupWorker(queue, exporter, self._gate, self._tally, clock)
+            self._workers = GroupWorker(queue, exporter, self._gate, self._counters, clock)
         else:
-            self._delivery = Delivery(self._source, exporter, self._gate, self._tally, clock)
-            self._workers = Workers(self._source, self._delivery, self._gate, config, clock)
+            self._delivery = BatchDelivery(self._source, exporter, self._gate, self._counters, clock)
+            self._workers = SendWorkers(self._source, self._delivery, self._gate, config, clock)
             if config.failover.enabled and self._is_durable:
-                self._failover = Failover(config.failover, self._source, exporter, self._gate, self._tally, clock)
+                self._failover = Failover(config.failover, self._source, exporter, self._gate, self._counters, clock)
         self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())
         self._tender = threading.Thread(target=self._tend, name="penstock-export-tender", daemon=True)
         self._closing = threading.Event()
@@ -156,7 +157,7 @@ class SendQueue:
             if failover is None:
                 raise
             if not failover.push(batch):
-                self._tally.add(data_loss=1)
+                self._counters.add(data_loss=1)
                 raise
 
     def _send_now(self, batch: bytes) -> None:
@@ -240,7 +241,7 @@ class SendQueue:
         if not self._is_durable:
             lost += len(self._source)
         if lost:
-            self._tally.add(data_loss=lost)
+            self._counters.add(data_loss=lost)
             log.error("Batches in memory were lost at the end. queue=%s lost=%d", self._gate.queue, lost)
 
     def __enter__(self) -> Self:
@@ -277,21 +278,21 @@ class SendQueue:
 
     def stats(self) -> SendQueueStats:
         """A frozen snapshot."""
-        workers, tally, failover, gate = self._workers, self._tally, self._failover, self._gate
+        workers, counters, failover, gate = self._workers, self._counters, self._failover, self._gate
         queue = self._source.stats()
         if failover is not None and failover.dead_letters:
             queue = replace(queue, dead_lettered=queue.dead_lettered + failover.dead_letters)
         return SendQueueStats(
             queue=queue,
-            exported_batches=tally.batches,
-            exported_bytes=tally.bytes,
-            retries=tally["retries"],
-            retry_successes=tally.retry_successes,
-            retry_failures=tally.retry_errors(),
-            errors=tally.errors(),
-            splits=tally["splits"],
-            partial_rejected=tally["partial_rejected"],
-            data_loss=tally["data_loss"],
+            exported_batches=counters.batches,
+            exported_bytes=counters.bytes,
+            retries=counters["retries"],
+            retry_successes=counters.retry_successes,
+            retry_failures=counters.retry_errors(),
+            errors=counters.errors(),
+            splits=counters["splits"],
+            partial_rejected=counters["partial_rejected"],
+            data_loss=counters["data_loss"] + (failover.dead_letters_dropped if failover is not None else 0),
             workers_active=0 if workers.is_split else len(workers.active),
             workers_total=workers.total,
             preparers_active=len(workers.preparing),
@@ -327,6 +328,11 @@ def _check(queue: object, exporter: object) -> None:
         raise ConfigError(
             f"exporter {type(exporter).__name__} must have in_order, True or False: see penstock.Exporter"
         )
+
+
+def _leased(queue: MemoryQueue, config: SendQueueConfig, clock: Clock) -> LeasedMemory:
+    timeout = float(config.block_timeout)
+    return LeasedMemory(queue, config.full_behavior, timeout, max_attempts=config.max_attempts, clock=clock)
 
 
 def _ordered(config: SendQueueConfig, exporter: Exporter | GroupExporter) -> SendQueueConfig:
