@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 
 # The parts that can be measured, and the module in bench/ that does it.
-PARTS        := batch spool amqp export ingest l1 spark
+PARTS        := batch spool amqp export ingest l1 spark end-to-end
 WITH_PEERS   := spool amqp spark
 BENCH_batch  := batch_queue
 BENCH_spool  := durable_queue
@@ -20,6 +20,7 @@ BENCH_export := export
 BENCH_ingest := ingest
 BENCH_l1     := l1
 BENCH_spark  := spark_rollup
+BENCH_end-to-end := end_to_end
 SOAK_batch   := tests/batch
 SOAK_spool   := tests/spool
 SOAK_amqp    := tests/consume/test_soak.py

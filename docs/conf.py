@@ -15,36 +15,43 @@ html_title = f"Penstock {release}"
 html_copy_source = False
 myst_heading_anchors = 4  # the same anchors as on a code host
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"
+autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 
-_QUOTED = re.compile(r"`([^`]+)`")
-_PROMISE = re.compile(r"[A-Z][a-z]+: ")
+_PROMISE = re.compile(r"(?m)^(?=[A-Z][a-z]+: )")
 
 
-def _as_restructured_text(lines: list[str]) -> list[str]:
-    """Docstrings are plain text: `names` become literals, indented pictures blocks, and promises lines of their own."""
-    out: list[str] = []
-    for line in lines:
-        is_indented = line.startswith((" ", "\t"))
-        if is_indented and out and not out[-1].strip():
-            out += ["::", ""]
-        if not is_indented or (out and out[-1].startswith(("* ", "  ")) and not line.startswith("    ")):
-            parts = _QUOTED.split(line)
-            escaped = [re.sub(r"([*_|\\])", r"\\\1", part) for part in parts[::2]]
-            line = escaped[0] + "".join(f"``{code}``{text}" for code, text in zip(parts[1::2], escaped[1:]))
-        if _PROMISE.match(line):
-            line = "* " + line
-            if out and out[-1].strip() and not out[-1].startswith(("* ", "  ")):
-                out.append("")
-        elif out and out[-1].startswith(("* ", "  ")) and line.strip() and not is_indented:
-            line = "  " + line
-        out.append(line)
-    return out
+def _as_restructured_text(docstring: str) -> str:
+    """Docstrings are plain text: `names` become literals, pictures and tables blocks, promises a list."""
+    paragraphs = [paragraph.strip("\n") for paragraph in re.split(r"\n\s*\n", docstring) if paragraph.strip()]
+    return "\n\n".join(_block(text) if _is_picture(text) else _prose(text) for text in paragraphs)
+
+
+def _is_picture(text: str) -> bool:
+    return not _PROMISE.match(text) and bool(re.search(r"(?m)^\s|\S {2,}\S", text))
+
+
+def _block(text: str) -> str:
+    return "::\n\n" + "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _prose(text: str) -> str:
+    promises = [" ".join(part.split()) for part in _PROMISE.split(text) if part.strip()]
+    if len(promises) == 1:
+        return _escaped(promises[0])
+    return "\n".join(f"* {_escaped(promise)}" for promise in promises)
+
+
+def _escaped(text: str) -> str:
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a backtick that does not quote
+        return re.sub(r"([`*_|\\])", r"\\\1", text)
+    escaped = [re.sub(r"([*_|\\])", r"\\\1", part) for part in parts[::2]]
+    return escaped[0] + "".join(f":code:`{code}`\\ {rest}" for code, rest in zip(parts[1::2], escaped[1:]))
 
 
 def _rewrite(app: Any, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    lines[:] = [*_as_restructured_text(lines), ""]
+    lines[:] = [*_as_restructured_text("\n".join(lines)).splitlines(), ""]
 
 
 def setup(app: Any) -> None:

@@ -6,7 +6,7 @@ from penstock.service.exit_codes import INTERRUPTED
 
 
 def main() -> None:
-    """Load the command and run it; a Ctrl-C meanwhile is as quiet as later on."""
+    """Load the command and run it; a Ctrl-C while it loads is as quiet as later on."""
     try:
         from penstock.cli.main import main as command
     except KeyboardInterrupt:

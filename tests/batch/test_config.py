@@ -86,7 +86,7 @@ class NeverIdle(Handler):
         (("int", print), "type must be a class"),
         ((int, None), "handler must be a function or have a method consume"),
         ((int, Handler), r"Handler is a class: Handler\(\)\?"),
-        ((int, later), "handler must not be a coroutine function, nobody would await it: got"),
+        ((int, later), "handler must not be a coroutine function, it would never be awaited: got"),
         ((int, partial(later, 1)), "handler must not be a coroutine function"),
         ((int, Later()), "handler.consume must not be a coroutine function"),
         ((int, LaterIdle()), "handler.on_idle must not be a coroutine function"),

@@ -17,7 +17,7 @@ from penstock import (
     PartitionSelector,
     ThreadPolicy,
 )
-from penstock.batch.idle_exclusion import Gate
+from penstock.batch.idle_exclusion import IdleExclusion
 from penstock.batch.scheduler import SharedScheduler, SharedTask
 from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, config, item_types, join_all, open_queue, run_threads
@@ -155,7 +155,7 @@ def test_on_idle_never_meets_consume_of_the_same_handler(selector: PartitionSele
 
 
 def test_a_gate_lets_many_in_together_or_one_alone() -> None:
-    gate = Gate()
+    gate = IdleExclusion()
     gate.enter()
     gate.enter()
     assert not gate.try_alone()

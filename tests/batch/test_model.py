@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock import BatchQueueConfig, PartitionPolicy, ThreadPolicy
-from penstock.batch.drain import DrainTask, rouse
+from penstock.batch.drain import DrainTask, wake_owner
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Partition
 from penstock.batch.waiting import Waiter
@@ -78,7 +78,7 @@ class QueueMachine(RuleBasedStateMachine):
         lane = self.layout.lane_for(items[0])
         room = CAPACITY - lane.partition.used()[0]
         granted = lane.partition.offer(lane, items, None, None)
-        rouse(lane.partition.asleep)
+        wake_owner(lane.partition.asleep)
         self.accepted[kind] += items[:granted]
         assert granted == (0 if self.closed or self.waiting[lane.partition] else min(room, count))
 
@@ -92,7 +92,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         items.append(item)
         if asleep:
-            rouse(asleep)
+            wake_owner(asleep)
         self.accepted[kind].append(item)
         assert not self.closed
 
@@ -106,7 +106,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.waiting[lane.partition].append(waiter)
         else:
             self.accepted[kind] += items
-        rouse(lane.partition.asleep)
+        wake_owner(lane.partition.asleep)
 
     @precondition(lambda self: any(self.waiting.values()))
     @rule(which=st.integers(0, 100))
@@ -161,7 +161,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self.accepted[waiter.lane.registration.type] += waiter.items[: waiter.granted]
             line.clear()
         for partition in self.layout.partitions:
-            rouse(partition.asleep)
+            wake_owner(partition.asleep)
 
     def settle_waiters(self) -> None:
         for line in self.waiting.values():

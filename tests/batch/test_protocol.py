@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock import BatchQueueConfig, BatchQueueManager, PartitionPolicy, PartitionSelector, ThreadPolicy
-from penstock.batch.drain import DrainTask, rouse
+from penstock.batch.drain import DrainTask, wake_owner
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Partition
 from penstock.batch.waiting import ThreadWaiter, WakeLine
@@ -81,7 +81,7 @@ def test_a_partition_whose_handler_is_called_idle_is_not_drained_by_its_new_owne
         def on_idle(self) -> None:
             layout.reassign([1, 1])
             lane.items.append(A())
-            rouse(partition.asleep)
+            wake_owner(partition.asleep)
             for arrived in received(second):
                 second.cycle(arrived)
             steps.append(f"consumed {len(consumed)} during the call")
@@ -108,7 +108,7 @@ def test_a_partition_is_not_held_up_by_idle_calls_of_other_partitions() -> None:
 
         def on_idle(self) -> None:
             layout.reassign([1, 0])
-            rouse(lane.partition.asleep)
+            wake_owner(lane.partition.asleep)
             for arrived in received(first):
                 first.cycle(arrived)
             assert len(consumed) == 1
@@ -157,7 +157,7 @@ def test_a_partition_that_moves_on_its_way_to_its_new_owner_is_passed_on() -> No
     lane = layout.lane_for(A())
     lane.items.append(A())
     layout.reassign([1, 1])
-    rouse(lane.partition.asleep)
+    wake_owner(lane.partition.asleep)
     (arriving,) = received(second)
     layout.reassign([0, 1])
     second.cycle(arriving)
@@ -193,7 +193,7 @@ def test_idle_calls_that_were_due_while_a_partition_was_ready_are_made_in_its_ne
     partition = layout.lane_for(A()).partition
     for _ in range(3):
         partition.offer(layout.lane_for(A()), [A()], None, None)
-        rouse(partition.asleep)
+        wake_owner(partition.asleep)
         task.make_idle_calls(0.0, absent_only=True)
         (ready,) = received(task)
         task.cycle(ready)

@@ -25,7 +25,7 @@ from penstock.model.partial import of_columns
 from penstock.model.point import entity_of
 from penstock.tables import delta
 from penstock.tables.port import LEVEL_ROWS, TOP_N, TOP_N_ROWS, Tables, open_tables
-from penstock.tables.query import Question, Row, answer, grouped, metrics_of
+from penstock.tables.query import QueryRow, Question, answer, grouped, metrics_of
 
 NOW = datetime(2026, 3, 16, 12, 0, 30, tzinfo=UTC)
 HOSTS = ("a", "b")
@@ -236,7 +236,7 @@ def test_no_java_is_started_and_pyspark_is_not_even_imported(tables: Tables) -> 
 
 def test_a_plot_draws_each_function_of_a_metric_for_itself() -> None:
     mixed = {"avg": 129.9, "sum": 750.0}
-    rows = [Row(NOW, {"shop": "north"}, function, 1, value, value, value) for function, value in mixed.items()]
+    rows = [QueryRow(NOW, {"shop": "north"}, function, 1, value, value, value) for function, value in mixed.items()]
     drawn = plot(rows, "orders", 80)
 
     assert "north (avg)" in drawn
@@ -246,7 +246,7 @@ def test_a_plot_draws_each_function_of_a_metric_for_itself() -> None:
 
 def test_a_plot_paints_no_background_and_tells_lines_apart_with_and_without_colour() -> None:
     rows = [
-        Row(NOW + timedelta(minutes=minute), {"shop": shop}, "avg", 1, value, value, value)
+        QueryRow(NOW + timedelta(minutes=minute), {"shop": shop}, "avg", 1, value, value, value)
         for shop, value in (("north", 1.0), ("south", 2.0))
         for minute in range(5)
     ]

@@ -19,7 +19,7 @@ from penstock.model.partial import of_columns
 from penstock.model.point import entity_of
 from penstock.tables import delta
 from penstock.tables.port import LEVEL_ROWS
-from penstock.tables.query import Row
+from penstock.tables.query import QueryRow
 from tests.cli.test_query import add
 
 NOON = datetime(2026, 3, 16, 12, tzinfo=UTC)
@@ -70,12 +70,12 @@ def test_a_terminal_is_shown_names_as_they_are_and_obeys_none(location: str, mor
 
 def test_nothing_of_a_name_is_taken_for_markup() -> None:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(rows_table([Row(NOON, ODD, "avg", 1, 1.0, 1.0, 1.0)], "[bold]odd", is_top=False))
+    screen.print(rows_table([QueryRow(NOON, ODD, "avg", 1, 1.0, 1.0, 1.0)], "[bold]odd", is_top=False))
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     for text in ("[red]", "[/red]", "[bold]odd", r"\x1b", "noon", "nameless"):
         assert text in shown
     assert is_harmless(shown)
-    drawn = plot([Row(NOON, ODD, "avg", 1, 1.0, 1.0, 1.0)], "\x1bodd", 80)
+    drawn = plot([QueryRow(NOON, ODD, "avg", 1, 1.0, 1.0, 1.0)], "\x1bodd", 80)
     assert r"\x1bodd" in drawn
     assert "\x1bodd" not in drawn
     assert "\x07" not in drawn

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.consume.backoff_policy import Backoff, BackoffPolicy
+from penstock.consume.backoff_policy import BackoffPolicy, RetryDelay
 from penstock.errors import ConfigError
 
 chances = st.floats(0, 1, exclude_max=True)
@@ -18,7 +18,7 @@ def test_every_delay_lies_between_the_jitter_and_the_limit(failures: int, chance
 
 
 def test_delays_double_up_to_the_limit_and_begin_again_after_a_success() -> None:
-    backoff = Backoff(BackoffPolicy(first=1.0, limit=5.0), chance=lambda: 0.0)
+    backoff = RetryDelay(BackoffPolicy(first=1.0, limit=5.0), chance=lambda: 0.0)
 
     assert [backoff.failed() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
     backoff.succeeded()

@@ -135,7 +135,7 @@ def test_the_columns_are_what_protobufs_own_objects_say(made: list[ExportMetrics
     decoded = decode(*made)
     found, expected = totals(decoded.chunks), reference.read(made)
 
-    assert not decoded.account.errors
+    assert not decoded.outcomes.errors
     assert {series: total.count for series, total in found.items()} == {
         series: total.count for series, total in expected.items()
     }
@@ -156,7 +156,7 @@ def test_a_damaged_request_is_refused_alone_or_read(made: ExportMetricsServiceRe
 
     decoded = decoder().decode(Format.OTLP, [whole, bytes(damaged), whole])
 
-    assert {0, 2}.isdisjoint(decoded.account.errors)
+    assert {0, 2}.isdisjoint(decoded.outcomes.errors)
     assert sum(len(chunk) for chunk in decoded.chunks if chunk.metric == "good" and chunk.kind is Kind.GAUGE) >= 2
 
 
@@ -167,7 +167,7 @@ def body_of(point: bytes, field: int = 5, more: bytes = b"") -> bytes:
 
 
 def rows(decoded: Decoded) -> list[dict[str, Any]]:
-    assert not decoded.account.errors
+    assert not decoded.outcomes.errors
     return [row for chunk in decoded.chunks for row in chunk.points.to_pylist()]
 
 
@@ -222,8 +222,8 @@ def test_a_summary_becomes_what_prometheus_makes_of_it() -> None:
 def test_a_sum_that_does_not_say_what_it_is_is_refused() -> None:
     decoded = decode(request(counter("c", (NOW, 1.0), temporality=0), gauge("g", 1.0)))
 
-    assert decoded.account.rejected.tolist() == [1]
-    assert "delta or cumulative" in decoded.account.messages[0][0]
+    assert decoded.outcomes.rejected.tolist() == [1]
+    assert "delta or cumulative" in decoded.outcomes.messages[0][0]
     assert [chunk.metric for chunk in decoded.chunks] == ["g"]
 
 

@@ -82,7 +82,7 @@ def test_the_mark_of_a_series_that_ended_is_no_value() -> None:
     )
 
     assert len(rows(decoded)) == 1
-    assert not decoded.account.rejected.any()
+    assert not decoded.outcomes.rejected.any()
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_bad_sample_is_refused_alone(body: bytes, rejected: int, message: str)
 
     decoded = decode(decoder(), good, body, good)
 
-    assert decoded.account.rejected.tolist() == [0, rejected, 0]
-    assert message in str(decoded.account.messages[1])
+    assert decoded.outcomes.rejected.tolist() == [0, rejected, 0]
+    assert message in str(decoded.outcomes.messages[1])
     assert len([row for row in rows(decoded) if row[0] == "good"]) == 2
 
 
@@ -112,7 +112,7 @@ def test_what_is_not_a_write_is_refused_alone(body: bytes) -> None:
 
     decoded = decode(decoder(), good, body, good)
 
-    assert list(decoded.account.errors) == [1]
+    assert list(decoded.outcomes.errors) == [1]
     assert [row[0] for row in rows(decoded)] == ["good", "good"]
 
 
@@ -123,7 +123,7 @@ def test_of_names_that_no_metric_may_have_no_type_is_remembered() -> None:
 
     decoded = decode(using, b"".join(told) + write(({"__name__": "fine"}, [(MILLIS, 1.0)])))
 
-    assert not decoded.account.errors
+    assert not decoded.outcomes.errors
     assert using._remote_write.types == {"fine": 1}
 
 

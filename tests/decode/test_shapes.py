@@ -14,7 +14,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
-from penstock.decode.otlp import request as otlp
+from penstock.decode.otlp import reader as otlp
 from penstock.decode.outcome import Format
 from penstock.testing import FakeClock
 from tests.decode.test_otlp import requests
@@ -30,7 +30,7 @@ def decoder(**config: Any) -> Decoder:
 
 def forgetful(**config: Any) -> Decoder:
     """One that knows no shapes."""
-    with patch.object(otlp, "_SHAPES", 0):
+    with patch.object(otlp, "_SHAPES_BYTES", 0):
         return decoder(**config)
 
 
@@ -45,9 +45,9 @@ def told(decoded: Decoded) -> tuple[Any, ...]:
         for chunk in decoded.chunks
         for row in chunk.points.to_pylist()
     ]
-    account = decoded.account
-    messages = {request: sorted(told) for request, told in account.messages.items()}
-    return sorted(rows), account.errors, account.rejected.tolist(), messages
+    outcomes = decoded.outcomes
+    messages = {request: sorted(told) for request, told in outcomes.messages.items()}
+    return sorted(rows), outcomes.errors, outcomes.rejected.tolist(), messages
 
 
 def everything(step: int, rng: random.Random, routes: Sequence[str] = ("a", "b", "cc")) -> ExportMetricsServiceRequest:
@@ -185,7 +185,7 @@ def test_points_without_a_time_are_refused_though_their_shape_is_known() -> None
     late = body.replace(struct.pack("<Q", NOW), struct.pack("<Q", NOW * 2), 1)
     decoded = using.decode(Format.OTLP, [late, body])
 
-    assert decoded.account.rejected.tolist() == [1, 0]
+    assert decoded.outcomes.rejected.tolist() == [1, 0]
     assert sum(map(len, decoded.chunks)) == 3
 
 
@@ -218,7 +218,7 @@ def test_a_sender_that_shuffles_its_series_costs_few_shapes() -> None:
 
 
 def test_shapes_are_bounded_and_make_room_for_those_that_are_needed() -> None:
-    with patch.object(otlp, "_SHAPES", 20_000):
+    with patch.object(otlp, "_SHAPES_BYTES", 20_000):
         using = decoder()
     old, new = (
         [request(gauge("cpu", 1.0, host=f"{age}{n}")).SerializeToString() for n in range(100)] for age in ("old", "new")
@@ -237,7 +237,7 @@ def test_shapes_are_bounded_and_make_room_for_those_that_are_needed() -> None:
 
 
 def test_what_a_shape_says_of_its_sender_counts_too() -> None:
-    with patch.object(otlp, "_SHAPES", 20_000):
+    with patch.object(otlp, "_SHAPES_BYTES", 20_000):
         using = decoder()
     for number in range(5):
         resource = {"service.name": "shop", "long": str(number) * 15_000}

@@ -616,18 +616,10 @@ class TestFailover:
             assert sender.stats().queue.dead_lettered == 1
         assert sender.stats().data_loss == 1
 
-    @pytest.mark.parametrize(
-        "failover",
-        [
-            FailoverConfig(drain_interval=0.02, max_size=3),
-            FailoverConfig(drain_interval=0.02, max_bytes=3 * len(numbered(1)[0])),
-        ],
-    )
     def test_dead_letters_of_it_that_find_no_room_in_memory_either_are_lost_and_counted(
         self,
         queue: FastQueue,
         full: Callable[[bool], None],
-        failover: FailoverConfig,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -636,6 +628,7 @@ class TestFailover:
 
         exporter = FailingExporter()
         exporter.fail_with(PermanentExportError("400"))
+        failover = FailoverConfig(drain_interval=0.02, max_bytes=3 * len(numbered(1)[0]))
         with SendQueue(queue, exporter, quick(failover=failover)) as sender:
             with monkeypatch.context() as patch:
                 patch.setattr(queue, "bury", refuse)

@@ -73,8 +73,8 @@ def test_points_beyond_a_limit_are_refused_with_the_reason(
 
     decoded = decode(request(*metrics, gauge("m", 2.0), resource={}), using=using)
 
-    assert decoded.account.reasons == {reason: 1}
-    assert decoded.account.rejected.tolist() == [1]
+    assert decoded.outcomes.reasons == {reason: 1}
+    assert decoded.outcomes.rejected.tolist() == [1]
     assert [chunk.points["value"].to_pylist() for chunk in decoded.chunks] == [[2.0]]
 
 
@@ -101,8 +101,8 @@ def test_a_histogram_that_counts_more_than_can_be_added_up_is_refused(kind: Call
     for temporality in (AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA, CUMULATIVE):
         using = decoder()
         decoded = decode(request(kind(NOW + SECOND, temporality, 1, count), gauge("m", 2.0), resource={}), using=using)
-        assert decoded.account.reasons == {Refusal.MALFORMED: 1}
-        assert decoded.account.rejected.tolist() == [1]
+        assert decoded.outcomes.reasons == {Refusal.MALFORMED: 1}
+        assert decoded.outcomes.rejected.tolist() == [1]
         assert [chunk.points["value"].to_pylist() for chunk in decoded.chunks] == [[2.0]]
 
 
@@ -111,7 +111,7 @@ def test_a_cumulative_histogram_may_have_counted_for_ages(kind: Callable[..., Me
     using = decoder(initial_value="drop")
     decode(request(kind(NOW + SECOND, CUMULATIVE, 1, 2**50), resource={}), using=using)
     decoded = decode(request(kind(NOW + 2 * SECOND, CUMULATIVE, 3, 2**50 + 5), resource={}), using=using)
-    assert decoded.account.reasons == {}
+    assert decoded.outcomes.reasons == {}
     assert [sum(chunk.points["count"].to_pylist()) for chunk in decoded.chunks] == [7]
 
 
@@ -140,7 +140,7 @@ def test_metrics_whose_series_have_expired_make_room_for_others() -> None:
     clock = FakeClock(NOW / SECOND)
     using = Decoder(IntakeConfig(expiry=60, max_metrics=2), clock)
     decode(request(gauge("old", 1.0), gauge("older", 1.0)), using=using)
-    assert decode(request(gauge("new", 1.0)), using=using).account.reasons == {Refusal.METRICS: 1}
+    assert decode(request(gauge("new", 1.0)), using=using).outcomes.reasons == {Refusal.METRICS: 1}
     clock.advance(100)
     using.expire()
     assert sample(using, "penstock_receive_metrics") == 0
@@ -165,17 +165,17 @@ def test_labels_that_are_long_because_of_what_nobody_reads_are_refused() -> None
     using = decoder(max_labels=2, max_label_name=10, max_label_value=10)
     many: Any = {f"l{place}": "1" for place in range(10)}
     for made in (gauge("m", 1.0, a="1", b="x" * 100), gauge("m", 1.0, **many)):
-        assert decode(request(made, resource={}), using=using).account.reasons == {Refusal.LABELS: 1}
+        assert decode(request(made, resource={}), using=using).outcomes.reasons == {Refusal.LABELS: 1}
     resource = {f"r{place}": "1" for place in range(10)}
     decoded = decode(request(gauge("m", 1.0), resource=resource), using=using)
-    assert decoded.account.reasons == {Refusal.LABELS: 1}
+    assert decoded.outcomes.reasons == {Refusal.LABELS: 1}
     assert not using._otlp.namespaces
 
 
 def test_a_metrics_name_fits_into_every_table_however_long_a_labels_may_be() -> None:
     using = decoder(max_label_name=100_000)
     decoded = decode(request(gauge("m" * 512, 1.0), gauge("m" * 513, 2.0), resource={}), using=using)
-    assert decoded.account.reasons == {Refusal.LABELS: 1}
+    assert decoded.outcomes.reasons == {Refusal.LABELS: 1}
     assert [chunk.metric for chunk in decoded.chunks] == ["m" * 512]
 
 

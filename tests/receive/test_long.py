@@ -92,7 +92,7 @@ def test_a_series_of_many_samples_is_read_whole() -> None:
     )
     for requests in (1, 60):
         decoded = decoder().decode(Format.REMOTE_WRITE, [series(samples)] * requests)
-        assert not decoded.account.errors
+        assert not decoded.outcomes.errors
         assert sum(map(len, decoded.chunks)) == count * requests
 
 
@@ -101,7 +101,7 @@ def test_a_point_of_many_fields_is_read_whole_and_a_broken_one_is_refused() -> N
     whole = otlp(metric(b"m", field(0x0A, filler + POINT + filler)))
     broken = otlp(metric(b"m", field(0x0A, filler + POINT + b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")))
     decoded = decoder().decode(Format.OTLP, [whole, broken])
-    assert list(decoded.account.errors) == [1]
+    assert list(decoded.outcomes.errors) == [1]
     assert [len(chunk) for chunk in decoded.chunks] == [1]
 
 

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from penstock.decode.config import IntakeConfig
 from penstock.decode.otlp.walk import CUMULATIVE, SUM, Family, walk
 from penstock.decode.outcome import Answer, Format, Status
-from penstock.decode.stream_homes import Homes
+from penstock.decode.stream_owners import StreamOwners
 from penstock.receive import peer, peer_wire
 from penstock.receive import peers as peers_module
 from penstock.receive.bodies import Encoding
@@ -34,7 +34,7 @@ class Process:
     def __init__(self, folder: Path, own: int, count: int, config: IntakeConfig | None = None) -> None:
         self.sink = KeepingSink()
         self.relay = KeepingSink()
-        self.peers = Peers(folder, Homes(own, count), int((config or IntakeConfig()).max_held))
+        self.peers = Peers(folder, StreamOwners(own, count), int((config or IntakeConfig()).max_held))
         self.intake = Intake(self.sink, self.relay, config, began=BEGAN, peers=self.peers)
         self.answers: list[tuple[Any, Answer]] = []
 
@@ -74,16 +74,16 @@ def together(acts: list[Callable[[], object]]) -> None:
         thread.join()
 
 
-def kept_by(home: int, count: int = 2) -> str:
+def kept_by(owner: int, count: int = 2) -> str:
     """The name of a counter that lives there."""
     body = request(counter("c", (NOW, 1.0))).SerializeToString()
     place = next(walk(body))
-    homes = Homes(0, count)
+    owners = StreamOwners(0, count)
     names = (f"c{number}" for number in range(1000))
     return next(
         name
         for name in names
-        if homes.of_family(Family(place.resource, place.scope, name.encode(), SUM, CUMULATIVE, 1)) == home
+        if owners.of_family(Family(place.resource, place.scope, name.encode(), SUM, CUMULATIVE, 1)) == owner
     )
 
 
@@ -247,7 +247,7 @@ def test_a_request_that_fails_here_while_its_part_is_under_way_goes_on_for_nobod
 ) -> None:
     here, there = make()
     with monkeypatch.context() as failing:
-        failing.setattr(here.intake._decoder, "_read_otlp", lambda *_: 1 / 0)
+        failing.setattr(here.intake._decoder, "_otlp_rows", lambda *_: 1 / 0)
         assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.BAD
         wait_until(lambda: there.sink.chunks)
 

@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import Me
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.otlp.walk import CUMULATIVE, SUM, Family, walk
-from penstock.decode.stream_homes import Homes
+from penstock.decode.stream_owners import StreamOwners
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.model.segment import read, sealed
 from penstock.testing import wait_until
@@ -83,7 +83,7 @@ class Program:
         return self._post("/v1/metrics", self.otlp().SerializeToString(), OTLP)
 
     def write(self) -> int:
-        """The orders as Prometheus writes them: in two series, which may have two homes."""
+        """The orders as Prometheus writes them: in two series, which may have two owners."""
         self._last = now = max(time.time_ns(), self._last + 1_000_000)
         series = [
             (
@@ -184,10 +184,10 @@ def test_senders_that_change_connection_for_every_request_are_counted_exactly(tm
     assert 'status="broken"' not in text.split("penstock_handover_requests_total", 1)[1].split("# ")[0]
 
 
-def home_of(program: Program, name: str, processes: int) -> int:
+def owner_of(program: Program, name: str, processes: int) -> int:
     """The process that keeps that counter of the program."""
     place = next(walk(program.otlp().SerializeToString()))
-    return Homes(0, processes).of_family(Family(place.resource, place.scope, name.encode(), SUM, CUMULATIVE, 1))
+    return StreamOwners(0, processes).of_family(Family(place.resource, place.scope, name.encode(), SUM, CUMULATIVE, 1))
 
 
 @pytest.mark.timeout(300)
@@ -196,8 +196,8 @@ def test_a_process_that_is_killed_costs_its_streams_what_came_up_to_their_next_p
 ) -> None:
     with Running(tmp_path, processes="2") as running:
         programs = [Program(number, running.port) for number in range(8)]
-        homes = {program.name: home_of(program, "orders", 2) for program in programs}
-        assert set(homes.values()) == {0, 1}
+        owners = {program.name: owner_of(program, "orders", 2) for program in programs}
+        assert set(owners.values()) == {0, 1}
         reports = Counter[str]()
 
         def act(program: Program, orders: int) -> None:
@@ -212,7 +212,7 @@ def test_a_process_that_is_killed_costs_its_streams_what_came_up_to_their_next_p
         assert 'child_restarts_total{child="receiver-1"} 1.0' in running.ask("/metrics")[1]
         assert running.stop() == 0, running.text()
 
-    assert totals(tmp_path, "orders") == {name: 101.0 if home else 111.0 for name, home in homes.items()}
+    assert totals(tmp_path, "orders") == {name: 101.0 if owner else 111.0 for name, owner in owners.items()}
     # What adds up by itself: a request that was refused, or whose process died, was not taken, or is sent again.
     for name, count in totals(tmp_path, "reports").items():
         assert reports[name] <= count <= reports[name] + 1
@@ -223,7 +223,7 @@ def test_a_process_that_hangs_is_told_in_time_and_nothing_is_counted_twice_when_
     with Running(tmp_path, processes="2") as running:
         program = Program(0, running.port)
         until_taken(program.more(100).report)
-        victim = running.workers()[home_of(program, "orders", 2)]
+        victim = running.workers()[owner_of(program, "orders", 2)]
         program.more(10)
         victim.suspend()
         try:

@@ -9,7 +9,7 @@ from penstock.config.tree import ServiceConfig
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoder
 from penstock.decode.outcome import Format
-from penstock.decode.stream_homes import Bodies, Homes
+from penstock.decode.stream_owners import HandoverBodies, StreamOwners
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.service.queues import beside
 from penstock.service.stream_handover import MEMORY, share_out
@@ -31,8 +31,8 @@ class Runs:
         """What all of them count while each stream gains 2; one may be killed in the end."""
         config = load(ServiceConfig, text=f"data_dir: {self.folder}\nprocesses: {count}").config
         share_out(config)
-        homes = [Homes(own, count) if count > 1 else None for own in range(count)]
-        processes = [Decoder(IntakeConfig(), self.clock, homes=one) for one in homes]
+        owners = [StreamOwners(own, count) if count > 1 else None for own in range(count)]
+        processes = [Decoder(IntakeConfig(), self.clock, owners=one) for one in owners]
         paths = [Path(beside(config.resolved(MEMORY), index)) for index in range(count)]
         for process, path in zip(processes, paths, strict=True):
             process.restore(path)
@@ -51,10 +51,11 @@ class Runs:
         written = write_request([({"__name__": "w_total", "n": n}, [(time // 1_000_000, value)]) for n in NAMES])
         total = 0.0
         for kind, body in ((Format.OTLP, otlp), (Format.REMOTE_WRITE, written)):
-            elsewhere: Bodies = {}
-            decoded = processes[0].decode(kind, [body], hand_on=lambda bodies, _, to=elsewhere: to.update(bodies))  # type: ignore[misc]
+            elsewhere: HandoverBodies = {}
+            decoded = processes[0].decode(kind, [body], hand_over=lambda bodies, _, to=elsewhere: to.update(bodies))  # type: ignore[misc]
             handed = [
-                processes[home].decode(kind, list(parts.values()), settled=[0]) for home, parts in elsewhere.items()
+                processes[owner].decode(kind, list(parts.values()), handed_over=[0])
+                for owner, parts in elsewhere.items()
             ]
             chunks = [chunk for one in (decoded, *handed) for chunk in one.chunks]
             total += sum(row["value"] for chunk in chunks for row in chunk.points.to_pylist())

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.model.partial import PARTIALS
 from penstock.spark import job
-from penstock.spark.job import Gate, JobConfig, resume_point
+from penstock.spark.job import BatchGate, JobConfig, resume_point
 from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
 from penstock.spark.source import SegmentStream
 from penstock.tables import delta, parquet, postgres
@@ -121,7 +121,7 @@ class Engine:
         assert log.start is not None
         limits = {"files": config.max_files} if config.max_files else {}
         source = SegmentStream(folder, limits, log.start, log.first_end, config.retain_segments, tasks=2)
-        write = job._into(self.tables, folder, log, config, Gate())  # type: ignore[arg-type]
+        write = job._into(self.tables, folder, log, config, BatchGate())  # type: ignore[arg-type]
         while True:
             if len(log.offsets) == log.done:
                 start = log.offsets[-1] if log.offsets else log.start

@@ -20,7 +20,7 @@ from penstock.model.share import Share
 from penstock.spark.pieces import Piece
 from penstock.spark.segment_folder import SegmentFolder
 from penstock.spark.source import SegmentSource
-from penstock.spark.supervisor import Progress, _Listener
+from penstock.spark.supervisor import JobProgress, _Listener
 
 PARTS = of_points([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])])
 
@@ -233,7 +233,7 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(tmp_path: Path, option
 def test_progress_adds_up_over_batches() -> None:
     batch = SimpleNamespace(numInputRows=10, processedRowsPerSecond=5.0, batchDuration=2000)
     event: Any = SimpleNamespace(progress=batch)
-    progress, shown = Progress(), []
+    progress, shown = JobProgress(), []
     listener = _Listener(progress, lambda found: shown.append(found.rows))
     listener.onQueryProgress(event)
     listener.onQueryProgress(event)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, BufferStrategy
-from penstock.batch.drain import rouse
-from penstock.batch.drain_threads import is_of_crew
+from penstock.batch.drain import wake_owner
+from penstock.batch.drain_threads import drains_for
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Lane
 from penstock.batch.waiting import AsyncWaiter, ThreadWaiter, WakeLine
@@ -23,12 +23,12 @@ class Admission:
     Threads: every method may be called from any thread.
     """
 
-    def __init__(self, queue_name: str, config: BatchQueueConfig, layout: Layout, clock: Clock, crew: object) -> None:
+    def __init__(self, queue_name: str, config: BatchQueueConfig, layout: Layout, clock: Clock, served: object) -> None:
         self.interrupted = False  # a producer may have been interrupted between taking a slot and using it
         self._queue_name = queue_name
         self._layout = layout
         self._clock = clock
-        self._crew = crew
+        self._served = served
         self._byte_limit = config.buffer_bytes
         self._size_of = config.size_of
         self._patience = None if config.strategy is BufferStrategy.BLOCKING else 0.0
@@ -55,12 +55,12 @@ class Admission:
             partition = lane.partition
             granted = partition.offer(lane, items, sizes, None)
             if partition.asleep:
-                rouse(partition.asleep)
+                wake_owner(partition.asleep)
             if granted == len(items):
                 return granted
             patience = self.patience(timeout)
             # A drain thread of this queue would wait for itself, or for one that waits for it.
-            if patience != 0 and not partition.closed and not is_of_crew(self._crew):
+            if patience != 0 and not partition.closed and not drains_for(self._served):
                 granted += self._wait(lane, items[granted:], sizes and sizes[granted:], patience)
         except BaseException:
             self.interrupted = True
@@ -76,9 +76,9 @@ class Admission:
         try:
             granted = partition.offer(lane, items, sizes, None)
             if partition.asleep:
-                rouse(partition.asleep)
+                wake_owner(partition.asleep)
             # Also a drain thread of this queue may run a loop, which is then no less a reason not to wait for itself.
-            if granted < len(items) and patience != 0 and not partition.closed and not is_of_crew(self._crew):
+            if granted < len(items) and patience != 0 and not partition.closed and not drains_for(self._served):
                 granted += await self._wait_async(lane, items[granted:], sizes and sizes[granted:], patience)
         except asyncio.CancelledError:
             raise  # it comes while we wait, and costs nothing
@@ -94,13 +94,13 @@ class Admission:
         waiter = ThreadWaiter(lane, items, sizes, self._line)
         try:
             if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
-                rouse(partition.asleep)
+                wake_owner(partition.asleep)
                 self._hint_at_idle_threads()
                 waiter.wait(patience)
         finally:
             granted = partition.withdraw(waiter)
             waiter.leave()
-            rouse(partition.asleep)
+            wake_owner(partition.asleep)
         return granted
 
     async def _wait_async(
@@ -110,12 +110,12 @@ class Admission:
         waiter = AsyncWaiter(lane, items, sizes)
         try:
             if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
-                rouse(partition.asleep)
+                wake_owner(partition.asleep)
                 self._hint_at_idle_threads()
                 await waiter.wait(patience)
         finally:
             granted = partition.withdraw(waiter)
-            rouse(partition.asleep)
+            wake_owner(partition.asleep)
         return granted
 
     def _sizes(self, items: Sequence[Any], limit: int) -> list[int]:
@@ -134,7 +134,7 @@ class Admission:
             self._sizes(items, self._byte_limit)
 
     def refuse_all(self, items: Sequence[Any]) -> None:
-        """Count items that nobody tried to put in, since one before them was turned away."""
+        """Count items that were not tried, since one before them was turned away."""
         for item in items:
             lane = self._layout.lane_for(item)
             lane.partition.leave_out(lane)

@@ -52,7 +52,7 @@ class BatchQueueConfig:
     buffer_bytes      the most bytes that a partition holds, as `size_of` (by default `len`) counts them
     strategy          what a full partition does to its producer
     consumer          takes whole batches of all types; without it, batches go to the handlers by exact type
-    error_handler     gets (batch, error) of a batch that a handler failed on, or that nobody could take
+    error_handler     gets (batch, error) of a batch that a handler failed on, or that has no handler
     min_idle          the pause before `on_idle` after data; it doubles up to max_idle while nothing comes
     max_batch         the most items in one `consume`
     balancer          moves partitions between threads every `balance_interval` seconds
@@ -153,4 +153,4 @@ def _check_function(field: str, function: object) -> None:
     if function is not None and not callable(function):
         raise ConfigError(f"{field} must be a function, got {function!r}")
     if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"{field} must not be a coroutine function, nobody would await it: got {function!r}")
+        raise ConfigError(f"{field} must not be a coroutine function, it would never be awaited: got {function!r}")

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, ErrorHandler
-from penstock.batch.idle_exclusion import Gate
+from penstock.batch.idle_exclusion import IdleExclusion
 from penstock.batch.idle_pace import IdlePace
 from penstock.batch.partition import Lane, Partition, Registration
 from penstock.clock import Clock
@@ -164,7 +164,7 @@ class DrainTask:
             return
         was_closed = partition.closed
         if was_closed and partition.is_quiet():
-            self._on_quiet(partition)  # and the token stays with us: nobody will need it
+            self._on_quiet(partition)  # and the task keeps the token: it is not needed again
             return
         self._put_token_back(partition, was_closed)
 
@@ -172,7 +172,7 @@ class DrainTask:
         partition.asleep.append(partition)
         # Only now is it certain that a producer (or `close`, or a new owner) that came after our look saw the token.
         if partition.has_items() or partition.closed != was_closed or partition.owner is not self:
-            rouse(partition.asleep)
+            wake_owner(partition.asleep)
 
     def _dispatch(self, registration: Registration, batch: list[Any], parts: Sequence[tuple[Lane, int]]) -> None:
         """Have the batch consumed, of which each lane brought its part; or have the error handler get it."""
@@ -182,7 +182,7 @@ class DrainTask:
         if consume is None:
             for lane, count in parts:
                 lane.unregistered += count
-            self._nobody_for(registration, batch)
+            self._report_unhandled(registration, batch)
         elif (error := _error_of(consume, batch, registration.gate)) is None:
             for lane, count in parts:
                 lane.consumed += count
@@ -191,7 +191,7 @@ class DrainTask:
                 lane.errors += count
             self._failed(registration, batch, error)
 
-    def _nobody_for(self, registration: Registration, batch: list[Any]) -> None:
+    def _report_unhandled(self, registration: Registration, batch: list[Any]) -> None:
         if not registration.unregistered_logged:
             registration.unregistered_logged = True
             log.warning("Dropping items without a handler. queue=%s type=%s", self.queue_name, registration.type)
@@ -264,20 +264,22 @@ def call_on_idle(registration: Registration, queue_name: str) -> None:
             gate.leave_alone()
 
 
-def rouse(asleep: list[Partition]) -> None:
-    """Have the partition drained whose token this is, unless somebody else gets there first.
+def wake_owner(asleep: list[Partition]) -> None:
+    """Have the partition drained whose token this is, unless another thread takes the token first.
 
     The token goes from one place to the other within one call into C: a signal handler that raises (Ctrl-C) between
-    two calls would otherwise leave it nowhere, and the partition without anybody who drains it.
+    two calls would otherwise leave it nowhere, and the partition without a thread that drains it.
     """
     try:
         inbox = asleep[0].owner.inbox()
         any(map(inbox.put, iter(asleep.pop, None)))
     except IndexError:
-        pass  # the token is gone, by us or by somebody else
+        pass  # the token is gone, taken by this thread or another
 
 
-def _error_of(consume: Callable[[list[Any]], object], batch: list[Any], gate: Gate | None) -> BaseException | None:
+def _error_of(
+    consume: Callable[[list[Any]], object], batch: list[Any], gate: IdleExclusion | None
+) -> BaseException | None:
     """What `consume` raised, if anything."""
     if gate is not None:
         gate.enter()
@@ -292,7 +294,7 @@ def _error_of(consume: Callable[[list[Any]], object], batch: list[Any], gate: Ga
 
 
 def report_batch(handler: ErrorHandler | None, queue_name: str, batch: list[Any], error: BaseException) -> None:
-    """Give the batch to the error handler, who may fail in turn."""
+    """Give the batch to the error handler, which may fail in turn."""
     if handler is None:
         return
     try:

@@ -3,10 +3,10 @@
 import threading
 
 
-class Gate:
+class IdleExclusion:
     """Many may be inside together, or one alone.
 
-    Blocks: `enter` waits while somebody is alone inside; `try_alone` never waits.
+    Blocks: `enter` waits while a thread is alone inside; `try_alone` never waits.
     """
 
     __slots__ = ("_alone", "_free", "_inside")
@@ -15,7 +15,7 @@ class Gate:
         self.reset()
 
     def reset(self) -> None:
-        """Nobody is inside: also in the child of a fork, whatever the parent's threads were doing."""
+        """No thread is inside: also in the child of a fork, whatever the parent's threads were doing."""
         # _free's lock guards everything below.
         self._free = threading.Condition(threading.Lock())
         self._inside = 0

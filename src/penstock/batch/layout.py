@@ -6,7 +6,7 @@ from itertools import count
 
 from penstock.batch.config import BatchQueueConfig, Handler, HandlerConsumer
 from penstock.batch.drain import DrainTask
-from penstock.batch.idle_exclusion import Gate
+from penstock.batch.idle_exclusion import IdleExclusion
 from penstock.batch.partition import Lane, Partition, Registration, Route
 from penstock.batch.selector import stable_hash
 from penstock.errors import QueueClosed
@@ -94,7 +94,7 @@ class Layout:
         registration = self.registrations.get(kind)
         if registration is None:
             several = self._spreads or self._config.consumer is not None
-            registration = self.registrations[kind] = Registration(kind, Gate() if several else None)
+            registration = self.registrations[kind] = Registration(kind, IdleExclusion() if several else None)
         return registration
 
     def _open_lane_locked(self, registration: Registration, partition: Partition) -> Lane:
@@ -229,5 +229,5 @@ def callbacks(handler: Handler) -> tuple[Callable[..., object], Callable[[], obj
     consume: Callable[..., object] = getattr(handler, "consume", handler)  # type: ignore[arg-type]
     on_idle = getattr(handler, "on_idle", None)
     if getattr(type(handler), "on_idle", None) is HandlerConsumer.on_idle:
-        on_idle = None  # the inherited one does nothing: nobody needs to be woken for it
+        on_idle = None  # the inherited one does nothing: no thread needs to wake up for it
     return consume, on_idle

@@ -1,19 +1,19 @@
 """One bounded buffer: lanes of items by type, the room that is left, and the token that says who may drain it.
 
 Room. Every slot of a partition is in exactly one of five places, and their sum is the capacity at all times:
-    spare      a number, guarded by the lock: slots that nobody has
+    spare      a number, guarded by the lock: slots that are free
     credits    a list, at most CREDITS long: slots that single producers take without the lock, by `pop`;
                each of them is `asleep`, at which the producer has to look next
     in flight  popped, not yet appended: one per producer, for the time of two bytecodes
     held       items in the lanes
     waiting    none: a producer waits only when spare and credits are empty
 So the bound is exact without a lock per item, and "closed, and spare equals the capacity" proves that nothing is held
-and nobody is about to append: this is how `close` knows that it has seen the last item.
+and no producer is about to append: this is how `close` knows that it has seen the last item.
 
-The token. `asleep` holds the partition itself while nobody drains it, and is empty while somebody does. Who pops it
+The token. `asleep` holds the partition itself while it is not drained, and is empty while it is. A thread that pops it
 must see to it that the partition is drained: a producer by submitting it to its owner, an owner by draining it.
 A producer appends the item, then looks at `asleep`; a drainer puts the token back, then looks at the lanes. In any
-interleaving one of the two sees the other, so no item is left without somebody who will come for it.
+interleaving one of the two sees the other, so no item is left without a thread that will drain it.
 
 What is relied on: `list.append`, `list.extend` of a list, `list.pop`, slice reads and slice deletion of lists are each
 atomic and seen in one order by all threads. The language's FAQ on thread-safe operations promises the former; the
@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.batch.idle_exclusion import Gate
+from penstock.batch.idle_exclusion import IdleExclusion
 from penstock.batch.waiting import Waiter
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Registration:
 
     __slots__ = ("consume", "gate", "lanes", "on_idle", "type", "unregistered_logged", "weight")
 
-    def __init__(self, type_: type, gate: Gate | None) -> None:
+    def __init__(self, type_: type, gate: IdleExclusion | None) -> None:
         self.type = type_
         self.consume: Callable[[list[Any]], object] | None = None
         self.on_idle: Callable[[], object] | None = None
@@ -67,7 +67,7 @@ class Lane:
         self.sizes: list[int] = []  # beside `items` where bytes are limited
         self.taken = 0  # guarded by the partition's lock, like `dropped`
         self.dropped = 0
-        self.consumed = 0  # these belong to whoever holds the partition's token
+        self.consumed = 0  # these belong to the holder of the partition's token
         self.errors = 0
         self.unregistered = 0
         self.idle_mark = 0
@@ -105,7 +105,7 @@ class Partition:
     # Producers
 
     def put_all(self, lane: Lane, items: Sequence[Any], count: int) -> bool:
-        """Append all `count` of `items` if that is simple: there is room, nobody waits, nobody counts bytes."""
+        """Append all `count` of `items` if that is simple: there is room, no waiter, no limit of bytes."""
         with self._lock:
             spare = self._spare - count
             if spare < 0 or self._waiters or not self._takes_many:
@@ -164,7 +164,7 @@ class Partition:
             count, size = self._fitting_locked(sizes, start, min(wanted, self._spare))
         elif wanted > self._spare:
             count = self._spare
-        elif wanted == 1 and not self._waiters:  # whoever came later would take a credit past those who wait
+        elif wanted == 1 and not self._waiters:  # a later producer would take a credit past those who wait
             credit = min(self._spare - 1, CREDITS - len(self.credits))
         if not count:
             return 0
@@ -194,7 +194,7 @@ class Partition:
             return False
         return True
 
-    # The drainer, who holds the token
+    # The drainer, which holds the token
 
     def has_items(self) -> bool:
         for lane in self.lanes:  # noqa: SIM110 - a generator costs more than the loop
@@ -250,7 +250,7 @@ class Partition:
                 self._waiters.popleft()
 
     def is_quiet(self) -> bool:
-        """Closed, nothing held, nobody about to append."""
+        """Closed, nothing held, no producer about to append."""
         with self._lock:
             return self.closed and self._spare >= self.capacity  # more, if a slot was forgiven that was not lost
 
@@ -260,7 +260,7 @@ class Partition:
             if self.closed:
                 self._spare = self.capacity - sum(len(lane.items) for lane in self.lanes)
 
-    # Anybody
+    # Any thread
 
     def used(self) -> tuple[int, int]:
         """Items and bytes held."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from operator import countOf
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.batch.drain import rouse
+from penstock.batch.drain import wake_owner
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 try:
     from mypy_extensions import mypyc_attr
-except ImportError:  # it only speaks to the compiler, so nobody else needs to have it
+except ImportError:  # it only speaks to the compiler, so it is not needed at run time
 
     def mypyc_attr(*attrs: str, **kwattrs: object) -> Callable[[T], T]:
         return lambda cls: cls
@@ -60,7 +60,7 @@ class Producing:
             self._admission.interrupted = True
             raise
         if asleep:
-            rouse(asleep)
+            wake_owner(asleep)
         return True
 
     def _produce_routed(self, item: object, timeout: float | None) -> bool:
@@ -76,7 +76,7 @@ class Producing:
             self._admission.interrupted = True
             raise
         if asleep:
-            rouse(asleep)
+            wake_owner(asleep)
         return True
 
     def produce_many(self, items: Iterable[object], timeout: float | None = None) -> int:
@@ -96,7 +96,7 @@ class Producing:
         if not partition.put_all(lane, batch, count):
             return self._admission.admit(lane, batch, timeout)
         if partition.asleep:
-            rouse(partition.asleep)
+            wake_owner(partition.asleep)
         return count
 
     def _produce_mixed(self, batch: list[object], timeout: float | None) -> int:
@@ -121,7 +121,7 @@ class Producing:
             else:
                 accepted += 1
                 if asleep:
-                    rouse(asleep)
+                    wake_owner(asleep)
         return accepted
 
 
@@ -140,7 +140,7 @@ def one_by_one(lane: "Lane", admission: "Admission") -> "Producer[T]":
             admission.interrupted = True
             raise
         if asleep:
-            rouse(asleep)
+            wake_owner(asleep)
         return True
 
     return emit
@@ -156,14 +156,14 @@ def in_batches(lane: "Lane", admission: "Admission") -> "BatchProducer[T]":
         if not count or not partition.put_all(lane, batch, count):
             return admission.admit(lane, batch, timeout) if count else 0
         if partition.asleep:
-            rouse(partition.asleep)
+            wake_owner(partition.asleep)
         return count
 
     return emit
 
 
 def listed(items: Iterable[T]) -> list[T]:
-    """The items as a list; TypeError for a text, which somebody forgot to put into one."""
+    """The items as a list; TypeError for a text, most likely one item that was to be listed."""
     if isinstance(items, (str, bytes, bytearray)):
         raise TypeError(f"produce_many takes a list of items, got one {type(items).__name__}: produce it, or list it")
     return list(items)

@@ -22,8 +22,8 @@ from typing import Any, Self, TypeVar
 
 from penstock.batch.admission import Admission
 from penstock.batch.config import BatchQueueConfig, HandlerConsumer, check_handler
-from penstock.batch.drain import DrainTask, call_on_idle, report_batch, rouse
-from penstock.batch.drain_threads import is_of_crew
+from penstock.batch.drain import DrainTask, call_on_idle, report_batch, wake_owner
+from penstock.batch.drain_threads import drains_for
 from penstock.batch.handles import BatchProducer, Producer
 from penstock.batch.layout import Layout
 from penstock.batch.lifecycle import LIVE_QUEUES
@@ -69,15 +69,17 @@ class BatchQueue(Producing):
         if not isinstance(config, BatchQueueConfig):
             raise ConfigError(f"config must be a BatchQueueConfig, got {config!r}")
         if config.shared_scheduler is not None and scheduler is None:
-            raise ConfigError("a queue on a shared scheduler is created by a BatchQueueManager, who has the schedulers")
+            raise ConfigError(
+                "a queue on a shared scheduler is created by a BatchQueueManager, which has the schedulers"
+            )
         self.name = name
         self.config = config
         self._clock = clock or SystemClock()
         self._scheduler = scheduler
-        self._crew: object = scheduler or self
+        self._served: object = scheduler or self
         self._tasks, partitions = self._resolve()
         layout = Layout(config, self._tasks, partitions)
-        super().__init__(layout, Admission(name, config, layout, self._clock, self._crew))
+        super().__init__(layout, Admission(name, config, layout, self._clock, self._served))
         self._rebalancer = Rebalancer(name, config, layout, self._clock)
         self._finished = threading.Event()
         # _lock guards everything below.
@@ -92,7 +94,7 @@ class BatchQueue(Producing):
                     scheduler.add(task)
                 elif isinstance(task, OwnTask):
                     task.start()
-        except BaseException:  # no more threads: nobody would ever end those that have started
+        except BaseException:  # no more threads: those that have started must end
             self._end_tasks()
             raise
         LIVE_QUEUES.add(self)
@@ -118,7 +120,7 @@ class BatchQueue(Producing):
             }
             arguments = (self.name, index, config, self._clock)
             if self._scheduler is None:
-                tasks.append(OwnTask(*arguments, crew=self._crew, **named))
+                tasks.append(OwnTask(*arguments, served=self._served, **named))
             else:
                 tasks.append(SharedTask(*arguments, scheduler=self._scheduler, **named))
         return tuple(tasks), partitions
@@ -168,7 +170,7 @@ class BatchQueue(Producing):
         return in_batches(lane, self._admission)
 
     async def produce_async(self, item: object, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as `produce`
-        """`produce` for a coroutine: it awaits room, and the event loop goes on meanwhile."""
+        """`produce` for a coroutine: it awaits room, and the event loop goes on."""
         patience = self._admission.patience(timeout)
         return await self._admission.admit_async(self._layout.lane_for(item), (item,), patience) == 1
 
@@ -218,7 +220,7 @@ class BatchQueue(Producing):
         for partition in self._layout.partitions:
             partition.close_gate()
         for partition in self._layout.partitions:
-            rouse(partition.asleep)  # its owner will see that it is closed
+            wake_owner(partition.asleep)  # its owner will see that it is closed
 
     def close(self, timeout: float | None = None) -> bool:
         """Take nothing more, have everything held consumed, call every `on_idle` a last time, end the threads.
@@ -230,7 +232,7 @@ class BatchQueue(Producing):
         patience = self.config.shutdown_timeout if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         deadline = self._clock.monotonic() + patience
         self.stop_accepting()
-        if is_of_crew(self._crew):
+        if drains_for(self._served):
             return False
         if self._admission.interrupted:
             self._finished.wait(min(INTERRUPTED_GRACE, max(0.0, deadline - self._clock.monotonic())))
@@ -265,10 +267,10 @@ class BatchQueue(Producing):
     def _forgive(self) -> None:
         for partition in self._layout.partitions:
             partition.forgive()
-            rouse(partition.asleep)
+            wake_owner(partition.asleep)
 
     def _abandon(self) -> None:
-        """Hand what is still held to the error handler: it is the last who can do something about it."""
+        """Hand what is still held to the error handler: no other component can still use it."""
         error = QueueClosed(f"queue {self.name!r} was closed before these items were consumed")
         for lane in self._layout.lanes():
             batch, _, _ = lane.partition.take(lane, None)
@@ -277,7 +279,7 @@ class BatchQueue(Producing):
                     lane.abandoned += len(batch)
                     self._abandoned += len(batch)
                 report_batch(self.config.error_handler, self.name, batch, error)
-            rouse(lane.partition.asleep)
+            wake_owner(lane.partition.asleep)
         log.error("Queue did not drain in time. queue=%s abandoned=%d", self.name, self._abandoned)
 
     def reset_after_fork(self) -> None:

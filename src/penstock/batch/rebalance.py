@@ -13,9 +13,9 @@ log = logging.getLogger("penstock.batch")
 
 
 class Rebalancer:
-    """Asks the balancer who should own what, and tells the layout.
+    """Asks the balancer which task should own which partition, and tells the layout.
 
-    Threads: every method may be called from any thread; one look at a time, and who comes meanwhile does nothing.
+    Threads: every method may be called from any thread; one look at a time, a second one does nothing.
     """
 
     def __init__(self, queue_name: str, config: BatchQueueConfig, layout: Layout, clock: Clock) -> None:
@@ -30,7 +30,7 @@ class Rebalancer:
         self.moves = 0
 
     def if_due(self, now: float) -> None:
-        """Called by the drain threads after a cycle: whoever comes first when it is time does it."""
+        """Called by the drain threads after a cycle: the first one after the due time looks."""
         if now >= self._due:
             self.look(now)
 

@@ -5,7 +5,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.batch.drain import DrainTask
-from penstock.batch.drain_threads import DrainThread, is_of_crew
+from penstock.batch.drain_threads import DrainThread, drains_for
 from penstock.batch.partition import Partition
 from penstock.batch.policies import ThreadPolicy
 from penstock.clock import Clock
@@ -14,9 +14,9 @@ from penstock.clock import Clock
 class OwnTask(DrainTask):
     """A task with a thread of its own."""
 
-    def __init__(self, *arguments: Any, crew: object, **named: Any) -> None:
+    def __init__(self, *arguments: Any, served: object, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.crew = crew
+        self.served = served
         self._stopping = False
         # _lock guards everything below.
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class OwnTask(DrainTask):
         """Start the thread, if it does not run."""
         with self._lock:
             if self.thread is None:
-                thread = DrainThread(f"penstock-{self.queue_name}-{self.index}", self._run, self.crew)
+                thread = DrainThread(f"penstock-{self.queue_name}-{self.index}", self._run, self.served)
                 thread.start()
                 self.thread = thread  # only now: if there are no more threads, the next item tries again
 
@@ -132,7 +132,7 @@ class SharedScheduler:
     def add(self, task: SharedTask) -> None:
         with self._lock:
             self._tasks = (*self._tasks, task)
-        task.nudge()  # somebody has to see that it has idle calls
+        task.nudge()  # a thread has to see that it has idle calls
 
     def remove(self, task: SharedTask) -> None:
         with self._lock:
@@ -154,7 +154,7 @@ class SharedScheduler:
         self._stopping = True
         deadline = self._clock.monotonic() + timeout
         self._have_threads_look()
-        if is_of_crew(self):
+        if drains_for(self):
             return False
         for thread in self.threads:
             thread.join(max(0.0, deadline - self._clock.monotonic()))

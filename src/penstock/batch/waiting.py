@@ -16,9 +16,9 @@ LINK = 1.0  # seconds after which who was to be woken by another looks for itsel
 
 
 class Waiter(ABC):
-    """One `produce` in line for room. Who makes the room appends the item and only then wakes the producer.
+    """One `produce` in line for room. The thread that makes room appends the item and only then wakes the producer.
 
-    So those who wait are served in the order in which they came, and nobody who came later overtakes them.
+    So waiters are served in the order in which they came, and no later producer overtakes them.
     The partition's lock guards `granted`.
     """
 
@@ -62,7 +62,7 @@ class ThreadWaiter(Waiter):
         left = math.inf if timeout is None else timeout
         while left > 0 and not self._woken.acquire(timeout=min(left, LINK)):
             if self.called or self.granted == len(self.items):
-                return  # whoever was to wake us was itself interrupted: the line goes on from here
+                return  # the thread that was to wake us was itself interrupted: the line goes on from here
             left -= LINK
 
     def leave(self) -> None:
@@ -83,10 +83,10 @@ class WakeLine:
         self.reset()
 
     def reset(self) -> None:
-        """Nobody waits: also in the child of a fork."""
+        """No thread waits: also in the child of a fork."""
         # _lock guards everything below, and `called` and `gone` of the waiters.
         self._lock = threading.Lock()
-        self._first: ThreadWaiter | None = None  # woken, but it does not run yet; without it, nobody is behind it
+        self._first: ThreadWaiter | None = None  # woken, but it does not run yet; without it, `_others` is empty
         self._others: deque[ThreadWaiter] = deque()
 
     def call(self, waiter: ThreadWaiter) -> None:
@@ -128,7 +128,7 @@ class AsyncWaiter(Waiter):
         try:
             self._loop.call_soon_threadsafe(self._resolve)
         except RuntimeError:
-            pass  # the loop has closed: nobody is left to be woken
+            pass  # the loop has closed: no coroutine is left to wake
 
     async def wait(self, timeout: float | None) -> None:  # noqa: ASYNC109 - as for threads
         """Until woken, or for `timeout` seconds."""
@@ -136,9 +136,9 @@ class AsyncWaiter(Waiter):
         while left > 0:
             woken, _ = await asyncio.wait((self.future,), timeout=min(left, LINK))
             if woken or self.granted == len(self.items):
-                return  # in the latter case whoever was to wake us was itself interrupted
+                return  # in the latter case the thread that was to wake us was itself interrupted
             left -= LINK
 
     def _resolve(self) -> None:
-        if not self.future.done():  # the coroutine may have been cancelled meanwhile
+        if not self.future.done():  # the coroutine may have been cancelled
             self.future.set_result(None)

@@ -8,14 +8,14 @@ from rich.text import Text
 
 from penstock.model.function import Function
 from penstock.service.printable import printable
-from penstock.tables.query import MetricSummary, Row
+from penstock.tables.query import MetricSummary, QueryRow
 
 MOST_LINES = 6  # of a plot: more cannot be told apart
 _MARKS = "o+x*#@"  # what lines are drawn with where colours do not tell them apart
 _HEIGHT = 16
 
 
-def rows_table(rows: Sequence[Row], title: str, *, is_top: bool) -> Table:
+def rows_table(rows: Sequence[QueryRow], title: str, *, is_top: bool) -> Table:
     """One line per row, the labels of its group first."""
     labels = list(dict.fromkeys(label for row in rows for label in row.group))
     functions = {row.function for row in rows}
@@ -59,12 +59,12 @@ def _text(text: str) -> Text:
     return Text(printable(text))
 
 
-def plot(rows: Sequence[Row], title: str, width: int, *, has_colour: bool = False) -> str:
+def plot(rows: Sequence[QueryRow], title: str, width: int, *, has_colour: bool = False) -> str:
     """The value (or the first percentile) over time, a line for each group; bars where there is one bucket only."""
     import plotext
 
     is_mixed = len({row.function for row in rows}) > 1
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[QueryRow]] = {}
     for row in rows:
         groups.setdefault(_line_name(row, is_mixed=is_mixed), []).append(row)
     shown = sorted(groups.items(), key=lambda item: -max(_height(row) for row in item[1]))[:MOST_LINES]
@@ -90,13 +90,13 @@ def plot(rows: Sequence[Row], title: str, width: int, *, has_colour: bool = Fals
     return str(figure.build())
 
 
-def _line_name(row: Row, *, is_mixed: bool) -> str:
+def _line_name(row: QueryRow, *, is_mixed: bool) -> str:
     """Values of two functions are two lines: a sum and a mean have nothing to do with each other."""
     group = group_text(row)
     return f"{group} ({row.function})" if group and is_mixed else group or row.function
 
 
-def group_text(row: Row) -> str:
+def group_text(row: QueryRow) -> str:
     return printable(", ".join(row.group.values()))
 
 
@@ -109,6 +109,6 @@ def number(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _height(row: Row) -> float:
+def _height(row: QueryRow) -> float:
     value = next(iter(row.ranks.values()), row.value)
     return value or 0.0

@@ -133,7 +133,7 @@ def run(
     """
     from penstock.model.level import Level
     from penstock.spark.job import DRIVER_ROWS, JobConfig
-    from penstock.spark.supervisor import Progress, Supervisor
+    from penstock.spark.supervisor import JobProgress, Supervisor
     from penstock.tables.port import open_tables
 
     defined = _definitions(definitions)
@@ -150,7 +150,7 @@ def run(
         not_at={level: defined.not_at(level) for level in Level},
     )
 
-    def show(progress: Progress) -> None:
+    def show(progress: JobProgress) -> None:
         click.echo(
             f"batch {progress.batches}: {progress.rows:,} rows so far, {progress.rows_per_second:,.0f} rows/s, "
             f"{progress.batch_seconds:.2f} s"

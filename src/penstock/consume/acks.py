@@ -19,7 +19,7 @@ class AckTracker:
 
     @property
     def outstanding(self) -> int:
-        """How many deliveries nobody has settled yet."""
+        """How many deliveries are not settled yet."""
         return self._last - self._next + 1 - len(self._settled)
 
     def is_outstanding(self, tag: int) -> bool:

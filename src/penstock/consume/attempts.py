@@ -70,7 +70,7 @@ def for_another_attempt(
 def for_the_dead_letters(headers: Mapping[str, Any], queue: str, reason: str) -> dict[str, Any]:
     """The headers for another attempt, made those of a message that is given up: where it was, and why it failed.
 
-    Whoever sends it back to its queue means it to be tried afresh, so the count of attempts changes its name.
+    A message sent back to its queue is to be tried afresh, so the count of attempts changes its name.
     """
     kept = dict(headers)
     return {TRIED: kept.pop(ATTEMPTS), **kept, QUEUE: queue, REASON: reason[:MAX_REASON]}

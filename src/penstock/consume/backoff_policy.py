@@ -27,7 +27,7 @@ class BackoffPolicy:
         return full * (1 - self.jitter * chance)
 
 
-class Backoff:
+class RetryDelay:
     """Counts failures in a row. One thread only."""
 
     def __init__(self, policy: BackoffPolicy, chance: Callable[[], float] = random) -> None:

@@ -30,7 +30,7 @@ class Batcher:
     def add(self, delivery: Delivery) -> None:
         route = delivery.route
         if delivery.message.attempt > 1:
-            # It failed before, alone or among others: alone it can fail nobody but itself.
+            # It failed before, alone or among others: alone it can fail no other message.
             self.flush(route)
             self._emit([delivery])
             return

@@ -13,7 +13,7 @@ from pika.connection import Connection
 from pika.frame import Method
 
 from penstock.broker import Broker, abandon, reason_of
-from penstock.consume.backoff_policy import Backoff, BackoffPolicy
+from penstock.consume.backoff_policy import BackoffPolicy, RetryDelay
 from penstock.consume.declarations import Declarations
 from penstock.consume.decoding import ForgivingConnection
 from penstock.consume.delivery import Generation
@@ -25,7 +25,7 @@ from penstock.errors import BrokerError
 log = logging.getLogger(__name__)
 
 
-class Link:
+class BrokerConnection:
     """The connection of a registry, for as long as it runs: lost ones are replaced. Everything but `start`, `call`,
     `close` and the plain fields belongs to the I/O thread."""
 
@@ -37,7 +37,7 @@ class Link:
         self.failure = ""  # why it is not up
         self._broker = broker
         self.topology = Topology(declarations)
-        self._backoff = Backoff(reconnect)
+        self._backoff = RetryDelay(reconnect)
         self._loop = IOLoop()
         self._connection: SelectConnection | None = None
         self._started = False
@@ -243,7 +243,7 @@ class Link:
         self._loop.call_later(delay, partial(self._restore, subscription, subscription.acks.generation))
 
     def _restore(self, subscription: Subscription, lost: Generation) -> None:
-        # What was lost again meanwhile, with its channel or the connection, is restored by whoever saw that.
+        # A consumer lost again since, with its channel or connection, is restored by that later loss.
         unchanged = subscription.acks.generation is lost and not subscription.consuming
         if unchanged and self._connection_is_open() and not subscription.stopping:
             advance(self._restoration(subscription))

@@ -95,7 +95,7 @@ class CoroutineWorkers:
                 return judge_answers(await job[0].route.call([delivery.message for delivery in job]), len(job))
             await job.route.call(job.message)
         except asyncio.CancelledError as error:
-            # By our own deadline, and nobody will know how it would have ended; or by something that it awaited.
+            # By our own deadline, so the outcome stays unknown; or by something that it awaited.
             return RETURNED if self._stopping.is_set() else judge(error)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything; the worker outlives it
             return judge(error)

@@ -17,7 +17,7 @@ QueueKind = Literal["classic", "quorum", "stream"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """An exchange. `passive` says that it exists and is somebody else's."""
+    """An exchange. `passive` says that it exists and is owned elsewhere."""
 
     name: str
     kind: ExchangeKind = "topic"
@@ -30,7 +30,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A queue. `passive` says that it exists and is somebody else's."""
+    """A queue. `passive` says that it exists and is owned elsewhere."""
 
     name: str
     kind: QueueKind = "classic"

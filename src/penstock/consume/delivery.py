@@ -42,7 +42,7 @@ Job = Delivery | list[Delivery]  # one message, or a batch
 class Verdict(Enum):
     """What becomes of a message that was not simply handled."""
 
-    RETURN = auto()  # back to the queue as it was: nobody has tried it, or nobody will know
+    RETURN = auto()  # back to the queue as it was: it was not tried, or the outcome is unknown
     RETRY = auto()
     REJECT = auto()
 
@@ -86,7 +86,7 @@ def judge_answer(answer: object) -> Outcomes:
     if isinstance(answer, Awaitable):
         if isinstance(answer, Coroutine):
             answer.close()
-        raise TypeError("the handler returned a coroutine that nobody awaits: declare it with `async def`")
+        raise TypeError("the handler returned a coroutine that is never awaited: declare it with `async def`")
     return None
 
 

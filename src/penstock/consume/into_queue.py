@@ -31,7 +31,7 @@ def into_queue(queue: TakesBlocks, encode: Callable[[Message], bytes] = body_of)
     """A handler that pushes each message.
 
     No room, no disk or a queue that closes is not the message's fault: it is tried again for as long as it takes, and
-    meanwhile the broker keeps the backlog. Only a block that could never fit is dead-lettered.
+    until then the broker keeps the backlog. Only a block that could never fit is dead-lettered.
     """
 
     def handle(message: Message) -> None:

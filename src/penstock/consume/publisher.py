@@ -62,7 +62,7 @@ class Publisher:
             self._connect(loop)
 
     def close(self, abruptly: bool = False) -> None:
-        """Let the connection go. Nobody knows what became of the pending messages, so they count as failed.
+        """Let the connection go. The fate of the pending messages is unknown, so they count as failed.
 
         `abruptly`: its loop is broken, and can close nothing.
         """

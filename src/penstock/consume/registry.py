@@ -11,14 +11,14 @@ from typing import Self
 from penstock.broker import Broker, Tls
 from penstock.clock import Clock, SystemClock
 from penstock.consume.backoff_policy import BackoffPolicy
-from penstock.consume.broker_connection import Link
+from penstock.consume.broker_connection import BrokerConnection
 from penstock.consume.consumer_options import Execution
 from penstock.consume.coroutine_workers import CoroutineWorkers
 from penstock.consume.declarations import Declarations
 from penstock.consume.process_workers import ProcessWorkers
 from penstock.consume.stats import Health, RegistryStats, health_of, samples_of, stats_of
 from penstock.consume.subscription import Subscription
-from penstock.consume.thread_workers import THREADS, ThreadWorkers, Workers
+from penstock.consume.thread_workers import THREADS, ThreadWorkers, WorkerPool
 from penstock.telemetry import Buckets, Sample, Telemetry
 
 log = logging.getLogger(__name__)
@@ -50,13 +50,13 @@ class ConsumerRegistry:
         declarations.validate()
         self._broker = Broker(url, username_file, password_file, tls)
         self._clock: Clock = clock or SystemClock()
-        self._link = Link(self._broker, declarations, reconnect or BackoffPolicy())
+        self._link = BrokerConnection(self._broker, declarations, reconnect or BackoffPolicy())
         self._link.subscriptions = [
             Subscription(consumer, self._link, self._clock) for consumer in declarations.consumers()
         ]
         self._telemetry = telemetry
         self._unwatch: Callable[[], None] = lambda: None
-        self._quiet = threading.Event()  # nothing is in hand any more, or nobody wants to wait for it
+        self._quiet = threading.Event()  # nothing is in hand any more, or no caller waits for it
         self._at_once = False
         # _lock guards everything below.
         self._lock = threading.Lock()
@@ -173,7 +173,7 @@ class ConsumerRegistry:
             for name in subscription.workers.close(deadline)
         ]
 
-    def _workers(self, subscription: Subscription) -> Workers:
+    def _workers(self, subscription: Subscription) -> WorkerPool:
         kind = subscription.consumer.pool.runs_as
         name = subscription.name
         size, reports, in_place = subscription.size.workers, subscription.reports, subscription.in_place

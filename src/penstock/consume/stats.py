@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from penstock.consume.broker_connection import Link
+from penstock.consume.broker_connection import BrokerConnection
 from penstock.consume.subscription import Subscription
 from penstock.telemetry import Buckets, Sample
 
@@ -61,7 +61,7 @@ class Health:
     reason: str = ""
 
 
-def stats_of(link: Link) -> RegistryStats:
+def stats_of(link: BrokerConnection) -> RegistryStats:
     return RegistryStats(
         link.connected, link.reconnects, {one.name: _consumer_stats(one) for one in link.subscriptions}
     )
@@ -85,7 +85,7 @@ def _consumer_stats(one: Subscription) -> ConsumerStats:
     )
 
 
-def health_of(link: Link) -> Health:
+def health_of(link: BrokerConnection) -> Health:
     if not link.connected:
         return Health(False, link.failure or "not started")
     missing = [one.name for one in link.subscriptions if not one.consuming]
@@ -105,7 +105,7 @@ _BY_TYPE = {
 }
 
 
-def samples_of(link: Link) -> Iterator[Sample | Buckets]:
+def samples_of(link: BrokerConnection) -> Iterator[Sample | Buckets]:
     """What `/metrics` shows."""
     yield Sample("penstock_amqp_connected", float(health_of(link).healthy))
     yield Sample("penstock_amqp_reconnects_total", link.reconnects)

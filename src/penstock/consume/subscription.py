@@ -18,7 +18,7 @@ from penstock.consume.attempts import (
     origin_of,
     returned_too_often,
 )
-from penstock.consume.backoff_policy import Backoff, BackoffPolicy
+from penstock.consume.backoff_policy import BackoffPolicy, RetryDelay
 from penstock.consume.batches import Batcher, Timers
 from penstock.consume.consumer_options import pool_size
 from penstock.consume.declarations import Consumer
@@ -28,15 +28,15 @@ from penstock.consume.message import MAX_RETRY_DELAY, Message
 from penstock.consume.publisher import Done, with_headers
 from penstock.consume.routes import RouteTable
 from penstock.consume.stream_positions import StreamPosition
-from penstock.consume.thread_workers import Reports, Workers
+from penstock.consume.thread_workers import Reports, WorkerPool
 
 log = logging.getLogger(__name__)
 
-# A message that the dead letters do not take (no such exchange, no queue behind it) stays with us meanwhile.
+# A message that the dead letters do not take (no such exchange, no queue behind it) stays unacknowledged until then.
 DEAD_LETTER_AGAIN = BackoffPolicy(first=1.0, limit=30.0, jitter=0.0)
 
 
-class Link(Timers, Protocol):
+class SubscriptionPort(Timers, Protocol):
     """What a subscription needs of the connection."""
 
     def call(self, callback: Callable[[], None]) -> None:
@@ -51,7 +51,7 @@ class Link(Timers, Protocol):
 class Subscription:
     """One consumer. I/O thread only, but for what `stats` reads."""
 
-    def __init__(self, consumer: Consumer, link: Link, clock: Clock) -> None:
+    def __init__(self, consumer: Consumer, link: SubscriptionPort, clock: Clock) -> None:
         self.consumer = consumer
         self.name = consumer.name
         self.table = RouteTable(consumer)
@@ -62,8 +62,8 @@ class Subscription:
         self.in_place = self.size.workers == 1 or self.early_ack or self.position is not None
         self.acks = Acknowledger(link, self.size.prefetch, self.position)
         self.reports = Reports(lambda: link.call(self.drain))
-        self.workers: Workers | None = None
-        self.backoff = Backoff(BackoffPolicy(first=0.1, limit=10.0))
+        self.workers: WorkerPool | None = None
+        self.backoff = RetryDelay(BackoffPolicy(first=0.1, limit=10.0))
         self.consuming = False
         self.restores = 0
         self.handed = 0  # jobs with the workers
@@ -198,7 +198,7 @@ class Subscription:
         counts = route.counts
         counts.retried += delivery.retries
         if delivery.generation is not self.acks.generation and not self.early_ack:
-            counts.stale += outcome is not RETURNED  # what nobody began has not been handled in vain
+            counts.stale += outcome is not RETURNED  # what was not begun has not been handled in vain
         elif outcome is None:
             counts.acked += 1
             route.settle_seconds.observe(now - delivery.received)

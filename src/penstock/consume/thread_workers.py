@@ -31,7 +31,7 @@ THREADS = "penstock-amqp-"  # what the names of our threads and processes begin 
 Report = tuple[Job, float, Outcomes]  # the job, how many seconds its handler took, how it ended
 
 
-class Workers(Protocol):
+class WorkerPool(Protocol):
     """A pool of workers of one kind."""
 
     @property
@@ -46,7 +46,7 @@ class Workers(Protocol):
         ...
 
     def close(self, deadline: float) -> list[str]:
-        """Wait for the workers until `deadline`, end what can be ended, and name who would not end."""
+        """Wait for the workers until `deadline`, end what can be ended, and name those that did not end."""
         ...
 
 
@@ -65,7 +65,7 @@ class Reports:
             self._wake()
 
     def take(self) -> Iterator[Report]:
-        """Everything reported so far, and what is reported meanwhile."""
+        """Everything reported so far, and what is reported while it is taken."""
         self._woken = False  # first: a report in between wakes us for nothing, but is never left behind
         waiting = self._waiting
         while waiting:
@@ -106,7 +106,7 @@ class ThreadWorkers:
             assert job is not None
             self._reports.put((job, 0.0, RETURNED))
         for _ in self._threads:
-            self._jobs.put(None)  # behind the last job: whoever has nothing to do ends now
+            self._jobs.put(None)  # behind the last job: an idle worker ends now
 
     def close(self, deadline: float) -> list[str]:
         self.stop()

@@ -57,7 +57,7 @@ class Scanned:
 
 
 def scan(data: Bytes, starts: Ints, ends: Ints, layout: MessageLayout) -> Scanned:
-    """Read the fields of all messages; `data` must be followed by `PADDING`. TooMany if there is no end to them."""
+    """Reads the fields of all messages; `data` must end with `PADDING`. TooMany beyond `MAX_MESSAGES` fields."""
     rows = len(starts)
     names = [*layout.fixed.values(), *layout.varints.values(), *layout.spans.values(), *layout.repeated.values()]
     names += [f"{name}_end" for name in (*layout.spans.values(), *layout.repeated.values())]
@@ -89,7 +89,7 @@ def scan(data: Bytes, starts: Ints, ends: Ints, layout: MessageLayout) -> Scanne
 
 
 def _step(data: Bytes, tag: int, lanes: Ints, at: Ints, layout: MessageLayout, result: Scanned) -> Ints:
-    """Read one field, of the same tag in all of these messages; where the next one starts."""
+    """Reads one field, of the same tag in all of these messages; returns where the next one starts."""
     columns = result.columns
     if tag in layout.noncanonical:
         result.is_noncanonical[lanes] = True
@@ -97,7 +97,7 @@ def _step(data: Bytes, tag: int, lanes: Ints, at: Ints, layout: MessageLayout, r
         columns[layout.fixed[tag]][lanes] = at + 1
         return at + 9
     content = at + 1
-    if tag >= 128:  # a field beyond 15: none that we want
+    if tag >= 128:  # a field beyond 15: no layout has one
         _, content = read_varints(data, at)
     kind = tag & 7
     if kind == FIXED64:
@@ -172,7 +172,7 @@ def _scan_one_by_one(
 
 
 def read_varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
-    """The number at each position and where it ends; beyond everything if it does not end."""
+    """Returns the number at each position and where it ends; BEYOND if it does not end."""
     byte = data[at]
     if byte.max(initial=0) < 128:
         return byte.astype(np.int64), at + 1
@@ -191,7 +191,7 @@ def read_varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
 
 
 def uint64_at(data: Bytes, at: Ints) -> NDArray[np.uint64]:
-    """The 8 bytes at each position."""
+    """Returns the 8 bytes at each position."""
     words: NDArray[np.uint64] = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data.data, strides=(1,))
     return words[at]
 
@@ -201,19 +201,19 @@ def float64_at(data: Bytes, at: Ints) -> NDArray[np.float64]:
 
 
 def within(starts: Ints, lengths: Ints) -> Ints:
-    """Every index of the ranges that start there and are so long, one range after the other."""
+    """Returns every index of the ranges that start there and are so long, one range after the other."""
     ends = np.cumsum(lengths)
     indices: Ints = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
     return indices
 
 
-def packed_varints(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Arrays of varints: all numbers, and how many each array has; -1 for one that is none."""
-    bad = (ends > starts) & (data[np.maximum(ends - 1, 0)] >= 128)
-    lengths = np.where(bad, 0, ends - starts)
+def packed_varints(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Reads arrays of varints: returns all numbers, how many each array has, and which arrays are malformed."""
+    is_malformed = (ends > starts) & (data[np.maximum(ends - 1, 0)] >= 128)
+    lengths = np.where(is_malformed, 0, ends - starts)
     stream = data[within(starts, lengths)]
     last = stream < 128
-    # One more, so that an empty array at the end has something to start at.
+    # One element more, so that an empty array at the end has something to start at.
     counts = np.add.reduceat(np.append(last, False).astype(np.int64), np.cumsum(lengths) - lengths)
     stops = np.flatnonzero(last)
     begins = np.zeros(len(stops), np.int64)
@@ -221,16 +221,16 @@ def packed_varints(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     place = np.arange(len(stream)) - np.repeat(begins, stops - begins + 1)
     pieces = (stream & 127).astype(np.uint64) << (7 * np.minimum(place, 9)).astype(np.uint64)
     values = np.add.reduceat(pieces, begins) if len(begins) else np.zeros(0, np.uint64)
-    return values.view(np.int64), np.where(bad, -1, np.where(lengths > 0, counts, 0))
+    return values.view(np.int64), np.where(lengths > 0, counts, 0), is_malformed
 
 
 def texts(data: Bytes, starts: Ints, ends: Ints) -> Any:
-    """The bytes of each span as an Arrow array, empty where it is absent. The spans must be in order and apart."""
+    """Returns the bytes of each span as an Arrow array, empty where it is absent. Spans are in order and disjoint."""
     offsets = np.empty(2 * len(starts), np.int64)
     offsets[0::2] = starts
     offsets[1::2] = ends
     offsets = np.maximum.accumulate(offsets).astype(np.int32)
-    # Every other value of this array is a gap between two spans: dropping them is one copy, in C++.
+    # Every other value of this array is a gap between two spans: `take` drops them in one copy, in C++.
     length = max(0, len(offsets) - 1)
     with_gaps = pa.Array.from_buffers(pa.binary(), length, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     return with_gaps.take(pa.array(np.arange(0, length, 2)))

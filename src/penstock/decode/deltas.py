@@ -1,14 +1,14 @@
-"""Cumulative streams as increments, so that adding them up is right.
+"""Cumulative streams as increments, so that they can be added up.
 
-A cumulative value says how much there was since the stream began. What is added to the tables is the difference to the
-value before, taken for a whole group of points at once:
+A cumulative value is the total since the stream began. The tables get the difference to the value before, computed for
+a whole group of points at once:
 
     value grew                          value − the last one
     value fell, or the stream began     value: everything since the reset
       anew after the last one
-    not younger than the last one       nothing: it was counted, or is contained in what came after it
-    first seen                          `initial_value`: the value if the stream began after we did, else nothing, since
-                                        an earlier run of ours may have counted it
+    not younger than the last one       nothing: it was counted, or a later value contains it
+    first seen                          `initial_value`: the value if the stream began after this process did, else
+                                        nothing, since an earlier run may have counted it
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """The streams of a group: when their last points are now, and when they and their starts were before."""
+class AdvancedStreams:
+    """The streams of a group: the times of their last points, and their times and starts before the group."""
 
     streams: Ints
     times: Ints
@@ -35,14 +35,14 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Undo:
-    """What to take back if the increments were not taken after all, so that the next value brings them again.
+class DeltaUndo:
+    """What `undo` needs if the increments were not taken after all, so that the next value brings them again.
 
-    A stream that nothing came after is as it was. Another one owes what was counted: its next increment is that much
-    greater.
+    A stream without later points goes back to its earlier state. Another one owes what was counted: its next increment
+    is that much greater.
     """
 
-    moved: Moved
+    advanced: AdvancedStreams
     values_before: Floats
     owed_before: Floats
     rows: Ints  # the stream of each increment
@@ -51,15 +51,15 @@ class Undo:
 
 @dataclass(slots=True)
 class DeltaCounts:
-    """What happened to cumulative points, for our metrics."""
+    """What happened to cumulative points, for the metrics."""
 
     resets: int = 0
     out_of_order: int = 0
     first_seen: int = 0  # of which nothing was counted
 
 
-class Kept(NamedTuple):
-    """The state of one stream: its last point, and what it owes. Those who keep it say what the buckets are."""
+class StreamState(NamedTuple):
+    """The state of one stream: its last point, and what it owes. Each `StreamMemory` defines the buckets."""
 
     last: int
     start: int
@@ -71,7 +71,7 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class States:
+class StreamStates:
     """The same of many streams, in columns; the buckets of all one after the other."""
 
     last: Ints
@@ -85,11 +85,11 @@ class States:
     owed_buckets: Ints
 
 
-class Order:
-    """The points of a group by stream and time, without those that are not younger than what was seen."""
+class StreamOrder:
+    """The points of a group by stream and time, without those that are not younger than the stream's last point."""
 
     def __init__(self, streams: Ints, times: Ints, last: Ints) -> None:
-        if self._is_each_alone(streams, len(last)):  # nothing to order: every point is its stream's only one
+        if self._is_each_alone(streams, len(last)):  # nothing to order: each point is the only one of its stream
             late = times <= last[streams]
             self.late = int(late.sum())
             self.rows = np.flatnonzero(~late) if self.late else np.arange(len(streams))
@@ -115,14 +115,14 @@ class Order:
         return int(np.count_nonzero(present)) == len(streams)
 
     def before(self, values: NDArray[Any], state: NDArray[Any]) -> NDArray[Any]:
-        """Of each point the value before it: the state's for the first of a stream, else its neighbour's."""
+        """Returns the value before each point: the state's for the first of a stream, else its neighbour's."""
         found = np.empty_like(values)
         found[1:] = values[:-1]
         found[self.is_first] = state[self.streams[self.is_first]]
         return found
 
 
-class Clocks:
+class StreamClocks:
     """When each stream was last seen and when it began, in nanoseconds; 0: never, unknown."""
 
     def __init__(self, initial: Initial, began: int) -> None:
@@ -134,8 +134,8 @@ class Clocks:
     def ensure(self, capacity: int) -> None:
         self.last, self.start = grown(self.last, capacity), grown(self.start, capacity)
 
-    def judge(self, order: Order, times: Ints, starts: Ints) -> tuple[Mask, Mask]:
-        """Which points are the first of their stream, and for which everything since its start counts."""
+    def judge(self, order: StreamOrder, times: Ints, starts: Ints) -> tuple[Mask, Mask]:
+        """Says which points are the first of their stream, and for which everything since its start counts."""
         last = order.before(times, self.last)
         start = order.before(starts, self.start)
         is_new = last == 0
@@ -147,20 +147,20 @@ class Clocks:
             counts = np.full(len(times), self._initial == "keep")
         return is_new, np.where(is_new, counts, restarted)
 
-    def advance(self, order: Order, times: Ints, starts: Ints) -> Moved:
-        """Remember the last point of each stream."""
+    def advance(self, order: StreamOrder, times: Ints, starts: Ints) -> AdvancedStreams:
+        """Records the last point of each stream."""
         streams = order.streams[order.is_last]
-        moved = Moved(streams, times[order.is_last], self.last[streams], self.start[streams])
-        self.last[streams] = moved.times
+        advanced = AdvancedStreams(streams, times[order.is_last], self.last[streams], self.start[streams])
+        self.last[streams] = advanced.times
         self.start[streams] = starts[order.is_last]
-        return moved
+        return advanced
 
-    def undo(self, moved: Moved) -> Mask:
-        """Go back; for which streams nothing came since, so that this was possible."""
-        unchanged: Mask = self.last[moved.streams] == moved.times
-        streams = moved.streams[unchanged]
-        self.last[streams] = moved.times_before[unchanged]
-        self.start[streams] = moved.starts_before[unchanged]
+    def undo(self, advanced: AdvancedStreams) -> Mask:
+        """Goes back where the stream has no later points; says for which streams."""
+        unchanged: Mask = self.last[advanced.streams] == advanced.times
+        streams = advanced.streams[unchanged]
+        self.last[streams] = advanced.times_before[unchanged]
+        self.start[streams] = advanced.starts_before[unchanged]
         return unchanged
 
     def forget(self, streams: Ints) -> None:
@@ -168,16 +168,16 @@ class Clocks:
         self.start[streams] = 0
 
     def since(self, began: int) -> None:
-        """Streams that began before that time may have been counted and forgotten."""
+        """Sets the time before which a stream may have been counted and forgotten."""
         self._began = began
 
     def known(self, capacity: int) -> Ints:
         self.ensure(capacity)
         return np.flatnonzero(self.last)
 
-    def put(self, stream: int, kept: Kept, capacity: int) -> None:
+    def put(self, stream: int, state: StreamState, capacity: int) -> None:
         self.ensure(capacity)
-        self.last[stream], self.start[stream] = kept.last, kept.start
+        self.last[stream], self.start[stream] = state.last, state.start
 
 
 class Deltas:
@@ -188,38 +188,38 @@ class Deltas:
 
     def __init__(self, initial: Initial, began: int) -> None:
         self.counts = DeltaCounts()
-        self._clocks = Clocks(initial, began)
+        self._clocks = StreamClocks(initial, began)
         self._value = np.zeros(1024)
         self._owed = np.zeros(1024)
 
     def increments(
         self, streams: Ints, times: Ints, starts: Ints, values: Floats, capacity: int
-    ) -> tuple[Ints, Floats, Undo]:
-        """Which points bring an increment, and which. The state is that after them until `undo`."""
+    ) -> tuple[Ints, Floats, DeltaUndo]:
+        """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
         self._clocks.ensure(capacity)
         self._value, self._owed = grown(self._value, capacity), grown(self._owed, capacity)
-        order = Order(streams, times, self._clocks.last)
+        order = StreamOrder(streams, times, self._clocks.last)
         times, starts, values = times[order.rows], starts[order.rows], values[order.rows]
         is_new, counts_all = self._clocks.judge(order, times, starts)
         before = order.before(values, self._value)
         fell = ~is_new & (values < before)
         increments = np.where(counts_all | fell, values, values - before)
         increments[order.is_first] += self._owed[order.streams[order.is_first]]
-        kept = ~is_new | counts_all
+        state = ~is_new | counts_all
         self.counts.resets += int((~is_new & (counts_all | fell)).sum())
         self.counts.out_of_order += order.late
-        self.counts.first_seen += int((~kept).sum())
-        moved = self._clocks.advance(order, times, starts)
-        streams = moved.streams
-        undo = Undo(moved, self._value[streams], self._owed[streams], order.streams[kept], increments[kept])
+        self.counts.first_seen += int((~state).sum())
+        advanced = self._clocks.advance(order, times, starts)
+        streams = advanced.streams
+        undo = DeltaUndo(advanced, self._value[streams], self._owed[streams], order.streams[state], increments[state])
         self._value[streams] = values[order.is_last]
         self._owed[streams] = 0.0
-        return order.rows[kept], increments[kept], undo
+        return order.rows[state], increments[state], undo
 
-    def undo(self, undo: Undo) -> None:
-        """Take the increments back: the next value of each stream brings them again."""
-        unchanged = self._clocks.undo(undo.moved)
-        streams = undo.moved.streams[unchanged]
+    def undo(self, undo: DeltaUndo) -> None:
+        """Takes the increments back: the next value of each stream brings them again."""
+        unchanged = self._clocks.undo(undo.advanced)
+        streams = undo.advanced.streams[unchanged]
         owed = self._owed[streams]
         np.add.at(self._owed, undo.rows, undo.increments)
         self._value[streams] = undo.values_before[unchanged]
@@ -238,19 +238,21 @@ class Deltas:
     def known(self, capacity: int) -> Ints:
         return self._clocks.known(capacity)
 
-    def states(self, streams: Ints) -> States:
+    def states(self, streams: Ints) -> StreamStates:
         none = np.zeros(len(streams), np.int64)
         clocks = self._clocks
         value, owed = self._value[streams], self._owed[streams]
-        return States(clocks.last[streams], clocks.start[streams], value, owed, none, none, none[:0], none, none[:0])
+        return StreamStates(
+            clocks.last[streams], clocks.start[streams], value, owed, none, none, none[:0], none, none[:0]
+        )
 
-    def put(self, stream: int, kept: Kept, capacity: int) -> None:
-        self._clocks.put(stream, kept, capacity)
+    def put(self, stream: int, state: StreamState, capacity: int) -> None:
+        self._clocks.put(stream, state, capacity)
         self._value, self._owed = grown(self._value, capacity), grown(self._owed, capacity)
-        self._value[stream], self._owed[stream] = kept.value, kept.owed
+        self._value[stream], self._owed[stream] = state.value, state.owed
 
 
 def grown(column: NDArray[Any], capacity: int) -> NDArray[Any]:
-    """`column`, with zeros at its end if it is shorter than `capacity`."""
+    """Returns the column, with zeros at its end if it is shorter than `capacity`."""
     missing = capacity - len(column)
     return np.append(column, np.zeros(missing, column.dtype)) if missing > 0 else column

@@ -1,9 +1,9 @@
-"""JSON events, for people who just want to POST.
+"""JSON events, for scripts that just POST.
 
     [{"metric": "orders", "value": 129.9, "labels": {"shop": "north"}, "time": "2026-11-16T04:40:00Z"}, …]
 
 `time` is seconds since the epoch or an RFC 3339 text, now if it is left out; `labels` may be left out, too. An event
-that is wrong is refused with its place and reason, the others are taken.
+that is wrong is refused with its position and reason, the others are taken.
 """
 
 import json
@@ -15,10 +15,11 @@ from typing import Any, TypeGuard
 import numpy as np
 import pyarrow as pa
 
-from penstock.decode.group import Group, Rows
+from penstock.decode.decode_context import DecodeContext
 from penstock.decode.otlp.attributes import text_of
 from penstock.decode.outcome import Refusal
-from penstock.decode.series import Described, Namespace, Refused
+from penstock.decode.rows import Rows
+from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
 from penstock.model.name import is_whole, name_fault
 from penstock.model.point import Kind, entity_of
 
@@ -37,8 +38,8 @@ class EventReader:
     def __init__(self) -> None:
         self.namespaces = {"events": Namespace(_described)}
 
-    def read(self, bodies: list[bytes], group: Group, now: float) -> Rows:
-        """The points of all events that can be taken; `now` in seconds since the epoch."""
+    def read(self, bodies: list[bytes], context: DecodeContext, now: float) -> Rows:
+        """Returns the points of all valid events; `now` in seconds since the epoch."""
         requests: list[int] = []
         keys: list[bytes] = []
         times: list[int] = []
@@ -47,31 +48,29 @@ class EventReader:
             try:
                 events = json.loads(body)
             except (ValueError, RecursionError) as error:
-                group.account.fail(request, f"not JSON: {error}")
+                context.outcomes.fail(request, f"not JSON: {error}")
                 continue
             if isinstance(events, dict):
                 events = [events]
             if not isinstance(events, list):
-                group.account.fail(request, f"a list of events is expected, got {type(events).__name__}")
+                context.outcomes.fail(request, f"a list of events is expected, got {type(events).__name__}")
                 continue
             for place, event in enumerate(events):
                 try:
-                    key, time, value = _checked(event, now, group.latest)
+                    key, time, value = _checked(event, now, context.latest)
                 except Refused as refused:
-                    group.account.reject_one(request, refused.reason, f"event {place}: {refused}")
+                    context.outcomes.reject_one(request, refused.reason, f"event {place}: {refused}")
                     continue
                 requests.append(request)
                 keys.append(key)
                 times.append(time)
                 values.append(value)
-        rows = Rows(
-            np.array(requests, np.int64), np.zeros(0, np.int64), np.array(times, np.int64), np.array(values, np.float64)
-        )
-        which = np.zeros(len(keys), np.int64)
-        raw = pa.array(keys, pa.binary())
-        rows.streams = group.streams_of(list(self.namespaces.values()), which, raw, rows.requests)
-        rows = rows.take(rows.streams >= 0)
-        group.account.keep(rows.requests)
+        of_request = np.array(requests, np.int64)
+        namespaces, space = list(self.namespaces.values()), np.zeros(len(keys), np.int64)
+        streams = context.resolve(namespaces, space, pa.array(keys, pa.binary()), of_request).streams
+        rows = Rows(of_request, streams, np.array(times, np.int64), np.array(values, np.float64))
+        rows = rows.take(streams != NO_STREAM)
+        context.outcomes.take(rows.requests)
         return rows
 
 
@@ -102,7 +101,7 @@ def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:
 
 
 def _halved(metric: str, labels: dict[str, str]) -> str:
-    """Which text of an event UTF-8 cannot write."""
+    """Names the text of an event that UTF-8 cannot write."""
     if not is_whole(metric):
         return "metric"
     return f"label {_shown(next(name for name, text in labels.items() if not is_whole(name + text)))}"
@@ -121,7 +120,7 @@ def _nanoseconds(time: Any) -> int:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """Whether a double can hold it: JSON's numbers have any size."""
+    """Says whether a double can hold it: JSON's numbers have any size."""
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -129,10 +128,10 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _shown(value: Any) -> str:
-    """What was sent, cut short: an answer must not be as long as what it answers."""
+    """Cuts the sent value short: an answer must not be as long as its request."""
     return _SHORT.repr(value)
 
 
-def _described(key: bytes) -> Described:
+def _described(key: bytes) -> SeriesDescription:
     metric, _, labels = key.decode().partition(_SEPARATOR)
-    return Described(metric, Kind.GAUGE, False, json.loads(labels))
+    return SeriesDescription(metric, Kind.GAUGE, False, json.loads(labels))

@@ -1,7 +1,7 @@
 """Cumulative exponential histograms as increments.
 
 A stream's scale falls while its range grows, so its buckets change their meaning from point to point. They are compared
-one stream at a time, which takes some 20 µs; a stream of deltas never comes here.
+one stream at a time, which takes some 20 µs; a stream of deltas is not compared at all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,21 @@ import numpy as np
 
 from penstock.decode.column_scan import Ints
 from penstock.decode.config import Initial
-from penstock.decode.deltas import Clocks, DeltaCounts, Kept, Moved, Order, States
+from penstock.decode.deltas import AdvancedStreams, DeltaCounts, StreamClocks, StreamOrder, StreamState, StreamStates
 
 Counts = Mapping[tuple[int, int], int]  # by sign and index; sign 0 is the bucket of zero
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """One point, or what it adds to the one before."""
+    """One point, or its increment."""
 
     scale: int
     sum: float
     counts: Counts
 
     def at(self, scale: int) -> dict[tuple[int, int], int]:
-        """The counts in the wider buckets of that scale."""
+        """Returns the counts in the wider buckets of that scale."""
         found: dict[tuple[int, int], int] = {}
         for (sign, index), count in self.counts.items():
             key = sign, index >> self.scale - scale if sign else 0
@@ -34,7 +34,7 @@ class Exponential:
         return found
 
     def since(self, before: "Exponential") -> "Exponential | None":
-        """What came since `before`; None if something went away: it was reset."""
+        """Returns the increment since `before`; None if a count fell, which is a reset."""
         scale = min(self.scale, before.scale)
         older, newer = before.at(scale), self.at(scale)
         if any(newer.get(key, 0) < count for key, count in older.items()):
@@ -52,12 +52,12 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialUndo:
-    """As `Undo`: the increments that were counted, and the last point of each stream before them."""
+    """What `undo` needs: the increments that were counted, and the last point of each stream before them."""
 
-    moved: Moved
+    advanced: AdvancedStreams
     increments: list[tuple[int, Exponential]]
     before: "dict[int, Exponential | None]"
-    owed: dict[int, list[Exponential]]  # of which the increments hold their share
+    owed: dict[int, list[Exponential]]  # which the increments contain
 
 
 class ExponentialDeltas:
@@ -68,16 +68,16 @@ class ExponentialDeltas:
 
     def __init__(self, initial: Initial, began: int) -> None:
         self.counts = DeltaCounts()
-        self._clocks = Clocks(initial, began)
+        self._clocks = StreamClocks(initial, began)
         self._last: dict[int, Exponential] = {}
         self._owed: dict[int, list[Exponential]] = {}
 
     def increments(
         self, streams: Ints, times: Ints, starts: Ints, points: list[Exponential], capacity: int
     ) -> tuple[Ints, list[Exponential], ExponentialUndo]:
-        """Which points bring an increment, and which. The state is that after them until `undo`."""
+        """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
         self._clocks.ensure(capacity)
-        order = Order(streams, times, self._clocks.last)
+        order = StreamOrder(streams, times, self._clocks.last)
         times, starts = times[order.rows], starts[order.rows]
         is_new, counts_all = self._clocks.judge(order, times, starts)
         rows, found, counted = [], [], []
@@ -108,9 +108,9 @@ class ExponentialDeltas:
         return np.array(rows, np.int64), found, undo
 
     def undo(self, undo: ExponentialUndo) -> None:
-        """Take the increments back: the next point of each stream brings them again."""
-        unchanged = self._clocks.undo(undo.moved)
-        as_before = set(undo.moved.streams[unchanged].tolist())
+        """Takes the increments back: the next point of each stream brings them again."""
+        unchanged = self._clocks.undo(undo.advanced)
+        as_before = set(undo.advanced.streams[unchanged].tolist())
         for stream, increment in undo.increments:
             if stream not in as_before:
                 self._owed.setdefault(stream, []).append(increment)
@@ -137,11 +137,11 @@ class ExponentialDeltas:
     def known(self, capacity: int) -> Ints:
         return self._clocks.known(capacity)
 
-    def states(self, streams: Ints) -> States:
+    def states(self, streams: Ints) -> StreamStates:
         last = [self._last[stream] for stream in streams.tolist()]
-        owed = [_together(self._owed.get(stream, [])) for stream in streams.tolist()]
+        owed = [_sum(self._owed.get(stream, [])) for stream in streams.tolist()]
         (lengths, buckets), (owed_lengths, owed_buckets) = _as_numbers(last), _as_numbers(owed)
-        return States(
+        return StreamStates(
             self._clocks.last[streams],
             self._clocks.start[streams],
             np.array([point.sum for point in last], np.float64),
@@ -153,14 +153,14 @@ class ExponentialDeltas:
             owed_buckets,
         )
 
-    def put(self, stream: int, kept: Kept, capacity: int) -> None:
-        self._clocks.put(stream, kept, capacity)
-        self._last[stream] = _of_numbers(kept.value, kept.buckets.tolist())
-        if len(kept.owed_buckets):
-            self._owed[stream] = [_of_numbers(kept.owed, kept.owed_buckets.tolist())]
+    def put(self, stream: int, state: StreamState, capacity: int) -> None:
+        self._clocks.put(stream, state, capacity)
+        self._last[stream] = _of_numbers(state.value, state.buckets.tolist())
+        if len(state.owed_buckets):
+            self._owed[stream] = [_of_numbers(state.owed, state.owed_buckets.tolist())]
 
 
-def _together(points: Sequence[Exponential]) -> Exponential | None:
+def _sum(points: Sequence[Exponential]) -> Exponential | None:
     return reduce(Exponential.plus, points) if points else None
 
 

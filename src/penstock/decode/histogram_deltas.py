@@ -7,14 +7,23 @@ import numpy as np
 
 from penstock.decode.column_scan import Ints, within
 from penstock.decode.config import Initial
-from penstock.decode.deltas import Clocks, DeltaCounts, Floats, Kept, Order, States, Undo, grown
+from penstock.decode.deltas import (
+    DeltaCounts,
+    DeltaUndo,
+    Floats,
+    StreamClocks,
+    StreamOrder,
+    StreamState,
+    StreamStates,
+    grown,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class BucketUndo:
-    """As `Undo`, whose values are the sums; and the buckets of each increment, and those of each stream before."""
+    """A `DeltaUndo` of the sums, the buckets of each increment, and the buckets of each stream before."""
 
-    sums: Undo
+    sums: DeltaUndo
     shapes: Ints
     lengths: Ints
     counts: Ints
@@ -25,7 +34,7 @@ class BucketUndo:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class HistogramIncrements:
     """The points that bring an increment, in a new order, and their increments."""
 
     rows: Ints
@@ -42,11 +51,11 @@ class HistogramDeltas:
 
     def __init__(self, initial: Initial, began: int) -> None:
         self.counts = DeltaCounts()
-        self._clocks = Clocks(initial, began)
+        self._clocks = StreamClocks(initial, began)
         self._sum = np.zeros(1024)
         self._shape = np.zeros(1024, np.int64)
         self._length = np.zeros(1024, np.int64)
-        self._base = np.zeros(1024, np.int64)  # where its buckets are in `_buckets`
+        self._base = np.zeros(1024, np.int64)  # where the stream's buckets are in `_buckets`
         self._buckets = np.zeros(16 * 1024, np.int64)
         self._owed = np.zeros(16 * 1024, np.int64)  # beside the buckets
         self._owed_sum = np.zeros(1024)
@@ -63,10 +72,10 @@ class HistogramDeltas:
         counts: Ints,
         shapes: Ints,
         capacity: int,
-    ) -> Changed:
-        """Which points bring an increment, and which. The state is that after them until `undo`."""
+    ) -> HistogramIncrements:
+        """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
         self._ensure(capacity)
-        order = Order(streams, times, self._clocks.last)
+        order = StreamOrder(streams, times, self._clocks.last)
         offsets = np.cumsum(lengths) - lengths
         counts = counts[within(offsets[order.rows], lengths[order.rows])]
         times, starts, sums = times[order.rows], starts[order.rows], sums[order.rows]
@@ -92,12 +101,12 @@ class HistogramDeltas:
         self.counts.out_of_order += order.late
         self.counts.first_seen += int((~kept).sum())
 
-        moved = self._clocks.advance(order, times, starts)
-        streams = moved.streams
+        advanced = self._clocks.advance(order, times, starts)
+        streams = advanced.streams
         found = increments[np.repeat(kept, lengths)]
         before = within(self._base[streams], self._length[streams])
         undo = BucketUndo(
-            Undo(moved, self._sum[streams], self._owed_sum[streams], order.streams[kept], sum_increments[kept]),
+            DeltaUndo(advanced, self._sum[streams], self._owed_sum[streams], order.streams[kept], sum_increments[kept]),
             shapes[kept],
             lengths[kept],
             found,
@@ -110,10 +119,10 @@ class HistogramDeltas:
         self._owed_sum[streams] = 0.0
         last = within(offsets[order.is_last], lengths[order.is_last])
         self._store(streams, shapes[order.is_last], lengths[order.is_last], counts[last])
-        return Changed(order.rows[kept], sum_increments[kept], found, undo)
+        return HistogramIncrements(order.rows[kept], sum_increments[kept], found, undo)
 
-    def _before(self, order: Order, compared: Ints, offsets: Ints, lengths: Ints, counts: Ints) -> Ints:
-        """The bucket before each bucket: that of the point before, or of the state; 0 where there is none."""
+    def _before(self, order: StreamOrder, compared: Ints, offsets: Ints, lengths: Ints, counts: Ints) -> Ints:
+        """Returns the bucket before each bucket: of the point before, or of the state; 0 where there is none."""
         found = np.zeros(len(counts), np.int64)
         of_state, of_neighbour = compared & order.is_first, compared & ~order.is_first
         found[np.repeat(of_state, lengths)] = self._buckets[
@@ -158,10 +167,10 @@ class HistogramDeltas:
             setattr(self, name, grown(getattr(self, name), capacity))
 
     def undo(self, undo: BucketUndo) -> None:
-        """Take the increments back: the next point of each stream brings them again."""
+        """Takes the increments back: the next point of each stream brings them again."""
         sums = undo.sums
-        unchanged = self._clocks.undo(sums.moved)
-        streams = sums.moved.streams[unchanged]
+        unchanged = self._clocks.undo(sums.advanced)
+        streams = sums.advanced.streams[unchanged]
         lengths = undo.lengths_before[unchanged]
         owed_sums = self._owed_sum[streams] + sums.owed_before[unchanged]
         of_unchanged = np.repeat(unchanged, undo.lengths_before)
@@ -195,10 +204,10 @@ class HistogramDeltas:
         self._ensure(capacity)
         return self._clocks.known(capacity)
 
-    def states(self, streams: Ints) -> States:
+    def states(self, streams: Ints) -> StreamStates:
         clocks, lengths = self._clocks, self._length[streams]
         places = within(self._base[streams], lengths)
-        return States(
+        return StreamStates(
             clocks.last[streams],
             clocks.start[streams],
             self._sum[streams],
@@ -210,10 +219,10 @@ class HistogramDeltas:
             self._owed[places],
         )
 
-    def put(self, stream: int, kept: Kept, capacity: int) -> None:
-        self._clocks.put(stream, kept, capacity)
+    def put(self, stream: int, state: StreamState, capacity: int) -> None:
+        self._clocks.put(stream, state, capacity)
         self._ensure(capacity)
-        self._sum[stream], self._owed_sum[stream] = kept.value, kept.owed
-        numbers, shapes = np.array([stream]), np.array([kept.shape])
-        self._store(numbers, shapes, np.array([len(kept.buckets)]), kept.buckets)
-        self._owed[within(self._base[numbers], self._length[numbers])] = kept.owed_buckets
+        self._sum[stream], self._owed_sum[stream] = state.value, state.owed
+        numbers, shapes = np.array([stream]), np.array([state.shape])
+        self._store(numbers, shapes, np.array([len(state.buckets)]), state.buckets)
+        self._owed[within(self._base[numbers], self._length[numbers])] = state.owed_buckets

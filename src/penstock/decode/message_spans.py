@@ -21,9 +21,9 @@ _FIELD_1 = 0x0A  # its tag, where it is a message
 def locate_messages(
     data: bytes, at: int, end: int, base: int, starts: list[int], ends: list[int]
 ) -> Iterator[tuple[int, int, int]]:
-    """Append where the messages of field 1 are, `base` added; yield the other fields as `fields` does.
+    """Appends where the messages of field 1 are, `base` added; yields the other fields as `fields` does.
 
-    The one loop that runs for every point: its calls are few on purpose.
+    This loop runs for every point, so it makes few calls.
     """
     add_start, add_end = starts.append, ends.append
     for _ in range(MAX_MESSAGES):
@@ -48,18 +48,18 @@ def locate_messages(
     if at < end:
         raise TooMany(f"more than {MAX_MESSAGES} points or series")
     if at != end:
-        raise ValueError("a field that is longer than what it is part of")
+        raise ValueError("a field that is longer than its message")
 
 
 @dataclass(frozen=True, slots=True)
 class ChildMessages:
     """The messages of field 1 in each of several ranges, in the order of the ranges, and the ranges' other fields."""
 
-    owner: Ints
+    parent: Ints  # the index of the range that each message is in
     starts: Ints
     ends: Ints
     others: list[tuple[int, int, int]]  # range, tag, value
-    bad: set[int]  # ranges that are no messages
+    malformed: set[int]  # ranges that are not messages
 
 
 def child_messages(blob: bytes, data: Bytes, starts: Ints, ends: Ints) -> ChildMessages:
@@ -68,7 +68,7 @@ def child_messages(blob: bytes, data: Bytes, starts: Ints, ends: Ints) -> ChildM
     TooMany beyond `MAX_MESSAGES`. Where few ranges are left, a plain loop is faster.
     """
     others: list[tuple[int, int, int]] = []
-    bad: set[int] = set()
+    malformed: set[int] = set()
     found: list[tuple[Ints, Ints, Ints]] = []
     tails: list[tuple[int, int, list[int], list[int]]] = []  # range, how many steps before it, starts, ends
     lanes = np.flatnonzero(starts < ends)
@@ -87,7 +87,7 @@ def child_messages(blob: bytes, data: Bytes, starts: Ints, ends: Ints) -> ChildM
             found.append((lanes, content, following))
             steps[lanes] += 1
         else:
-            # Rare: one or two fields of each range. The message that stands here is found in the next step.
+            # Rare: one or two fields of each range. Messages that stand here are found in the next step.
             following = at.copy()
             for place in np.flatnonzero(~is_message).tolist():
                 lane = int(lanes[place])
@@ -96,11 +96,11 @@ def child_messages(blob: bytes, data: Bytes, starts: Ints, ends: Ints) -> ChildM
                     others.append((lane, tag, value))
                     following[place] = after
                 except (ValueError, IndexError):
-                    bad.add(lane)
+                    malformed.add(lane)
                     following[place] = end[place]
         alive = following < end
         if not alive.all():
-            bad.update(lanes[following > end].tolist())
+            malformed.update(lanes[following > end].tolist())
             kept = np.flatnonzero(alive)
             lanes, following, end = lanes[kept], following[kept], end[kept]
         at = following
@@ -110,13 +110,13 @@ def child_messages(blob: bytes, data: Bytes, starts: Ints, ends: Ints) -> ChildM
         try:
             others += [(lane, tag, value) for tag, value, _ in locate_messages(blob, first, last, 0, begun, ended)]
         except (ValueError, IndexError):
-            bad.add(lane)
+            malformed.add(lane)
         tails.append((lane, int(steps[lane]), begun, ended))
         steps[lane] += len(begun)
         total += len(begun)
         if total > MAX_MESSAGES:
             raise TooMany(f"more than {MAX_MESSAGES} points")
-    return _in_order(found, tails, steps, others, bad)
+    return _in_order(found, tails, steps, others, malformed)
 
 
 def _in_order(
@@ -124,9 +124,9 @@ def _in_order(
     tails: list[tuple[int, int, list[int], list[int]]],
     counts: Ints,
     others: list[tuple[int, int, int]],
-    bad: set[int],
+    malformed: set[int],
 ) -> ChildMessages:
-    """Put message k of each range to its place."""
+    """Puts message k of each range in its place."""
     offsets = np.cumsum(counts) - counts
     total = int(counts.sum())
     begins, stops = np.empty(total, np.int64), np.empty(total, np.int64)
@@ -138,13 +138,13 @@ def _in_order(
     for lane, before, begun, ended in tails:
         place = int(offsets[lane]) + before
         begins[place : place + len(begun)], stops[place : place + len(begun)] = begun, ended
-    return ChildMessages(np.repeat(np.arange(len(counts)), counts), begins, stops, others, bad)
+    return ChildMessages(np.repeat(np.arange(len(counts)), counts), begins, stops, others, malformed)
 
 
 def repeated_messages(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
-    """The messages side by side in each range: which range each is of, and where. In the order of the ranges.
+    """Returns the messages that stand side by side in ranges: the index of each one's range, and where it is.
 
-    Only for ranges that `scan` found: nothing is checked again. TooMany if there is no end to them.
+    Only for ranges that `scan` found: nothing is checked again. TooMany beyond `MAX_MESSAGES`.
     """
     lanes = np.flatnonzero(starts < ends)
     at, end = starts[lanes], ends[lanes]

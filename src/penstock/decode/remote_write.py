@@ -5,8 +5,8 @@
     Sample         { double value = 1; int64 timestamp = 2 }        milliseconds since the epoch
     MetricMetadata { MetricType type = 1; string metric_family_name = 2 }
 
-A series' labels stay serialised: they are its key, decoded once. Whether it is a counter, its metadata says; where
-there is none, its name does: Prometheus' own endings are `_total`, `_count`, `_sum` and `_bucket`.
+A series' labels stay serialised: they are its key, decoded once. Its metadata says whether it is a counter. Without
+metadata its name does: the endings of counters are `_total`, `_count`, `_sum` and `_bucket`.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.decode.column_scan import PADDING, Ints, MessageLayout, float64_at, scan, texts
-from penstock.decode.group import Group, Rows
+from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import locate_messages, repeated_messages
-from penstock.decode.numbers import Numbers
 from penstock.decode.outcome import Refusal
-from penstock.decode.series import AWAY, Described, Namespace, Refused
-from penstock.decode.stream_homes import SERIES, Homes
+from penstock.decode.rows import NumberPoints, Rows
+from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
+from penstock.decode.stream_owners import SERIES, StreamOwners
 from penstock.model.name import name_fault
 from penstock.model.point import Kind
 from penstock.protobuf import fields
@@ -33,23 +33,22 @@ _SAMPLE = MessageLayout(fixed={0x09: "value"}, varints={0x10: "time"})
 _NAME = "__name__"
 _ENDINGS = ("_total", "_count", "_sum", "_bucket")
 _STALE = 0x7FF0000000000002  # the NaN that ends a series
-_FAMILIES = 100_000  # whose types are remembered
+_MAX_TYPES = 100_000  # of metric families that are remembered
 
 
 class RemoteWriteReader:
-    """Reads groups of remote writes, and remembers what their metadata said.
+    """Reads groups of remote writes, and remembers the types that their metadata stated.
 
     Threads: one at a time.
     """
 
-    def __init__(self, longest_name: int, homes: Homes | None = None) -> None:
+    def __init__(self, longest_name: int, owners: StreamOwners | None = None) -> None:
         self._longest_name = longest_name
-        self._homes = homes
-        self.namespaces = {"remote write": Namespace(self._described, homes=homes)}
+        self.namespaces = {"remote write": Namespace(self._described, owners=owners)}
         self.types: dict[str, int] = {}
 
-    def read(self, bodies: list[bytes], group: Group) -> Numbers:
-        """The samples of all bodies that can be read."""
+    def read(self, bodies: list[bytes], context: DecodeContext) -> NumberPoints:
+        """Returns the samples of all readable bodies."""
         starts: list[int] = []
         ends: list[int] = []
         counts = np.zeros(len(bodies), np.int64)
@@ -60,84 +59,87 @@ class RemoteWriteReader:
                 for tag, start, end in locate_messages(body, 0, len(body), base, starts, ends):
                     if tag == _METADATA:
                         self._learn(body, start, end)
-                        self._tell(body[start:end], request, group)
+                        self._broadcast(body[start:end], request, context)
                 counts[request] = len(starts) - before
             except (ValueError, IndexError):
-                group.account.fail(request, "not a WriteRequest")
+                context.outcomes.fail(request, "not a WriteRequest")
                 del starts[before:], ends[before:]
             base += len(body)
         blob = b"".join([*bodies, PADDING])
         requests = np.repeat(np.arange(len(bodies)), counts)
-        return self._samples(blob, np.array(starts, np.int64), np.array(ends, np.int64), requests, group)
+        return self._samples(blob, np.array(starts, np.int64), np.array(ends, np.int64), requests, context)
 
-    def _samples(self, blob: bytes, starts: Ints, ends: Ints, requests: Ints, group: Group) -> Numbers:
+    def _samples(self, blob: bytes, starts: Ints, ends: Ints, requests: Ints, context: DecodeContext) -> NumberPoints:
         data = np.frombuffer(blob, np.uint8)
         series = scan(data, starts, ends, _SERIES)
         columns = series.columns
-        fine = ~series.is_malformed & ~series.is_noncanonical
-        owner, sample_starts, sample_ends = repeated_messages(
-            data, np.where(fine, columns["samples"], 0), np.where(fine, columns["samples_end"], 0)
+        is_fine = ~series.is_malformed & ~series.is_noncanonical
+        series_of, sample_starts, sample_ends = repeated_messages(
+            data, np.where(is_fine, columns["samples"], 0), np.where(is_fine, columns["samples_end"], 0)
         )
         samples = scan(data, sample_starts, sample_ends, _SAMPLE)
-        broken = ~fine
-        broken[owner[samples.is_malformed]] = True
-        for request in np.unique(requests[broken]).tolist():
-            group.account.fail(request, "a series that is not a message, or not written as Prometheus does")
-        failed = np.isin(requests, np.array(sorted(group.account.errors), np.int64))
+        is_broken = ~is_fine
+        is_broken[series_of[samples.is_malformed]] = True
+        for request in np.unique(requests[is_broken]).tolist():
+            context.outcomes.fail(request, "a series that is not a message, or not written as Prometheus does")
+        failed = np.isin(requests, np.array(sorted(context.outcomes.errors), np.int64))
         native = ~failed & (columns["histograms"] > 0)
-        group.account.reject(
+        context.outcomes.reject(
             requests[native], Refusal.UNSUPPORTED, "native histograms are not taken: send classic ones"
         )
 
-        streams = np.full(len(starts), -1)
         asked = np.flatnonzero(~failed)
         keys = texts(data, columns["labels"][asked], columns["labels_end"][asked])
-        streams[asked] = group.streams_of(
-            list(self.namespaces.values()), np.zeros(len(asked), np.int64), keys, requests[asked]
-        )
-        streams[(streams <= AWAY) & (columns["samples"] == 0)] = -1  # which says nothing that another must know
-        self._hand_on(blob, starts, ends, requests, streams, group)
+        namespaces, space = list(self.namespaces.values()), np.zeros(len(asked), np.int64)
+        resolved = context.resolve(namespaces, space, keys, requests[asked])
+        streams = np.full(len(starts), NO_STREAM)
+        streams[asked] = resolved.streams
+        if context.parts is not None and resolved.owners is not None:
+            owners = np.full(len(starts), context.parts.owners.own)
+            owners[asked] = resolved.owners
+            has_samples = columns["samples"] > 0  # a series without samples is nothing that its owner must know
+            foreign = np.flatnonzero((owners != context.parts.owners.own) & has_samples)
+            self._put_aside(blob, starts[foreign], ends[foreign], requests[foreign], owners[foreign], context)
+            streams[np.isin(requests, np.array(sorted(context.outcomes.errors), np.int64))] = NO_STREAM
         place = samples.columns["value"]
         values = np.where(place > 0, float64_at(data, place), 0.0)  # protobuf leaves out what is 0
         times = samples.columns["time"]
-        timely = (times > 0) & (times <= group.latest // 1_000_000)
-        taken = streams[owner] >= 0
-        group.account.reject(
-            requests[owner[taken & ~timely]], Refusal.TIME, "a sample without a time, or one far ahead"
+        is_timely = (times > 0) & (times <= context.latest // 1_000_000)
+        is_taken = streams[series_of] != NO_STREAM
+        context.outcomes.reject(
+            requests[series_of[is_taken & ~is_timely]], Refusal.TIME, "a sample without a time, or one far ahead"
         )
-        taken &= timely & (values.view(np.uint64) != _STALE)
-        owner = owner[taken]
-        rows = Rows(requests[owner], streams[owner], times[taken] * 1_000_000, values[taken])
-        return Numbers(rows, np.zeros(len(owner), np.int64))
+        is_taken &= is_timely & (values.view(np.uint64) != _STALE)
+        series_of = series_of[is_taken]
+        rows = Rows(requests[series_of], streams[series_of], times[is_taken] * 1_000_000, values[is_taken])
+        return NumberPoints(rows, np.zeros(len(series_of), np.int64))
 
-    def _hand_on(self, blob: bytes, starts: Ints, ends: Ints, requests: Ints, streams: Ints, group: Group) -> None:
-        """Put aside the series that other processes keep."""
-        rows = np.flatnonzero(streams <= AWAY)
-        if self._homes is None or not len(rows):
-            return
-        homes = AWAY - streams[rows]
-        going = {pair: group.goes_to(*pair, self._homes) for pair in set(zip(homes.tolist(), requests[rows].tolist()))}
-        for home, request, start, end in zip(
-            homes.tolist(), requests[rows].tolist(), starts[rows].tolist(), ends[rows].tolist()
-        ):
-            if going[home, request]:
-                group.elsewhere.add_field(home, request, SERIES, blob[start:end])
-            else:  # it was handed to us by one that counts processes in another way: never silently
-                group.account.reject_one(request, Refusal.FAILED, f"a series that process {home} keeps")
-        streams[np.isin(requests, np.array(sorted(group.account.errors), np.int64))] = -1
+    @staticmethod
+    def _put_aside(blob: bytes, starts: Ints, ends: Ints, requests: Ints, owners: Ints, context: DecodeContext) -> None:
+        """Adds series that other processes own to the parts for them."""
+        assert context.parts is not None
+        pairs = list(zip(owners.tolist(), requests.tolist()))
+        is_foreign = {pair: context.is_foreign(*pair) for pair in set(pairs)}
+        for (owner, request), start, end in zip(pairs, starts.tolist(), ends.tolist()):
+            if is_foreign[owner, request]:
+                context.parts.add_field(owner, request, SERIES, blob[start:end])
+            else:  # the process that handed it over counts processes differently: never drop it silently
+                context.outcomes.reject_one(request, Refusal.FAILED, f"a series that process {owner} keeps")
 
-    def forget_away(self) -> None:
-        """Those that others keep are not seen here, and would not be forgotten."""
+    def forget_owners(self) -> None:
+        """Forgets the keys that other processes own: they are never seen here, so they do not expire."""
         for namespace in self.namespaces.values():
-            if namespace.away:
-                namespace.forget_keys()
+            namespace.owner_of_key.clear()
 
-    def _tell(self, metadata: bytes, request: int, group: Group) -> None:
-        """Metadata is for everybody: it came over one connection, and says what all series of a name are."""
-        if self._homes is not None and request not in group.settled:
-            for home in range(self._homes.count):
-                if home != self._homes.own and home not in self._homes.down:
-                    group.elsewhere.add_field(home, request, _METADATA, metadata)
+    @staticmethod
+    def _broadcast(metadata: bytes, request: int, context: DecodeContext) -> None:
+        """Adds metadata to the parts for all processes: it came over one connection, and concerns all series."""
+        parts = context.parts
+        if parts is None:
+            return
+        for process in range(parts.owners.count):
+            if parts.is_foreign(process, request) and process not in parts.owners.unreachable:
+                parts.add_field(process, request, _METADATA, metadata)
 
     def _learn(self, body: bytes, at: int, end: int) -> None:
         kind, family = 0, ""
@@ -146,29 +148,29 @@ class RemoteWriteReader:
                 kind = start
             elif tag == _FAMILY:
                 family = body[start:stop].decode("utf-8", "surrogateescape")
-        if not kind or self.types.get(family) == kind or len(self.types) >= _FAMILIES:
+        if not kind or self.types.get(family) == kind or len(self.types) >= _MAX_TYPES:
             return
-        if name_fault(family, self._longest_name):  # no series of it would be taken
+        if name_fault(family, self._longest_name):  # all of its series are refused
             return
         self.types[family] = kind
         if (kind in _COUNTERS) is not family.endswith(_ENDINGS):
-            # Its series may be known as what their names suggest: they are looked at again.
+            # Known series may have the type that their names suggest: they are described anew.
             for namespace in self.namespaces.values():
                 namespace.forget_keys()
 
-    def _described(self, key: bytes) -> Described:
+    def _described(self, key: bytes) -> SeriesDescription:
         try:
             pairs = list(_labels(key))
         except (ValueError, IndexError) as error:
             raise Refused(Refusal.MALFORMED, f"labels that cannot be read: {error}") from None
-        labels = {name: value for name, value in pairs if value}  # to Prometheus an empty label is none
+        labels = {name: value for name, value in pairs if value}  # in Prometheus an empty label means none
         if len({name for name, _ in pairs}) < len(pairs):
             raise Refused(Refusal.LABELS, "a series with two labels of one name")
         name = labels.pop(_NAME, "")
         if not name:
             raise Refused(Refusal.MALFORMED, "a series without a name")
         is_counter = self._is_counter(name)
-        return Described(name, Kind.COUNTER if is_counter else Kind.GAUGE, is_counter, labels)
+        return SeriesDescription(name, Kind.COUNTER if is_counter else Kind.GAUGE, is_counter, labels)
 
     def _is_counter(self, name: str) -> bool:
         if name in self.types:

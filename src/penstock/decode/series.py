@@ -1,4 +1,4 @@
-"""Series: small numbers in place of labels, so that everything after this works on columns of numbers.
+"""Series: small numbers in place of labels, so that every later stage works on columns of numbers.
 
       raw key of a point (its labels, serialised) ──► stream ──► metric, entity
       thousands of points                             one number      one text, made once
@@ -19,23 +19,23 @@ from numpy.typing import NDArray
 from penstock.decode.column_scan import Ints
 from penstock.decode.config import IntakeConfig
 from penstock.decode.outcome import Refusal
-from penstock.decode.stream_homes import Homes
-from penstock.decode.texts import Texts
+from penstock.decode.stream_owners import StreamOwners
+from penstock.decode.text_dictionary import TextDictionary
 from penstock.model.name import name_fault
 from penstock.model.point import Chunk, Kind, chunk_type, entity_of
 
 OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name for the same
 
-AWAY = -1_000_000  # and what is less: no stream of ours
-_MOST_SPELLINGS = 8  # of each series' labels, in another order or with what we pass over: there may be any number
-_RUN_KEY = 64  # bytes of a run's keys by which it is looked for: its last ones differ most
+NO_STREAM = -1  # in a column of streams: refused, or kept by another process, or not looked up yet
+_MAX_SPELLINGS = 8  # of each series' labels, in another order or with attributes that are left out
+_RUN_KEY = 64  # bytes of a run's keys by which it is looked up: its last ones differ most
 _SHORTEST_RUN = 8  # points for which it pays to remember them
-_MOST_RUNS = 64  # of one namespace
-_TRIES = 8  # runs that may prove useless before no more are remembered
+_MAX_RUNS = 64  # of one namespace
+_MAX_UNUSED_RUNS = 8  # before no more runs are remembered
 
 
 class Refused(Exception):
-    """A point, or all points of a stream, that we do not take; says why."""
+    """Raised for a point, or for all points of a stream, that cannot be taken; says why."""
 
     def __init__(self, reason: Refusal, message: str) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class SeriesDescription:
     """What a raw key means."""
 
     metric: str
@@ -53,44 +53,61 @@ class Described:
 
 
 class Namespace:
-    """Raw keys that mean streams of one sender's metric; `describe` is asked once for each, and may raise Refused."""
+    """The raw keys of one sender's metric; `describe` is called once for each, and may raise Refused."""
 
-    __slots__ = ("away", "describe", "family", "homes", "keys", "run_hits", "runs", "streams")
+    __slots__ = ("describe", "family", "keys", "owner_of_key", "owners", "run_hits", "runs", "streams")
 
-    def __init__(self, describe: Callable[[bytes], Described], family: Any = None, homes: Homes | None = None) -> None:
+    def __init__(
+        self,
+        describe: Callable[[bytes], SeriesDescription],
+        family: Any = None,
+        owners: StreamOwners | None = None,
+    ) -> None:
         self.describe = describe
-        self.family = family  # whose they are, where there are several
-        self.homes = homes  # where each of them may have another one
-        self.away = 0  # keys of streams that others keep: `AWAY` minus the number of their home
-        self.keys: dict[bytes, int] = {}
+        self.family = family  # the metric, where there is a namespace for each
+        self.owners = owners  # where each series may have another owner
+        self.keys: dict[bytes, int] = {}  # the stream of each key
+        self.owner_of_key: dict[bytes, int] = {}  # of keys whose streams other processes keep
         # The same labels in another order are another key, but the same stream.
         self.streams: dict[tuple[str, str, str], int] = {}
-        self.runs: dict[tuple[int, bytes], _Run] = {}
+        self.runs: dict[tuple[int, bytes], _KeyRun] = {}
         self.run_hits = 0
 
     def forget(self, gone: NDArray[np.bool_]) -> None:
-        """Without the streams that are gone."""
-        self.keys = {key: stream for key, stream in self.keys.items() if stream < 0 or not gone[stream]}
+        """Removes the streams that are gone."""
+        self.keys = {key: stream for key, stream in self.keys.items() if not gone[stream]}
         self.streams = {key: stream for key, stream in self.streams.items() if not gone[stream]}
         self.runs = {}
         self.run_hits = 0
 
     def forget_keys(self) -> None:
-        """Ask again what every key means."""
+        """Makes every key be described anew."""
         self.keys = {}
-        self.away = 0
+        self.owner_of_key = {}
 
 
-class _Run(NamedTuple):
-    """The points of one metric in one request, which mostly comes again with the same series in the same order."""
+class _KeyRun(NamedTuple):
+    """The keys of one metric in one request: most senders repeat the same series in the same order."""
 
     keys: bytes
     lengths: bytes
     streams: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What became of the keys of a column of points."""
+
+    streams: Ints
+    """The stream of each point, or NO_STREAM."""
+    refused: list[tuple[Ints, Refused]]
+    """The points that were refused, by reason."""
+    owners: Ints | None = None
+    """The process that keeps each point's stream; None where the namespaces have no owners."""
+
+
 class Metric:
-    """One metric of one kind: the chunks that its points become, and its entities with how many streams have each."""
+    """One metric of one kind: the type of its chunks, and its entities with the number of streams of each."""
 
     __slots__ = ("chunk", "entities", "id")
 
@@ -110,7 +127,7 @@ class SeriesTable:
         self._config = config
         self.metrics: list[Metric] = []
         self._metric_of: dict[tuple[str, Kind], Metric] = {}
-        self._unused: list[Metric] = []  # whose series have all expired: their numbers are given to others
+        self._unused: list[Metric] = []  # all of their series have expired: their numbers are free
         self.overflowed = 0
         self._free: list[int] = []
         self._used = 0
@@ -118,8 +135,8 @@ class SeriesTable:
         self.is_cumulative = np.zeros(1024, bool)
         self.seen = np.zeros(1024)
         self._entity = np.zeros(1024, np.int32)
-        self._texts = Texts()
-        # Told of each new stream whose values depend on those before.
+        self._texts = TextDictionary()
+        # Called for each new stream whose values depend on earlier ones.
         self.on_cumulative: Callable[[Namespace, tuple[str, str, str], int], None] | None = None
 
     def __len__(self) -> int:
@@ -131,108 +148,117 @@ class SeriesTable:
 
     @property
     def capacity(self) -> int:
-        """Greater than every number that is in use."""
+        """The length of the columns by stream: greater than every number in use."""
         return len(self.metric)
 
     def resolve(
-        self, namespaces: list[Namespace], which: Ints, keys: Any, now: float, bounds: Ints | None = None
-    ) -> tuple[Ints, list[Refused]]:
-        """The stream of each point; -n for one that was refused for the nth of the reasons returned, `AWAY` or less for
-        one that another process keeps.
+        self, namespaces: list[Namespace], space: Ints, keys: Any, now: float, bounds: Ints | None = None
+    ) -> Resolved:
+        """Looks up the stream of each point, and makes the streams that are new.
 
-        `which` is the index of each point's namespace, `keys` an Arrow array of raw keys. `bounds` are where runs of
+        `space` is the index of each point's namespace, `keys` an Arrow array of raw keys. `bounds` are where runs of
         points of one namespace start that may come again as they are, and where the last one ends.
         """
         if bounds is None:
-            found, refusals = self._resolve(namespaces, which, keys)
+            resolved = self._resolve(namespaces, space, keys)
         else:
-            found, refusals = self._resolve_runs(namespaces, which, keys, bounds)
-        self.seen[found[found >= 0]] = now
-        return found, refusals
+            resolved = self._resolve_runs(namespaces, space, keys, bounds)
+        self.seen[resolved.streams[resolved.streams != NO_STREAM]] = now
+        return resolved
 
-    def _resolve_runs(
-        self, namespaces: list[Namespace], which: Ints, keys: Any, bounds: Ints
-    ) -> tuple[Ints, list[Refused]]:
-        """Runs that are known as they are; the others point by point."""
+    def _resolve_runs(self, namespaces: list[Namespace], space: Ints, keys: Any, bounds: Ints) -> Resolved:
+        """Looks up whole runs of keys, and the keys of unknown runs one by one."""
         _, places, texts = keys.buffers()
         offsets = np.frombuffer(places, np.int32)[keys.offset : keys.offset + len(keys) + 1]
         starts = offsets[bounds].tolist()
         text = memoryview(texts)
-        found = np.empty(len(keys), np.int64)
+        streams = np.empty(len(keys), np.int64)
         is_missing = np.zeros(len(keys), bool)
         fresh: list[tuple[Namespace, tuple[int, bytes], bytes, bytes, int, int]] = []
-        owners = which[bounds[:-1]].tolist()
+        space_of_run = space[bounds[:-1]].tolist()
         for run, (first, last) in enumerate(pairwise(bounds.tolist())):
-            namespace = namespaces[owners[run]]
+            namespace = namespaces[space_of_run[run]]
             blob = bytes(text[starts[run] : starts[run + 1]])
             lengths = (offsets[first:last] - offsets[first]).tobytes()
             key = last - first, blob[-_RUN_KEY:]
             known = namespace.runs.get(key)
             if known is not None and known.keys == blob and known.lengths == lengths:
-                found[first:last] = known.streams
+                streams[first:last] = known.streams
                 namespace.run_hits += 1
             else:
                 is_missing[first:last] = True
-                if last - first >= _SHORTEST_RUN and len(namespace.runs) < _TRIES + namespace.run_hits:
+                if last - first >= _SHORTEST_RUN and len(namespace.runs) < _MAX_UNUSED_RUNS + namespace.run_hits:
                     fresh.append((namespace, key, blob, lengths, first, last))
         missing = np.flatnonzero(is_missing)
         if not len(missing):
-            return found, []
+            return Resolved(streams, [])
         some = keys if len(missing) == len(keys) else keys.take(pa.array(missing))
-        found[missing], refusals = self._resolve(namespaces, which[missing], some)
+        resolved = self._resolve(namespaces, space[missing], some)
+        streams[missing] = resolved.streams
         for namespace, key, blob, lengths, first, last in fresh:
-            if len(namespace.runs) >= _MOST_RUNS:
+            if len(namespace.runs) >= _MAX_RUNS:
                 namespace.runs.clear()
                 namespace.run_hits = 0
-            if found[first:last].min() >= 0:
-                namespace.runs[key] = _Run(blob, lengths, found[first:last].copy())
-        return found, refusals
+            if NO_STREAM not in streams[first:last]:
+                namespace.runs[key] = _KeyRun(blob, lengths, streams[first:last].copy())
+        return Resolved(streams, [(missing[rows], refused) for rows, refused in resolved.refused])
 
-    def _resolve(self, namespaces: list[Namespace], which: Ints, keys: Any) -> tuple[Ints, list[Refused]]:
+    def _resolve(self, namespaces: list[Namespace], space: Ints, keys: Any) -> Resolved:
+        """Looks up each distinct key once."""
         encoded = keys.dictionary_encode()
         blobs = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy(zero_copy_only=False)
+        pairs = [(0, text) for text in range(len(blobs))]  # namespace and key of each that is distinct
         if len(namespaces) > 1:
-            both = pa.array(which * len(blobs) + codes).dictionary_encode()
+            both = pa.array(space * len(blobs) + codes).dictionary_encode()
             codes = both.indices.to_numpy(zero_copy_only=False)
             spaces, texts = np.divmod(both.dictionary.to_numpy(zero_copy_only=False), max(1, len(blobs)))
-            asked = zip(spaces.tolist(), texts.tolist())
-        else:
-            asked = zip([0] * len(blobs), range(len(blobs)))
-        refusals: dict[Refusal, tuple[int, Refused]] = {}
+            pairs = list(zip(spaces.tolist(), texts.tolist()))
         known = [namespace.keys for namespace in namespaces]
-        pairs = list(asked)
-        streams = [known[space].get(blobs[text]) for space, text in pairs]
+        streams = [known[number].get(blobs[text]) for number, text in pairs]
+        owners: Ints | None = None
+        if namespaces and (all_owners := namespaces[0].owners) is not None:
+            owners = np.full(len(pairs), all_owners.own)
+        refused: dict[Refusal, tuple[list[int], Refused]] = {}
         for place in [place for place, stream in enumerate(streams) if stream is None]:
-            space, text = pairs[place]
+            number, text = pairs[place]
+            namespace, key = namespaces[number], blobs[text]
+            streams[place] = NO_STREAM
             try:
-                streams[place] = self._new_key(namespaces[space], blobs[text])
-            except Refused as refused:
-                streams[place], _ = refusals.setdefault(refused.reason, (-1 - len(refusals), refused))
-        return np.array(streams, np.int64)[codes], [refused for _, refused in refusals.values()]
+                if key not in namespace.owner_of_key:
+                    streams[place] = self._new_key(namespace, key)
+            except Refused as error:
+                refused.setdefault(error.reason, ([], error))[0].append(place)
+            if owners is not None and key in namespace.owner_of_key:
+                owners[place] = namespace.owner_of_key[key]
+        return Resolved(
+            np.array(streams, np.int64)[codes],
+            [(np.flatnonzero(np.isin(codes, places)), error) for places, error in refused.values()],
+            None if owners is None else owners[codes],
+        )
 
     def _new_key(self, namespace: Namespace, key: bytes) -> int:
+        """Returns the stream of a key that is not known; NO_STREAM if another process keeps it."""
         config = self._config
         if len(key) > config.longest_labels:
             raise Refused(Refusal.LABELS, f"labels of {len(key)} bytes, at most {config.longest_labels} are taken")
         described = namespace.describe(key)
         self._check(described.labels)
         entity = entity_of(described.labels)
-        if described.is_cumulative and namespace.homes is not None:
-            home = namespace.homes.of_series(described.metric, entity)
-            if home != namespace.homes.own:
-                if namespace.away >= config.max_streams:
+        if described.is_cumulative and namespace.owners is not None:
+            owner = namespace.owners.of_series(described.metric, entity)
+            if owner != namespace.owners.own:
+                if len(namespace.owner_of_key) >= config.max_streams:
                     namespace.forget_keys()
-                namespace.away += 1
-                namespace.keys[key] = AWAY - home
-                return AWAY - home
-        identity = described.metric, described.kind.value, entity  # of texts alone: the collector leaves it out
+                namespace.owner_of_key[key] = owner
+                return NO_STREAM
+        identity = described.metric, described.kind.value, entity  # texts only, which the garbage collector skips
         stream = namespace.streams.get(identity)
         if stream is None:
             stream = namespace.streams[identity] = self._new_stream(described, entity)
             if described.is_cumulative and self.on_cumulative is not None:
                 self.on_cumulative(namespace, identity, stream)
-        if len(namespace.keys) - namespace.away >= _MOST_SPELLINGS * len(namespace.streams):
+        if len(namespace.keys) >= _MAX_SPELLINGS * len(namespace.streams):
             namespace.forget_keys()
         namespace.keys[key] = stream
         return stream
@@ -249,7 +275,7 @@ class SeriesTable:
                     f"at most {config.max_label_name} and {config.max_label_value} are taken",
                 )
 
-    def _new_stream(self, described: Described, entity: str) -> int:
+    def _new_stream(self, described: SeriesDescription, entity: str) -> int:
         config = self._config
         if len(self) >= config.max_streams:
             raise Refused(Refusal.STREAMS, f"more than {config.max_streams} streams: this one is not known yet")
@@ -270,7 +296,7 @@ class SeriesTable:
         self._entity[stream] = self._texts.add(entity)
         return stream
 
-    def _new_metric(self, described: Described) -> Metric:
+    def _new_metric(self, described: SeriesDescription) -> Metric:
         if self.metric_count >= self._config.max_metrics:
             raise Refused(
                 Refusal.METRICS,
@@ -296,11 +322,11 @@ class SeriesTable:
         self._entity = np.append(self._entity, np.zeros(more, np.int32))
 
     def entities_of(self, streams: Ints) -> tuple[NDArray[np.int32], Any]:
-        """The entity of each point, as a code and the texts that the codes stand for."""
+        """Returns the entity of each point as a code, and the Arrow array that the codes point into."""
         return self._texts.encoded(self._entity[streams])
 
     def expire(self, namespaces: Iterable[Namespace], before: float) -> Ints:
-        """Forget what was last seen before that time; the numbers that are free again."""
+        """Forgets streams that were last seen before that time; returns their numbers, which are free again."""
         used = np.zeros(self.capacity, bool)
         used[: self._used] = True
         used[self._free] = False

@@ -1,11 +1,10 @@
-"""What is known of cumulative streams, kept over a restart: a file that is written at the end and gone at the start.
+"""The state of cumulative streams, kept over a restart: a file that is written at the end and deleted at the start.
 
-    intake closed, everybody answered ──write──► streams.arrow ──read, then deleted──► claimed as streams come again
+    intake closed, all answered ──write──► streams.arrow ──read, then deleted──► claimed as streams come again
 
-The file is Arrow IPC, a row for each stream: whose it is (`family` is an index into the JSON of its metadata), what it
-is called, how long it had been silent, and what its deltas keep. It holds exactly what was answered for, and it is
-deleted before the first request is taken: after a `kill -9` there is none, since what was counted meanwhile is not in
-it and would be counted twice.
+The file is Arrow IPC, a row for each stream: its family (an index into the JSON of the metadata), its name, how long it
+had been silent, and its state. It holds exactly what was answered for. It is deleted before the first request is taken:
+after a `kill -9` there is no file, because an old one would count again what was counted since.
 """
 
 import base64
@@ -23,14 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.decode.column_scan import Ints
-from penstock.decode.deltas import Kept, States
+from penstock.decode.deltas import StreamState, StreamStates
 from penstock.decode.otlp.walk import Family
 from penstock.decode.series import Namespace, SeriesTable
-from penstock.decode.stream_homes import Homes
+from penstock.decode.stream_owners import StreamOwners
 from penstock.model.segment import sync_folder
 
 log = logging.getLogger(__name__)
-FORMAT = 1  # to be raised when streams are told apart, or get homes, in another way: an old file then says nothing
+FORMAT = 1  # raise it when streams are identified, or get owners, in another way: older files are then ignored
 _ABOUT = b"penstock.streams"
 _NUMBERS = ("last", "start", "value", "owed", "shape")
 _LISTS = ("buckets", "owed_buckets")
@@ -38,7 +37,7 @@ SCHEMA = pa.schema(
     [
         ("family", pa.int32()),
         ("name", pa.string()),  # metric, kind and entity
-        ("deltas", pa.int8()),  # which of them keep it
+        ("deltas", pa.int8()),  # the index of the memory that keeps it
         ("silent", pa.float64()),  # seconds since it was seen
         *((name, pa.float64() if name in ("value", "owed") else pa.int64()) for name in _NUMBERS),
         *((name, pa.list_(pa.int64())) for name in _LISTS),
@@ -46,32 +45,32 @@ SCHEMA = pa.schema(
 )
 
 
-class Keeper(Protocol):
-    """What keeps the state of streams: the deltas of numbers, of histograms, of exponential histograms."""
+class StreamMemory(Protocol):
+    """Keeps the state of streams: the deltas of numbers, of histograms, of exponential histograms."""
 
     def known(self, capacity: int) -> Ints:
-        """The streams of which there is a state."""
+        """Returns the streams that have a state."""
         ...
 
-    def states(self, streams: Ints) -> States: ...
+    def states(self, streams: Ints) -> StreamStates: ...
 
-    def put(self, stream: int, kept: Kept, capacity: int) -> None: ...
+    def put(self, stream: int, state: StreamState, capacity: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Streams as they were at `saved_at`; none that began after `horizon` was seen and is not among them."""
+    """Streams as they were at `saved_at`. It holds every stream that began after `horizon` and was seen."""
 
     rows: pa.Table
     families: list[Family | None]
     saved_at: float
     horizon: int
     settings: str
-    types: dict[str, int]  # what the metadata of remote writes has said
-    part: tuple[int, int] = (0, 1)  # of which process, of how many: those are all streams that it keeps
+    types: dict[str, int]  # stated by the metadata of remote writes
+    part: tuple[int, int] = (0, 1)  # the process that owned these streams, and of how many
 
 
-class Remembered:
+class RestoredStreams:
     """The streams of an earlier run that have not come again yet.
 
     Threads: one at a time.
@@ -99,17 +98,17 @@ class Remembered:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def claim(self, family: Family | None, name: str) -> tuple[int, Kept] | None:
-        """Which deltas keep that stream and what; None if it was not known, or has come already."""
+    def claim(self, family: Family | None, name: str) -> tuple[int, StreamState] | None:
+        """Returns the index of the memory that keeps a stream, and its state; None if unknown or already claimed."""
         row = self._waiting.get(family, {}).pop(name, None)
         if row is None:
             return None
         last, start, value, owed, shape = (column[row].item() for column in self._numbers)
         buckets, owed_buckets = (values[offsets[row] : offsets[row + 1]] for offsets, values in self._lists)
-        return int(self._deltas[row]), Kept(last, start, value, owed, shape, buckets, owed_buckets)
+        return int(self._deltas[row]), StreamState(last, start, value, owed, shape, buckets, owed_buckets)
 
     def unclaimed(self, now: float) -> tuple[pa.Table, list[Family | None]]:
-        """The rows that nobody has claimed, older by what has passed."""
+        """Returns the rows that were not claimed, older by the time that has passed."""
         places = sorted(row for rows in self._waiting.values() for row in rows.values())
         rows = self._rows.take(pa.array(places, pa.int64()))
         silent = pc.add(rows["silent"], now - self.loaded_at)
@@ -117,14 +116,14 @@ class Remembered:
 
 
 def name_of(identity: tuple[str, str, str]) -> str:
-    """Metric, kind and entity as one text: what tells the streams of one family apart."""
+    """Joins metric, kind and entity to the text that identifies a stream within its family."""
     return "\0".join(identity)
 
 
 def rows_of(
-    namespaces: Iterable[Namespace], table: SeriesTable, keepers: Sequence[Keeper], now: float
+    namespaces: Iterable[Namespace], table: SeriesTable, memories: Sequence[StreamMemory], now: float
 ) -> tuple[pa.Table, list[Family | None]]:
-    """All streams that have a state, and their families."""
+    """Returns all streams that have a state, and their families."""
     families: list[Family | None] = []
     family_of = np.zeros(table.capacity, np.int32)
     names = np.full(table.capacity, "", object)
@@ -134,9 +133,9 @@ def rows_of(
         family_of[streams] = number
         names[streams] = [name_of(identity) for identity in namespace.streams]
     pieces = [SCHEMA.empty_table()]
-    for number, keeper in enumerate(keepers):
-        streams = keeper.known(table.capacity)
-        states = keeper.states(streams)
+    for number, memory in enumerate(memories):
+        streams = memory.known(table.capacity)
+        states = memory.states(streams)
         columns = [
             pa.array(family_of[streams], pa.int32()),
             pa.array(names[streams].tolist(), pa.string()),
@@ -155,8 +154,8 @@ def _lists(lengths: Ints, values: Ints) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.int64()))
 
 
-def together(parts: Sequence[tuple[pa.Table, list[Family | None]]]) -> tuple[pa.Table, list[Family | None]]:
-    """One table of all rows, with one list of families."""
+def join_streams(parts: Sequence[tuple[pa.Table, list[Family | None]]]) -> tuple[pa.Table, list[Family | None]]:
+    """Returns one table of all rows, with one list of families."""
     families: dict[Family | None, int] = {}
     pieces = []
     for rows, own in parts:
@@ -166,10 +165,10 @@ def together(parts: Sequence[tuple[pa.Table, list[Family | None]]]) -> tuple[pa.
     return pa.concat_tables(pieces), list(families)
 
 
-def shared_out(snapshots: Sequence[Snapshot], count: int) -> list[Snapshot] | None:
-    """What several processes knew as what `count` of them keep; None if some of it is missing.
+def divide_among(snapshots: Sequence[Snapshot], count: int) -> list[Snapshot] | None:
+    """Divides the streams of all earlier processes among `count` owners; None if a snapshot is missing.
 
-    Then nobody could tell a stream that is missing from one that is new.
+    Without it a missing stream could not be told from a new one.
     """
     parts = sorted(snapshot.part for snapshot in snapshots)
     settings = {snapshot.settings for snapshot in snapshots}
@@ -181,13 +180,13 @@ def shared_out(snapshots: Sequence[Snapshot], count: int) -> list[Snapshot] | No
         silent = pc.add(snapshot.rows["silent"], saved_at - snapshot.saved_at)
         place = SCHEMA.get_field_index("silent")
         pieces.append((snapshot.rows.set_column(place, SCHEMA.field("silent"), silent), snapshot.families))
-    rows, families = together(pieces)
-    homes = _homes_of(rows, families, count)
+    rows, families = join_streams(pieces)
+    owners = _owners_of(rows, families, count)
     horizon = max(snapshot.horizon for snapshot in snapshots)
     types = {name: kind for snapshot in snapshots for name, kind in snapshot.types.items()}
     return [
         Snapshot(
-            rows.filter(pa.array(homes == index)),
+            rows.filter(pa.array(owners == index)),
             families,
             saved_at,
             horizon,
@@ -199,20 +198,22 @@ def shared_out(snapshots: Sequence[Snapshot], count: int) -> list[Snapshot] | No
     ]
 
 
-def _homes_of(rows: pa.Table, families: Sequence[Family | None], count: int) -> Ints:
-    """The process that keeps each stream."""
-    homes = Homes(0, count)
-    by_family = np.array([-1 if family is None else homes.of_family(family) for family in families], np.int64)
-    found = by_family[rows["family"].to_numpy()] if len(families) else np.zeros(0, np.int64)
-    by_name = np.flatnonzero(found < 0)
+def _owners_of(rows: pa.Table, families: Sequence[Family | None], count: int) -> Ints:
+    """Returns the process that owns each stream."""
+    owners = StreamOwners(0, count)
+    by_family = np.array([0 if family is None else owners.of_family(family) for family in families], np.int64)
+    has_family = np.array([family is not None for family in families], bool)
+    numbers = rows["family"].to_numpy() if len(families) else np.zeros(0, np.int64)
+    found: Ints = by_family[numbers]
+    by_name = np.flatnonzero(~has_family[numbers])
     for row, name in zip(by_name.tolist(), rows["name"].take(pa.array(by_name)).to_pylist()):
         metric, _, entity = name.split("\0")
-        found[row] = homes.of_series(metric, entity)
+        found[row] = owners.of_series(metric, entity)
     return found
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Put it at `path`, in place of what is there; OSError if that cannot be done."""
+    """Replaces the file at `path`; OSError if that fails."""
     texts: dict[bytes, int] = {}
     families = [
         None if family is None else [*(texts.setdefault(text, len(texts)) for text in family[:3]), *family[3:]]
@@ -241,7 +242,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
 
 
 def read(path: Path) -> Snapshot:
-    """What `write` was given; ValueError if it is damaged or of another format, OSError if it cannot be read."""
+    """Returns what was written; ValueError if it is damaged or of another format, OSError if it cannot be read."""
     with pa.OSFile(str(path)) as file:
         rows = pa.ipc.open_file(file).read_all()
     about = json.loads((rows.schema.metadata or {}).get(_ABOUT, b"{}"))
@@ -259,9 +260,9 @@ def _family(given: list[int] | None, texts: Sequence[bytes]) -> Family | None:
 
 
 def take(path: Path) -> Snapshot | None:
-    """Read the file and delete it, so that it is used once; None if there is none, or none that can be read.
+    """Reads the file and deletes it, so that it is used once; None if there is none, or none that can be read.
 
-    A damaged one is set aside beside it. OSError if it cannot be deleted: it would be used again.
+    A damaged file is renamed to `<name>.damaged`. OSError if it cannot be deleted: it would be used again.
     """
     try:
         snapshot = read(path)

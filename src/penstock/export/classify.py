@@ -12,7 +12,7 @@
 | client_error  | 413                                   | is sent in halves| not counted |
 | client_error  | other 4xx                             | is a dead letter | not counted |
 
-Refused credentials and an address where nobody is home say nothing about the batch: an expired token, a mistyped URL or
+Refused credentials and an address without a server say nothing about the batch: an expired token, a mistyped URL or
 a route that a deployment took away for a minute must not turn a day's data into dead letters.
 """
 

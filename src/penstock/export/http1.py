@@ -24,7 +24,7 @@ _AT_ONCE = 16 * 1024  # bytes to receive: nearly every answer is a few hundred
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(r"HTTP/1\.([0-9]) +([1-9][0-9][0-9])(?![^ \r\n])")
-_FOLD = re.compile(r"\r?\n[ \t]+")  # a header that goes on in the next line, which nobody should send any more
+_FOLD = re.compile(r"\r?\n[ \t]+")  # a header that goes on in the next line, which is obsolete
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]+)[ \t]*(?:;|$)")
 
@@ -140,7 +140,7 @@ class Connection:
         return HttpResponse(status, headers, body, goes_on and is_whole and not incoming.buffer)
 
     def cut(self) -> None:
-        """End it from any thread. Whoever reads from it is woken and has what had come by then."""
+        """End it from any thread. A thread that reads from it is woken and has what had come by then."""
         try:
             # Of the socket itself: that of TLS forgets its keys first, so what had come could not be read any more.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)

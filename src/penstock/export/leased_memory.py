@@ -167,11 +167,10 @@ class LeasedMemory:
             self._bury_locked(Lease(-1, 1, block, self._clock.time()), reason)
 
     def _bury_locked(self, lease: Lease, reason: str) -> None:
-        """Keep the dead letter, within the bounds of the queue. The oldest ones go for it, and are counted."""
+        """Keep the dead letter. The oldest ones go for it beyond a thousand or `max_bytes`, and are counted."""
         letters = self.dead_letters
         size = len(lease.data) + sum(len(letter.data) for letter in letters)
-        most = min(self._queue.max_size, _MOST_DEAD_LETTERS)
-        while letters and (len(letters) >= most or size > self._queue.max_bytes):
+        while letters and (len(letters) >= _MOST_DEAD_LETTERS or size > self._queue.max_bytes):
             size -= len(letters.popleft().data)
             self.dead_letters_dropped += 1
         now = self._clock.time()

@@ -33,7 +33,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.outcome import Answer, Format, Refusal, Status, TooMany
-from penstock.decode.stream_homes import Bodies
+from penstock.decode.stream_owners import HandoverBodies
 from penstock.receive.bodies import Encoding, TooLarge, decompressed
 from penstock.receive.peers import Peers
 from penstock.receive.request_group import UnderWay
@@ -236,7 +236,7 @@ class Intake:
             answer = Answer(Status.BAD, "this request cannot be decoded; our log says why")
             self._answer([(requests[0], answer)])
             return
-        account = decoded.account
+        account = decoded.outcomes
         self._answer([(requests[place], account.answer(place)) for place in account.errors])
         group.decoded = decoded
         if not group.good and not group.elsewhere:
@@ -245,7 +245,7 @@ class Intake:
         if not group.elsewhere:
             self._hand_over(group)
 
-    def _hand_on(self, group: UnderWay, elsewhere: Bodies, points: Mapping[int, int]) -> None:
+    def _hand_on(self, group: UnderWay, elsewhere: HandoverBodies, points: Mapping[int, int]) -> None:
         """Hand others what they keep of a group that is being decoded; it goes on when the last has answered."""
         assert self._peers is not None
         group.elsewhere = elsewhere
@@ -301,7 +301,7 @@ class Intake:
         if is_taken:
             self._points[kind] += sum(map(len, decoded.chunks))
             with self._lock:
-                self._refused.update(decoded.account.reasons)
+                self._refused.update(decoded.outcomes.reasons)
         else:
             ticket.refused(instead)
             decoded.undo()

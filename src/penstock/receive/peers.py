@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.clock import Clock, SystemClock
 from penstock.decode.outcome import Answer, Format, Status
-from penstock.decode.stream_homes import Homes
+from penstock.decode.stream_owners import StreamOwners
 from penstock.receive.event_loop import LoopThread
 from penstock.receive.peer import Heard, Peer
 from penstock.receive.peer_wire import BUFFER, Address, answer, read_answer, read_message, write
@@ -42,14 +42,14 @@ class Peers:
     Threads: every method may be called from any thread; one of its own reads and writes.
     """
 
-    def __init__(self, folder: Path, homes: Homes, max_held: int, clock: Clock | None = None) -> None:
+    def __init__(self, folder: Path, homes: StreamOwners, max_held: int, clock: Clock | None = None) -> None:
         self.homes = homes
         self._folder = folder
         self._clock: Clock = clock or SystemClock()
         self._thread = LoopThread("penstock-peers")
         loop, others = self._thread.loop, [home for home in range(homes.count) if home != homes.own]
         self._others = {home: Peer(home, loop, max_held, self._clock) for home in others}
-        homes.down.update(self._others)
+        homes.unreachable.update(self._others)
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self._take_over: TakeOver | None = None
@@ -65,7 +65,7 @@ class Peers:
         self._thread.start()
         self._thread.run(self._open(), _GREETING)
         with self._lock:
-            self._changed.wait_for(lambda: not self.homes.down or self._is_hanging_up, _FIRST_CONTACT)
+            self._changed.wait_for(lambda: not self.homes.unreachable or self._is_hanging_up, _FIRST_CONTACT)
 
     def submit(self, home: int, kind: Format, parts: Mapping[int, bytes], points: int, heard: Heard) -> None:
         """Hand bodies to another process; `heard` is called once, from any thread, with what was not simply taken."""
@@ -92,7 +92,7 @@ class Peers:
         """For `Telemetry.watch`."""
         for home, peer in self._others.items():
             name = str(home)
-            yield Sample("penstock_handover_up", float(home not in self.homes.down), (name,))
+            yield Sample("penstock_handover_up", float(home not in self.homes.unreachable), (name,))
             yield Sample("penstock_handover_points_total", peer.points, (name,))
             yield Sample("penstock_handover_bytes_total", peer.bytes, (name,))
             for status, count in list(peer.answers.items()):
@@ -149,10 +149,10 @@ class Peers:
             pause = min(2 * pause, longest)
 
     def _say(self, home: int, *, is_up: bool) -> None:
-        if is_up is (home not in self.homes.down):
+        if is_up is (home not in self.homes.unreachable):
             return
         with self._lock:
-            (self.homes.down.discard if is_up else self.homes.down.add)(home)
+            (self.homes.unreachable.discard if is_up else self.homes.unreachable.add)(home)
             self._changed.notify_all()
         if not self._is_hanging_up:
             log.log(*((logging.INFO, _UP) if is_up else (logging.WARNING, _DOWN)), home)

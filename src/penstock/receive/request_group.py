@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.decode.decoder import Decoded
 from penstock.decode.outcome import Answer, Format, Status
-from penstock.decode.stream_homes import Bodies
+from penstock.decode.stream_owners import HandoverBodies
 
 _MOST_REASONS = 10
 
@@ -18,7 +18,7 @@ class UnderWay:
     kind: Format
     requests: Sequence[Any]
     bodies: Sequence[bytes]
-    elsewhere: Bodies = field(default_factory=dict)
+    elsewhere: HandoverBodies = field(default_factory=dict)
     decoded: Decoded | None = None  # None until it is, and if that failed: then whatever others say means nothing
     awaited: int = 0  # processes that have not answered yet
     heard: list[Mapping[int, Answer]] = field(default_factory=list)  # of all that was not simply taken
@@ -31,7 +31,7 @@ class UnderWay:
     def good(self) -> list[int]:
         """The requests that can be read."""
         assert self.decoded is not None
-        return [place for place in range(len(self.requests)) if place not in self.decoded.account.errors]
+        return [place for place in range(len(self.requests)) if place not in self.decoded.outcomes.errors]
 
     @property
     def refusal(self) -> Answer | None:
@@ -50,7 +50,7 @@ class UnderWay:
     def answer(self, place: int) -> Answer:
         """What its sender is told once all of it is safe."""
         assert self.decoded is not None
-        own = self.decoded.account.answer(place)
+        own = self.decoded.outcomes.answer(place)
         parts = sum(place in parts for parts in self.elsewhere.values())
         if not parts:
             return own
@@ -60,6 +60,6 @@ class UnderWay:
                 return answer
         told = (own, *others)
         reasons = tuple(dict.fromkeys(reason for answer in told for reason in answer.reasons))[:_MOST_REASONS]
-        is_useless = sum(answer.is_useless for answer in others) == parts and place not in self.decoded.account.taken
+        is_useless = sum(answer.is_useless for answer in others) == parts and place not in self.decoded.outcomes.taken
         rejected = sum(answer.rejected for answer in told)
         return Answer(Status.TAKEN, "; ".join(reasons), rejected, reasons, is_useless)

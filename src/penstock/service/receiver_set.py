@@ -106,10 +106,10 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _peers(config: ServiceConfig, index: int) -> "Peers":
-    from penstock.decode.stream_homes import Homes
+    from penstock.decode.stream_owners import StreamOwners
     from penstock.receive.peers import Peers
 
-    return Peers(private(config.resolved(PEERS)), Homes(index, config.processes), int(config.intake.max_held))
+    return Peers(private(config.resolved(PEERS)), StreamOwners(index, config.processes), int(config.intake.max_held))
 
 
 MakeFront = Callable[[ServiceConfig, Sink | None, RawSink | None], Front]

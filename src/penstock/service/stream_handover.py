@@ -20,12 +20,12 @@ def share_out(config: ServiceConfig) -> None:
     found = _files(base)
     if set(found) == (set(range(config.processes)) if config.pipelines.rollup else set()):
         return  # each finds its own, and looks whether it fits
-    from penstock.decode.stream_memory import shared_out, take, write
+    from penstock.decode.stream_memory import divide_among, take, write
 
     known = [snapshot for path in found.values() if (snapshot := take(path)) is not None]
     if not config.pipelines.rollup:
         return
-    own = {Path(beside(base, index)): part for index, part in enumerate(shared_out(known, config.processes) or ())}
+    own = {Path(beside(base, index)): part for index, part in enumerate(divide_among(known, config.processes) or ())}
     if not own:  # those that ended in good order go on all the same
         same = [snapshot for snapshot in known if snapshot.part[1] == config.processes]
         own = {Path(beside(base, snapshot.part[0])): snapshot for snapshot in same}

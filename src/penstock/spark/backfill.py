@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
 from penstock.errors import TableConflict
 from penstock.model.function import is_function
@@ -41,7 +41,7 @@ def backfill(
     """Replace the days from `first` to before `until`, in every table, by what the segments say.
 
     Only segments that the tables hold already are read: what the job has not added yet, it will add. TableConflict if
-    the job adds something meanwhile, or if a table would then hold fewer points of a metric, because segments were
+    the job adds something at the same time, or if a table would hold fewer points of a metric, because segments were
     cleaned up, unless `allow_loss`. `not_at` are the metrics that a level does without.
     """
     left_out = not_at or {}
@@ -53,7 +53,7 @@ def backfill(
 
     def check() -> None:
         if resume_point(tables, folder) != (held, ahead):
-            raise TableConflict("the job has added a batch meanwhile: stop it while you backfill, or try again")
+            raise TableConflict("the job has added a batch during the backfill: stop the job first, or try again")
 
     reading = spark.read.format("penstock").option("path", str(segments)).option("upTo", json.dumps(held))
     minutes = _between(reading.load(), start, end).transform(merged).persist()

@@ -7,7 +7,7 @@ become bytes by way of their hexadecimal text, least byte first.
 from collections.abc import Callable
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
 from penstock.model.distinct import FLAGS, HEADER
 

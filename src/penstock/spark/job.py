@@ -62,7 +62,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return record.exc_info is None or _INTERRUPTED not in str(record.exc_info[1])
 
 
-class Gate:
+class BatchGate:
     """Lets batches through until it is closed; the next one then waits at it, and the query can be stopped there.
 
     At that moment the batch before is wholly in Spark's log, and the one that waits has not begun.
@@ -90,7 +90,7 @@ class Gate:
         return False
 
 
-def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate | None = None) -> StreamingQuery:
+def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: BatchGate | None = None) -> StreamingQuery:
     """Follow the segments and keep the tables up to date until the query is stopped.
 
     Exactly once: a segment never changes, Spark's log says which segments a batch has, and every append is guarded in
@@ -100,7 +100,7 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Gate
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
     config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = SegmentFolder(config.segments)
-    checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or Gate()
+    checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or BatchGate()
     held, ahead = resume_point(tables, folder)
     check_queues(tables, folder, held)
     gate.reached = held
@@ -183,7 +183,7 @@ def check_queues(tables: Tables, folder: SegmentFolder, held: Offset) -> None:
 
 
 def _into(
-    tables: Tables, folder: SegmentFolder, checkpoint: Checkpoint, config: JobConfig, gate: Gate
+    tables: Tables, folder: SegmentFolder, checkpoint: Checkpoint, config: JobConfig, gate: BatchGate
 ) -> Callable[[DataFrame, int], None]:
     source = folder.identity()
 

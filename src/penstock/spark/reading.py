@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
 from penstock.model.exponential import OFFSET
 from penstock.model.finals import rank_name

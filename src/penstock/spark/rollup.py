@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
 from penstock.model.function import FunctionSpec, names_where
 from penstock.model.level import Level

@@ -258,7 +258,7 @@ class SegmentFolder:
         try:
             return rows_in(self._where(segment))
         except (ValueError, OSError):
-            return 0  # damaged: whoever reads it sets it aside
+            return 0  # damaged: the task that reads it sets it aside
 
     def _outline(self, segment: Segment) -> Outline:
         try:

@@ -32,7 +32,7 @@ CONFIG = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",  # it would write over our own progress
 }
-# On one machine nobody else need reach the driver.
+# On one machine no other host needs to reach the driver.
 LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"

@@ -20,21 +20,21 @@ from pyspark.sql.streaming.listener import (
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import MissingRequirement, PenstockError, SegmentVanished, TableConflict
-from penstock.spark.job import Gate, JobConfig, start_job
+from penstock.spark.job import BatchGate, JobConfig, start_job
 from penstock.spark.segment_folder import SegmentFolder
 from penstock.tables.port import Tables
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-# A query that failed with one of these fails again: somebody has to decide. Spark hands them on as text.
+# A query that failed with one of these fails again: an operator has to decide. Spark hands them on as text.
 _FINAL: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (TableConflict, SegmentVanished)}
 _FINAL_TEXT = re.compile(rf"({'|'.join(_FINAL)}): (.+)")
 
 
 @dataclass(slots=True)
-class Progress:
-    """How the job goes; read by whoever shows it."""
+class JobProgress:
+    """How the job goes, for metrics and progress bars."""
 
     batches: int = 0
     rows: int = 0
@@ -55,7 +55,7 @@ class Supervisor:
         tables: Tables,
         config: JobConfig,
         *,
-        show: Callable[[Progress], None] = lambda _: None,
+        show: Callable[[JobProgress], None] = lambda _: None,
         clock: Clock | None = None,
     ) -> None:
         self._spark = spark
@@ -64,10 +64,10 @@ class Supervisor:
         self._show = show
         self._clock: Clock = clock or SystemClock()
         self._folder = SegmentFolder(config.segments)
-        self._gate = Gate()
+        self._gate = BatchGate()
         self._stopping = threading.Event()
         self._has_run = False
-        self.progress = Progress()
+        self.progress = JobProgress()
 
     def stop(self) -> None:
         """Let the batch that runs finish, then end."""
@@ -99,7 +99,7 @@ class Supervisor:
             self._say_what_waits()
 
     def _say_what_waits(self) -> None:
-        with suppress(OSError):  # a folder that is not there is somebody else's complaint
+        with suppress(OSError):  # a missing folder is reported where the job starts
             if waiting := len(self._folder.after(self._gate.reached)):
                 log.info("Segments wait for the next start: they are not in the tables yet. segments=%d", waiting)
 
@@ -134,9 +134,9 @@ def _first_line(error: Exception) -> str:
 
 
 class _Listener(StreamingQueryListener):
-    """Fills a `Progress` with what Spark reports of each batch."""
+    """Fills a `JobProgress` with what Spark reports of each batch."""
 
-    def __init__(self, progress: Progress, show: Callable[[Progress], None]) -> None:
+    def __init__(self, progress: JobProgress, show: Callable[[JobProgress], None]) -> None:
         self._progress = progress
         self._show = show
 

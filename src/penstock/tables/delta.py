@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MAINTENANCE = "penstock/maintenance"
-ATTEMPTS = 10  # each fails only because another commit succeeded meanwhile
+ATTEMPTS = 10  # each fails only because another commit succeeded first
 # A batch every two seconds is 43,000 files of Delta's log a day, and every opening lists them. More than vacuum waits.
 LOG_KEPT = "interval 2 days"
 BOUND_TEXT = 32  # characters of a text that bounds a column; entities may be long
@@ -270,7 +270,7 @@ class DeltaTables:
             except CommitFailedError:
                 continue
             return
-        raise TableConflict(f"table {name!r} is being maintained by somebody else: try again later")
+        raise TableConflict(f"table {name!r} is being maintained by another process: try again later")
 
 
 def _commit(table: DeltaTable, name: str, actions: list[Any], guards: list[Transaction]) -> None:

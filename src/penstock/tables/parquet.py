@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 def _steadily(read: Callable[..., T]) -> Callable[..., T]:
-    """Read again if a compaction took a folder away meanwhile: its successor is there by then."""
+    """Read again if a compaction has taken a folder away: its successor is there by then."""
 
     @wraps(read)
     def steady(*arguments: Any) -> T:
@@ -134,7 +134,7 @@ class ParquetTables:
         gone = 0
         for name in SCHEMAS:
             if (self.folder / name).is_dir():
-                with self._alone(name):  # what is published meanwhile would be in no list of what lives
+                with self._alone(name):  # what is published during the vacuum would be in no list of live folders
                     live = set(self._live(name))
                     dead = [folder for folder in self._folders(name) if folder not in live]
                     for folder in dead:
@@ -222,7 +222,7 @@ def _publish(scratch: Path, folder: Path, guard: dict[str, Any]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Out of sight first: whoever reads, also after a crash in here, finds the folder whole or not at all."""
+    """Out of sight first: a reader, also after a crash in here, finds the folder whole or not at all."""
     scratch = folder.with_name(f".{uuid.uuid4().hex}")
     folder.rename(scratch)
     shutil.rmtree(scratch)

@@ -118,7 +118,7 @@ class Tables(Protocol):
     ) -> None:
         """Put `rows` in the place of what the table holds of the buckets from `start` to before `end`.
 
-        `check` is called once nobody's append can be overlooked any more; if it raises, nothing is replaced.
+        `check` is called once no append can be overlooked any more; if it raises, nothing is replaced.
         """
         ...
 

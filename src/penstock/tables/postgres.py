@@ -74,7 +74,7 @@ class PostgresTables:
         here = rows if isinstance(rows, pa.Table) else rows.toArrow()
         data = _once(name, here.select(SCHEMAS[name].names).cast(SCHEMAS[name]))
         with self._connect() as connection, connection.transaction():
-            # One writer a table at a time: whoever waits here sees the other's guard afterwards.
+            # One writer a table at a time: a transaction that waits here sees the other's guard afterwards.
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", (f"penstock_{name}",))
             if not batch.wanted_by(name, _held(connection, name, batch.versions)):
                 return False

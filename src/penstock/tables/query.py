@@ -47,7 +47,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QueryRow:
     """One bucket of one group (with `top`: the whole time of one group)."""
 
     time: datetime
@@ -84,7 +84,7 @@ class MetricSummary:
     newest: datetime
 
 
-def answer(tables: Tables, question: Question, now: datetime | None = None) -> list[Row]:
+def answer(tables: Tables, question: Question, now: datetime | None = None) -> list[QueryRow]:
     """The rows that answer, by group and time. PenstockError says what is not there and what to do."""
     now = now or datetime.now(UTC)
     level = question.level_read()
@@ -169,7 +169,7 @@ def _with_percentiles(partials: pa.Table, metric: str) -> pa.Table:
     return partials.filter(pc.is_in(partials["function"], pa.array(splitting)))
 
 
-def _rows(finals: pa.Table, question: Question, buckets: float = 1.0) -> list[Row]:
+def _rows(finals: pa.Table, question: Question, buckets: float = 1.0) -> list[QueryRow]:
     names = [rank_name(rank) for rank in question.ranks]
     rows = []
     for row in finals.to_pylist():
@@ -177,11 +177,13 @@ def _rows(finals: pa.Table, question: Question, buckets: float = 1.0) -> list[Ro
         value = row["value"] / buckets if per_minute and row["value"] is not None else row["value"]
         ranks = {name: row[name] for name in names}
         labels = json.loads(row["entity"])
-        rows.append(Row(row["bucket"], labels, row["function"], row["count"], value, row["min"], row["max"], ranks))
+        rows.append(
+            QueryRow(row["bucket"], labels, row["function"], row["count"], value, row["min"], row["max"], ranks)
+        )
     return rows
 
 
-def _by_value(row: Row) -> tuple[bool, float, list[tuple[str, str]]]:
+def _by_value(row: QueryRow) -> tuple[bool, float, list[tuple[str, str]]]:
     """Greatest first: by the percentile that was asked for, else by value; what has none comes last."""
     value = next(iter(row.ranks.values()), row.value)
     return value is None, -(value or 0.0), sorted(row.group.items())

@@ -18,9 +18,9 @@ _ENTRIES = 0x0A  # of an array or a map
 
 
 def attributes(data: bytes, max_nesting: int, *, tag: int | None = None) -> dict[str, str]:
-    """The labels of serialised `repeated KeyValue`; of a name that comes twice, the last. Refused if it is not that.
+    """Returns the labels of serialised `repeated KeyValue`; of a name that comes twice, the last. Raises Refused.
 
-    `tag` is the field's, where there are others beside it.
+    `tag` is the field's, where the message has other fields, too.
     """
     found = {}
     try:
@@ -69,7 +69,7 @@ def _any_value(data: bytes, at: int, end: int, nesting: int) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """The text that stands for an attribute's value."""
+    """Returns the text that stands for an attribute's value."""
     if isinstance(value, str):
         return value
     if value is None:

@@ -1,6 +1,6 @@
-"""OTLP as JSON, turned into the protobuf that it stands for: then there is one way to read it, and to relay it.
+"""OTLP as JSON, turned into the protobuf that it stands for: then one path reads and relays both.
 
-It is protobuf's own mapping but for ids, which are hexadecimal instead of base64.
+The JSON is protobuf's own mapping but for ids, which are hexadecimal instead of base64.
 """
 
 import base64
@@ -8,18 +8,18 @@ import binascii
 import json
 from typing import Any
 
-from penstock.decode.group import Account
+from penstock.decode.outcome import RequestOutcomes
 
 _IDS = ("traceId", "spanId")
-_SIDE = 400  # characters
+_EXCERPT = 400  # characters of a message's beginning, and of its end
 
 
-def as_protobuf(bodies: list[bytes], account: Account) -> list[bytes]:
-    """The same requests as protobuf; an empty one in place of what cannot be read."""
-    return [_one(body, request, account) for request, body in enumerate(bodies)]
+def as_protobuf(bodies: list[bytes], outcomes: RequestOutcomes) -> list[bytes]:
+    """Returns the same requests as protobuf; an empty one in place of what cannot be read."""
+    return [_one(body, request, outcomes) for request, body in enumerate(bodies)]
 
 
-def _one(body: bytes, request: int, account: Account) -> bytes:
+def _one(body: bytes, request: int, outcomes: RequestOutcomes) -> bytes:
     from google.protobuf.json_format import ParseDict, ParseError
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
@@ -32,22 +32,22 @@ def _one(body: bytes, request: int, account: Account) -> bytes:
         made = ParseDict(document, ExportMetricsServiceRequest(), ignore_unknown_fields=True)
         return bytes(made.SerializeToString())
     except RecursionError:
-        account.fail(request, "JSON that is nested too deep")
-    except SystemError:  # protobuf's own mishap with such a text
-        account.fail(request, "not an ExportMetricsServiceRequest in JSON: half a character where an enum belongs")
+        outcomes.fail(request, "JSON that is nested too deep")
+    except SystemError:  # protobuf's own bug with such a text
+        outcomes.fail(request, "not an ExportMetricsServiceRequest in JSON: half a character where an enum belongs")
     except (ValueError, ParseError, TypeError, AttributeError) as error:
-        told = str(error).encode("utf-8", "backslashreplace").decode()  # it may quote what was sent
-        account.fail(request, f"not an ExportMetricsServiceRequest in JSON: {_shortened(told)}")
+        message = str(error).encode("utf-8", "backslashreplace").decode()  # it may quote what was sent
+        outcomes.fail(request, f"not an ExportMetricsServiceRequest in JSON: {_shortened(message)}")
     return b""
 
 
-def _shortened(told: str) -> str:
-    """Its beginning and its end, which says where: an answer must not be as long as what it answers."""
-    return told if len(told) <= 2 * _SIDE else f"{told[:_SIDE]} … {told[-_SIDE:]}"
+def _shortened(message: str) -> str:
+    """Keeps the beginning, and the end, which says where: an answer must not be as long as its request."""
+    return message if len(message) <= 2 * _EXCERPT else f"{message[:_EXCERPT]} … {message[-_EXCERPT:]}"
 
 
 def _mend_ids(document: Any) -> None:
-    """Write ids as protobuf's mapping wants them."""
+    """Writes ids as protobuf's mapping has them."""
     if isinstance(document, list):
         for part in document:
             _mend_ids(part)

@@ -9,14 +9,14 @@ from penstock.protobuf import fields, read_varint
 RESOURCE_METRICS = RESOURCE = SCOPE = NAME = 0x0A
 SCOPE_METRICS = METRICS = 0x12
 TEMPORALITY, IS_MONOTONIC = 0x10, 0x18  # of a sum or a histogram
-DELTA, CUMULATIVE = 1, 2  # what the former says
+DELTA, CUMULATIVE = 1, 2  # values of the temporality
 GAUGE, SUM, HISTOGRAM, EXPONENTIAL, SUMMARY = 0x2A, 0x3A, 0x4A, 0x52, 0x5A  # the tags of a metric's data
 _DATA = (GAUGE, SUM, HISTOGRAM, EXPONENTIAL, SUMMARY)
-_MOST_METRICS = 200_000  # of one request, of all its resources: each costs microseconds and some hundred bytes
+_MAX_METRICS = 200_000  # of one request, of all its resources: each costs microseconds and some hundred bytes
 
 
 class Family(NamedTuple):
-    """What tells the metrics of senders apart, as they wrote it."""
+    """The identity of one sender's metric, as the sender wrote it."""
 
     resource: bytes
     scope: bytes
@@ -26,32 +26,32 @@ class Family(NamedTuple):
     is_monotonic: int
 
 
-class Owner(NamedTuple):
-    """Whose metric it is, as its sender wrote it."""
+class MetricHead(NamedTuple):
+    """What can be known of a metric without reading it, as its sender wrote it."""
 
     resource: bytes
     scope: bytes
-    head: bytes  # its name with tag and length, if it starts with it
+    name: bytes  # with tag and length; empty if the metric does not start with its name
 
 
-class Place(NamedTuple):
-    """A metric: whose it is, as its sender wrote it, and where."""
+class MetricSpan(NamedTuple):
+    """Where a metric is, and under which resource and scope."""
 
     resource: bytes
     scope: bytes
     start: int
     end: int
 
-    def owner(self, body: bytes) -> Owner:
+    def head(self, body: bytes) -> MetricHead:
         start = self.start
         is_named = self.end > start + 1 and body[start] == NAME and body[start + 1] < 128
-        return Owner(self.resource, self.scope, body[start : start + 2 + body[start + 1]] if is_named else b"")
+        return MetricHead(self.resource, self.scope, body[start : start + 2 + body[start + 1]] if is_named else b"")
 
 
-class Data(NamedTuple):
-    """A metric's points as one message: whose they are and where."""
+class MetricData(NamedTuple):
+    """The points of a metric as one message, and where it is."""
 
-    owner: Owner
+    head: MetricHead
     name: bytes
     kind: int  # GAUGE to SUMMARY
     start: int
@@ -66,13 +66,13 @@ class Data(NamedTuple):
         return SUM if self.kind == GAUGE else self.kind
 
     def family(self, temporality: int, is_monotonic: int) -> Family:
-        return Family(self.owner.resource, self.owner.scope, self.name, self.kind, temporality, is_monotonic)
+        return Family(self.head.resource, self.head.scope, self.name, self.kind, temporality, is_monotonic)
 
 
-def walk(body: bytes) -> Iterator[Place]:
-    """The metrics of one request; ValueError or IndexError if it is none, TooMany if there is no end to them."""
-    left = _MOST_METRICS
-    for outer, at, end in fields(body, 0, len(body)):
+def walk(body: bytes) -> Iterator[MetricSpan]:
+    """Yields the metrics of one request; ValueError or IndexError if it is none, TooMany beyond a bound."""
+    left = _MAX_METRICS
+    for outer, at, end in fields(body):
         if outer != RESOURCE_METRICS:
             continue
         resource, scopes = b"", []
@@ -85,11 +85,11 @@ def walk(body: bytes) -> Iterator[Place]:
             scope, metrics = _scope(body, at, end, left)
             left -= len(metrics)
             for start, stop in metrics:
-                yield Place(resource, scope, start, stop)
+                yield MetricSpan(resource, scope, start, stop)
 
 
 def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple[int, int]]]:
-    """A scope, and where its metrics are. There are many of those: what `fields` does is done here without a call."""
+    """Returns a scope and where its metrics are. There are many metrics, so this loop makes no call for each."""
     scope, metrics = b"", []
     while at < end:
         if body[at] == METRICS:
@@ -100,19 +100,19 @@ def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple
             metrics.append((at, at + length))
             at += length
             if len(metrics) > most:
-                raise TooMany(f"more than {_MOST_METRICS} metrics")
+                raise TooMany(f"more than {_MAX_METRICS} metrics")
         else:
             tag, start, after = next(fields(body, at, end))
             if tag == SCOPE:
                 scope = body[start:after]
             at = after
     if at != end:
-        raise ValueError("a field that is longer than what it is part of")
+        raise ValueError("a field that is longer than its message")
     return scope, metrics
 
 
 def data_of(body: bytes, start: int, end: int) -> tuple[bytes, int, int, int]:
-    """A metric's name, the kind of its data, and where they are; kind 0 if it has none."""
+    """Returns a metric's name, the kind of its data, and where the data is; kind 0 if it has none."""
     name, kind, first, last = b"", 0, start, start
     for tag, at, stop in fields(body, start, end):
         if tag == NAME:

@@ -83,7 +83,7 @@ class _Link:
         self.used_at = time.monotonic()
 
     def is_usable(self) -> bool:
-        """Whether it can be used; one that was idle is asked, since the broker may have ended it meanwhile."""
+        """Whether it can be used; one that was idle is asked, since the broker may have ended it."""
         if time.monotonic() - self.used_at > _IDLE:
             self.connection.process_data_events(0)
         return bool(self.connection.is_open and self.channel.is_open)

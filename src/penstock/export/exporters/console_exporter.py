@@ -28,7 +28,7 @@ class ConsoleExporter:
         self._lock = threading.Lock()
         self._count = 0
         self.is_broken = False
-        """Whether whoever read the stream has gone away: it will not come back."""
+        """Whether the reader of the stream has gone away: it will not come back."""
 
     def prepare(self, batch: bytes) -> Prepared:
         return Prepared(batch)

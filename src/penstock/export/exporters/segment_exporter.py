@@ -134,7 +134,7 @@ class SegmentExporter:
         return refused
 
     def close(self) -> None:
-        """Let go of the writer's name; while a segment is being sealed, once it is: nobody else may seal its blocks."""
+        """Let go of the writer's name, after a segment that is being sealed: no other writer may seal its blocks."""
         self._is_closed = True
         if self._sealing.acquire(blocking=False):
             try:

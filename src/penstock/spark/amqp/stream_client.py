@@ -1,7 +1,7 @@
 """RabbitMQ streams as logs with offsets: where one begins and ends, and what lies between. No JVM is needed here.
 
 Over AMQP 0.9.1 a stream tells neither its first nor its last offset; both are learnt by attaching to it. An offset
-below the first attaches to the first without a word, so whoever reads a range has to look for what is missing. Offsets
+below the first attaches to the first without a word, so the reader of a range looks for what is missing. Offsets
 may have holes that never held a message (the broker keeps marks of its own in the log): lost is only what lies below
 the first message of the stream.
 """
@@ -18,12 +18,12 @@ from pika import exceptions
 from penstock.broker import Broker, reason_of
 from penstock.clock import Clock, SystemClock
 from penstock.errors import BrokerError, StreamDataLost
-from penstock.spark.amqp.stream_link import Attachment, Delivery, StreamLink
+from penstock.spark.amqp.stream_link import Attachment, StreamDelivery, StreamLink
 
 log = logging.getLogger(__name__)
 EMPTY_AFTER = 1.0  # seconds without a first message after which a stream is taken to be empty for now
 END_WITHIN = 2.0  # seconds to follow a stream that grows while we look for its end: any place seen there will do
-# Seconds: whoever attaches just when retention removes what he attaches to may wait for ever.
+# Seconds: a consumer that attaches just when retention removes its offset may wait for ever.
 ATTACH_AGAIN = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # between attempts to reach a broker that is away
 _FINAL = (403, 404, 405, 406)  # access refused, not found, locked, no stream: waiting does not change that
@@ -59,7 +59,7 @@ class StreamClient:
     def latest(self, stream: str, empty_after: float = EMPTY_AFTER, *, known: int = 0) -> int | None:
         """The offset after the last message; None if the stream is empty.
 
-        Of a stream that grows meanwhile it may be a little before the end, but not before `known` if it gets there.
+        Of a stream that grows it may be a little before the end, but not before `known` if it gets there.
         """
         until = self._clock.monotonic() + empty_after + END_WITHIN
 
@@ -78,7 +78,7 @@ class StreamClient:
         """Whether a stream has got as far as `offset`; one that was made anew has not."""
         return self._look(stream, offset, within, lambda _: True) is not None
 
-    def read(self, stream: str, start: int, end: int) -> Iterator[Delivery]:
+    def read(self, stream: str, start: int, end: int) -> Iterator[StreamDelivery]:
         """The messages from `start` to before `end`; it waits until the stream has got that far."""
         following = start
         patience = _Patience(self._timeout, self._clock)

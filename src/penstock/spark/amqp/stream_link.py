@@ -1,7 +1,7 @@
 """A connection to the broker that one thread drives while it waits, and consumers of streams on it.
 
 pika's blocking connection will not do: when it closes a channel it rejects what was not handled yet, and a broker ends
-the connection of whoever rejects a message of a stream.
+the connection of a client that rejects a message of a stream.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ PREFETCH = 1000  # a stream sends whole chunks, mostly of some hundred messages
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class StreamDelivery:
     """One message of a stream, as the broker sent it."""
 
     offset: int
@@ -94,7 +94,7 @@ class StreamLink:
             try:
                 self.expect(lambda: self._connection.is_closed)
             except (AMQPError, OSError):
-                pass  # it was lost meanwhile
+                pass  # it was lost already
         self._loop.close()
 
 
@@ -106,7 +106,7 @@ class Attachment:
         self._stream = stream
         self._refusal: BrokerError | None = None
         self._taken = 0
-        self.waiting: deque[Delivery] = deque()
+        self.waiting: deque[StreamDelivery] = deque()
         self._channel = link.channel()
         self._channel.basic_qos(prefetch_count=PREFETCH)
         self._channel.basic_consume(stream, self._delivered, arguments={OFFSET: where})
@@ -114,7 +114,7 @@ class Attachment:
     def _delivered(self, _: Channel, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
         offset = (properties.headers or {}).get(OFFSET)
         if isinstance(offset, int):
-            self.waiting.append(Delivery(offset, method, properties, body))
+            self.waiting.append(StreamDelivery(offset, method, properties, body))
         else:  # nothing was acknowledged, so a queue still has all of its messages
             self._refusal = BrokerError(f"{self._stream!r} is a queue and no stream: x-queue-type must be stream")
         self._link.wake()
@@ -127,18 +127,18 @@ class Attachment:
             raise self._refusal
         return bool(self.waiting)
 
-    def take(self) -> Delivery:
+    def take(self) -> StreamDelivery:
         delivery = self.waiting.popleft()
         self._taken += 1
         if self._taken >= PREFETCH // 2:  # the broker sends on while we work on the other half
             self._acknowledge(delivery)
         return delivery
 
-    def _acknowledge(self, delivery: Delivery) -> None:
+    def _acknowledge(self, delivery: StreamDelivery) -> None:
         self._channel.basic_ack(delivery.method.delivery_tag, multiple=True)
         self._taken = 0
 
-    def ask_for_more(self, last: Delivery) -> None:
+    def ask_for_more(self, last: StreamDelivery) -> None:
         """Have what the stream holds beyond `last` in `waiting`; nothing is there only if it ends with `last`.
 
         The broker answers a channel in order: what it has to send for the new credit comes before the second answer.

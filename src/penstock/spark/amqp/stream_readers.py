@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from penstock.errors import ConfigError, StreamDataLost
 from penstock.spark.amqp.stream_client import StreamClient
-from penstock.spark.amqp.stream_link import OFFSET, Delivery
+from penstock.spark.amqp.stream_link import OFFSET, StreamDelivery
 from penstock.spark.amqp.stream_options import Settings
 
 _TEXTS = pa.map_(pa.string(), pa.string())
@@ -35,7 +35,7 @@ ROWS = pa.schema(
 )
 SMALLEST_RANGE = 5_000  # less is read sooner than another task has attached
 BATCH_ROWS, BATCH_BYTES = 10_000, 16 * 2**20  # what a task holds before it passes it on
-_PATIENT = 3.0  # seconds before a stream is taken to be empty where nobody looks again
+_PATIENT = 3.0  # seconds before a stream is taken to be empty where no later batch looks again
 _PROPERTIES = (
     "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration",
     "message_id", "type", "user_id", "app_id", "cluster_id",
@@ -216,8 +216,8 @@ def _first_read(before: dict[str, int], after: dict[str, int]) -> int:
     return first if first <= after["next"] else 0
 
 
-def _batches(stream: str, deliveries: Iterable[Delivery]) -> Iterator[pa.RecordBatch]:
-    held: list[Delivery] = []
+def _batches(stream: str, deliveries: Iterable[StreamDelivery]) -> Iterator[pa.RecordBatch]:
+    held: list[StreamDelivery] = []
     size = 0
     for delivery in deliveries:
         held.append(delivery)
@@ -229,7 +229,7 @@ def _batches(stream: str, deliveries: Iterable[Delivery]) -> Iterator[pa.RecordB
         yield _rows(stream, held)
 
 
-def _rows(stream: str, deliveries: list[Delivery]) -> pa.RecordBatch:
+def _rows(stream: str, deliveries: list[StreamDelivery]) -> pa.RecordBatch:
     columns = [
         [stream] * len(deliveries),
         [delivery.offset for delivery in deliveries],

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 Codes = NDArray[np.int32]
 
-_PATIENCE = 2  # times as many codes as there are texts, before it pays to make the array of all of them anew
+_REBUILD_AFTER = 2  # times as many codes as there are texts: then it pays to build the array of all texts anew
 
 
-class Texts:
-    """Texts that somebody uses. The number of one that nobody uses any more is given to another.
+class TextDictionary:
+    """Texts with a count of their uses. The number of a text without uses is given to another one.
 
-    Threads: one at a time. Arrays that `encoded` gave stay as they are, whatever comes after.
+    Threads: one at a time. Arrays that `encoded` returned never change.
     """
 
     def __init__(self) -> None:
@@ -22,8 +22,8 @@ class Texts:
         self._uses: list[int] = []
         self._number: dict[str, int] = {}
         self._free: list[int] = []
-        self._column: Any = None  # all texts; None once there are others
-        self._asked = 0  # codes since then
+        self._column: Any = None  # all texts; None after a text has come or gone
+        self._encoded = 0  # codes since then
 
     def __len__(self) -> int:
         return len(self._number)
@@ -34,7 +34,7 @@ class Texts:
         return text
 
     def add(self, text: str) -> int:
-        """The number of that text, for one more that uses it."""
+        """Returns the number of that text, with one more use."""
         number = self._number.get(text)
         if number is not None:
             self._uses[number] += 1
@@ -47,26 +47,26 @@ class Texts:
             self._texts.append(text)
             self._uses.append(1)
         self._number[text] = number
-        self._column, self._asked = None, 0
+        self._column, self._encoded = None, 0
         return number
 
     def release(self, number: int) -> None:
-        """One less uses it."""
+        """Ends one use."""
         self._uses[number] -= 1
         if not self._uses[number]:
             del self._number[self[number]]
             self._texts[number] = None
             self._free.append(number)
-            self._column, self._asked = None, 0
+            self._column, self._encoded = None, 0
 
     def encoded(self, numbers: Codes) -> tuple[Codes, Any]:
-        """Codes and the Arrow array that they point into; the same array as long as no text comes or goes.
+        """Returns codes and the Arrow array that they point into: the same array as long as no text comes or goes.
 
-        While some do all the time, one of only those that are asked for.
+        While texts keep coming and going, the array holds only those of `numbers`.
         """
         if self._column is None:
-            self._asked += len(numbers)
-            if self._asked < _PATIENCE * len(self._texts):
+            self._encoded += len(numbers)
+            if self._encoded < _REBUILD_AFTER * len(self._texts):
                 is_used = np.zeros(len(self._texts), bool)
                 is_used[numbers] = True
                 used = np.flatnonzero(is_used)

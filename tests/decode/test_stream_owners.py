@@ -13,7 +13,7 @@ from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.otlp.walk import CUMULATIVE, DELTA, EXPONENTIAL, GAUGE, HISTOGRAM, SUM, SUMMARY, Family
 from penstock.decode.outcome import Format, Status
-from penstock.decode.stream_homes import Bodies, Homes
+from penstock.decode.stream_owners import HandoverBodies, StreamOwners
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.testing import FakeClock
 from tests.decode.test_deltas import exponential, histogram
@@ -40,10 +40,10 @@ def is_cumulative(family: Family) -> bool:
 
 @given(families, st.integers(1, 9))
 def test_every_process_finds_the_same_home_and_what_adds_up_by_itself_stays(family: Family, count: int) -> None:
-    found = [Homes(own, count).of_family(family) for own in range(count)]
+    found = [StreamOwners(own, count).of_family(family) for own in range(count)]
 
     assert found == (found[:1] * count if is_cumulative(family) else list(range(count)))
-    assert all(0 <= home < count for home in found)
+    assert all(0 <= owner < count for owner in found)
 
 
 @given(texts, texts, texts | st.sampled_from([b"x_sum", b"x_count", b"x_sum_count", b"_sum"]))
@@ -52,17 +52,17 @@ def test_what_a_summary_becomes_lives_where_sums_of_that_name_do(resource: bytes
     for ending in (b"_count", b"_sum"):
         part = Family(resource, scope, name + ending, SUM, CUMULATIVE, 1)
 
-        assert Homes(0, 7).of_family(part) == Homes(0, 7).of_family(summary)
+        assert StreamOwners(0, 7).of_family(part) == StreamOwners(0, 7).of_family(summary)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_the_streams_of_one_sender_are_spread_evenly(count: int) -> None:
-    homes = Homes(0, count)
+    owners = StreamOwners(0, count)
     by_metric = Counter(
-        homes.of_family(Family(b"shop", b"", f"app.metric.{number}".encode(), SUM, CUMULATIVE, 1))
+        owners.of_family(Family(b"shop", b"", f"app.metric.{number}".encode(), SUM, CUMULATIVE, 1))
         for number in range(1000)
     )
-    by_series = Counter(homes.of_series("requests_total", f'{{"path":"/things/{number}"}}') for number in range(1000))
+    by_series = Counter(owners.of_series("requests_total", f'{{"path":"/things/{number}"}}') for number in range(1000))
 
     for spread in (by_metric, by_series):
         assert len(spread) == count
@@ -76,7 +76,9 @@ def decoders(count: int) -> list[Decoder]:
     clock = FakeClock(NOW / SECOND)
     if count == 1:
         return [Decoder(IntakeConfig(), clock, began=NOW / SECOND - 10)]
-    return [Decoder(IntakeConfig(), clock, began=NOW / SECOND - 10, homes=Homes(own, count)) for own in range(count)]
+    return [
+        Decoder(IntakeConfig(), clock, began=NOW / SECOND - 10, owners=StreamOwners(own, count)) for own in range(count)
+    ]
 
 
 def refuse(*_: object) -> None:
@@ -85,12 +87,12 @@ def refuse(*_: object) -> None:
 
 def received(among: list[Decoder], at: int, kind: Format, bodies: list[bytes]) -> list[Decoded]:
     """What becomes of a group that one of them receives, there and where its parts are handed to."""
-    elsewhere: Bodies = {}
-    found = [among[at].decode(kind, bodies, hand_on=lambda bodies, _: elsewhere.update(bodies))]
-    for home, parts in elsewhere.items():
-        assert home != at
-        handed = among[home].decode(kind, list(parts.values()), settled=range(len(parts)), hand_on=refuse)
-        assert not handed.account.errors
+    elsewhere: HandoverBodies = {}
+    found = [among[at].decode(kind, bodies, hand_over=lambda bodies, _: elsewhere.update(bodies))]
+    for owner, parts in elsewhere.items():
+        assert owner != at
+        handed = among[owner].decode(kind, list(parts.values()), handed_over=range(len(parts)), hand_over=refuse)
+        assert not handed.outcomes.errors
         found.append(handed)
     return found
 
@@ -229,23 +231,25 @@ def test_what_metadata_says_everybody_hears() -> None:
     assert not decoded.chunks
     assert not handed.chunks
     for using in several:
-        found = using.decode(Format.REMOTE_WRITE, [body], settled=[0])
+        found = using.decode(Format.REMOTE_WRITE, [body], handed_over=[0])
         assert not found.chunks  # first seen, and only measured from: a gauge would be there
 
 
 def test_a_request_whose_home_is_down_is_told_so_and_the_others_of_its_group_are_taken() -> None:
-    homes = Homes(0, 2, {1})
-    using = Decoder(IntakeConfig(), FakeClock(NOW / SECOND), began=NOW / SECOND - 10, homes=homes)
+    owners = StreamOwners(0, 2, {1})
+    using = Decoder(IntakeConfig(), FakeClock(NOW / SECOND), began=NOW / SECOND - 10, owners=owners)
     plain = request(gauge("load", 0.5)).SerializeToString()
     names = [f"c{number}" for number in range(20)]
     away = next(
         name
         for name in names
-        if using.decode(Format.OTLP, [request(counter(name, (NOW, 1.0))).SerializeToString()]).account.errors
+        if using.decode(Format.OTLP, [request(counter(name, (NOW, 1.0))).SerializeToString()]).outcomes.errors
     )
 
-    decoded = using.decode(Format.OTLP, [request(counter(away, (NOW, 1.0))).SerializeToString(), plain], hand_on=refuse)
+    decoded = using.decode(
+        Format.OTLP, [request(counter(away, (NOW, 1.0))).SerializeToString(), plain], hand_over=refuse
+    )
 
-    assert decoded.account.answer(0).status is Status.BROKEN
-    assert decoded.account.answer(1).status is Status.TAKEN
+    assert decoded.outcomes.answer(0).status is Status.BROKEN
+    assert decoded.outcomes.answer(1).status is Status.TAKEN
     assert [chunk.metric for chunk in decoded.chunks] == ["load"]
