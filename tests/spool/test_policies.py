@@ -236,6 +236,6 @@ def test_drop_oldest_never_loops_whatever_the_counts_say(tmp_path: Path) -> None
 
 
 def test_the_document_names_every_setting() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "durability.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "durable-queue.md").read_text()
     settings = text.partition("## Settings")[2].partition("\n## ")[0]
     assert [field.name for field in fields(FastQueueConfig) if f"`{field.name}`" not in settings] == []
