@@ -30,8 +30,8 @@ from penstock.export import (
 from penstock.export import (
     send_workers as workers,
 )
+from penstock.export.adaptive_limit import AdaptiveLimit
 from penstock.export.leased_memory import LeasedMemory
-from penstock.export.limits import AdaptiveLimit
 from penstock.spool import DeadLetter, FastQueue, FastQueueConfig, FullBehavior, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, begun, dead_letters, numbered, quick
@@ -293,7 +293,9 @@ class TestFailover:
         split: PipelineSplitConfig,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(workers, "TURN", 60.0)  # whoever waits for a batch while it has the probe has it for good
+        monkeypatch.setattr(
+            workers, "IDLE_WAIT", 60.0
+        )  # whoever waits for a batch while it has the probe has it for good
         exporter = FailingExporter([DOWN])
         breaker = BreakerConfig(threshold=1, reset_timeout=0.01)
         config = quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=0.2), pipeline_split=split)
@@ -493,7 +495,7 @@ class TestFailover:
     def test_a_probe_of_it_is_given_back_where_preparing_ends_as_nobody_foresaw(
         self, queue: FastQueue, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
+        monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
 
         class Odd(FailingExporter):
             def prepare(self, batch: bytes) -> Prepared:
@@ -565,7 +567,7 @@ class TestFailover:
     def test_it_goes_on_after_what_nobody_foresaw(
         self, queue: FastQueue, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
+        monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
 
         class Odd(MemoryExporter):
             def take(self, prepared: Prepared) -> Any:
@@ -797,8 +799,8 @@ class TestLimits:
     def test_the_limit_looks_back_on_the_last_blocks_and_not_on_all(self) -> None:
         limit = AdaptiveLimit(max_bytes=1_000_000, target=1.0)
         for _ in range(100_000):
-            limit.seen(10)
-        found = [limit.seen(1000) for _ in range(20_000)]
+            limit.record(10)
+        found = [limit.record(1000) for _ in range(20_000)]
         assert 1000 <= (found[-1] or 0) <= 1500
 
     def test_a_queue_of_yours_keeps_its_own_limits(self, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_dead_letters_are_replayed_while_it_runs(queue: FastQueue) -> None:
 def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
     queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
+    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
     bury, refusals = queue.bury, iter([DiskFull("no room"), DiskFull("no room")])
 
     def refuse_twice(block: bytes, reason: str) -> None:
@@ -237,7 +237,7 @@ def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
 def test_a_probe_that_finds_only_refused_parts_left_gives_its_place_back(
     queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
+    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
     bury, can_be_kept = queue.bury, threading.Event()
     refused = []
 

@@ -23,7 +23,7 @@ from penstock.export import (
 from penstock.export.batch_delivery import PreparedBatch
 from penstock.export.prepared_channel import PreparedChannel
 from penstock.export.send_workers import SendWorkers
-from penstock.export.worker_pool import IsRetired, WorkerPool
+from penstock.export.thread_pool import IsRetired, ThreadPool
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, begun, dead_letters, numbered, quick
@@ -69,7 +69,7 @@ class TestWorkers:
         assert senders == {"penstock-worker-0": 49, "penstock-worker-1": 1}
 
     def test_none_come_back_when_all_were_asked_to_end(self) -> None:
-        pool = WorkerPool("worker", lambda number, is_retired: None, FakeClock())
+        pool = ThreadPool("worker", lambda number, is_retired: None, FakeClock())
         pool.stop()
         pool.resize(3)
         assert pool.size == 0
@@ -85,7 +85,7 @@ class TestWorkers:
             if (problem := next(turns)) is not None:
                 raise problem
 
-        pool = WorkerPool("worker", work, SystemClock())
+        pool = ThreadPool("worker", work, SystemClock())
         monkeypatch.setattr(pool, "rest", rests.append)
         pool.resize(1)
         assert pool.join(SystemClock().monotonic() + 30) == []
@@ -137,9 +137,9 @@ class TestWorkers:
         channel = sender._workers._channel
         assert channel is not None
         channel.put(PreparedBatch(Lease(0, 1, bytes(150), 0.0), Prepared(bytes(99))))
-        assert channel.wait_room(0.0)
+        assert channel.wait_for_room(0.0)
         channel.put(PreparedBatch(Lease(1, 1, b"x", 0.0), Prepared(b"")))
-        assert not channel.wait_room(0.0)
+        assert not channel.wait_for_room(0.0)
 
     def test_the_split_sends_the_freshest_first_where_that_is_asked_for(self, tmp_path: Path) -> None:
         exporter = MemoryExporter()
@@ -155,11 +155,11 @@ class TestWorkers:
     def test_the_channel_of_the_split_is_bounded_by_bytes_as_well(self) -> None:
         channel = PreparedChannel(size=100, max_bytes=250)
         for number in range(2):
-            assert channel.wait_room(0.0)
+            assert channel.wait_for_room(0.0)
             channel.put(PreparedBatch(Lease(number, 1, bytes(100), 0.0), Prepared(bytes(50))))
-        assert not channel.wait_room(0.0)
+        assert not channel.wait_for_room(0.0)
         channel.get(0.0)
-        assert channel.wait_room(0.0)
+        assert channel.wait_for_room(0.0)
 
     @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
     def test_workers_do_not_come_while_the_destination_is_down(
@@ -253,7 +253,7 @@ class TestWorkers:
     def test_a_batch_that_comes_after_the_gate_has_closed_is_left_to_the_probe(
         self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(workers, "TURN", 5.0)
+        monkeypatch.setattr(workers, "IDLE_WAIT", 5.0)
         exporter = MemoryExporter()
         breaker = BreakerConfig(threshold=1, reset_timeout=0.0)
         sender = SendQueue(queue, exporter, quick(workers=1, circuit_breaker=breaker)).start()

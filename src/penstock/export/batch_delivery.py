@@ -30,8 +30,10 @@ from penstock.spool import Lease
 
 log = logging.getLogger(__name__)
 
-_MOST_UNFINISHED = 100  # batches: more than workers leave behind in an outage
-REST = 1.0  # seconds before a batch is tried again after an unforeseen error, or that could not become a dead letter
+_MAX_UNFINISHED = 100  # batches: more than workers leave behind in an outage
+ERROR_PAUSE = (
+    1.0  # seconds before a batch is tried again after an unforeseen error, or that could not become a dead letter
+)
 
 
 class PreparedBatch(NamedTuple):
@@ -85,7 +87,7 @@ class BatchDelivery:
                 self._reject(lease, str(error))
                 return None
         except BaseException:  # unforeseen: the pool logs it, and the batch comes again
-            self.give_back(lease, REST)
+            self.give_back(lease, ERROR_PAUSE)
             raise
 
     def send(self, batch: PreparedBatch) -> None:
@@ -93,10 +95,10 @@ class BatchDelivery:
         try:
             self._send(batch)
         except BaseException:  # unforeseen: the pool logs it, and the batch comes again
-            self.give_back(batch.lease, REST)
+            self.give_back(batch.lease, ERROR_PAUSE)
             raise
 
-    def send_now(self, data: bytes) -> None:
+    def send_direct(self, data: bytes) -> None:
         """Send on the caller's thread, without a queue. Raises an ExportError if the destination does not have it."""
         problem, prepared = None, Prepared(b"")
         permit = None
@@ -228,7 +230,7 @@ class BatchDelivery:
         Only failures that may be the batch's own count: an outage never does. A part that fails until all attempts are
         used up is set aside; those behind it have as many again.
         """
-        if not self._gate.blames_batch(error):
+        if not self._gate.counts_as_attempt(error):
             if self._source.max_attempts is not None:
                 state.is_excused = True
                 lease = lease._replace(attempts=lease.attempts - 1)
@@ -247,7 +249,7 @@ class BatchDelivery:
             state.waiting.clear()  # the lease brings it again
         if state.is_split or state.is_excused:
             self._unfinished[lease.sequence] = state
-        if len(self._unfinished) > _MOST_UNFINISHED:  # batches that the queue evicted never come back for theirs
+        if len(self._unfinished) > _MAX_UNFINISHED:  # batches that the queue evicted never come back for theirs
             self._unfinished.pop(min(self._unfinished), None)
 
     # -- settling ----------------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ class BatchDelivery:
         except QueueError as error:
             log.warning("Dead letter cannot be written, the batch stays. queue=%s error=%s", self._gate.queue, error)
             self._remember(lease, state)
-            self.give_back(lease, REST)
+            self.give_back(lease, ERROR_PAUSE)
             return
         self._counters.sent(len(lease.data), is_retry=is_retry)
         try:

@@ -77,14 +77,14 @@ class Failover:
         else:
             self._thread = thread
 
-    def is_next(self) -> bool:
+    def takes_next_push(self) -> bool:
         """Whether the next batch belongs here: order matters, and not all of what is here could move to the queue."""
         if not self._gate.in_order or not len(self):
             return False
         if not self._turn.acquire(blocking=False):
             return True  # one is being sent, and what is moved now might pass it
         try:
-            self._move_back()
+            self._move_to_durable()
         finally:
             self._turn.release()
         return len(self) > 0
@@ -93,11 +93,11 @@ class Failover:
         """Send up to `most` batches, as long as the gate lets them out; how many left, whatever became of them."""
         for number in range(most):
             with self._turn:
-                if self._is_behind() or not self._send_next():
+                if self._must_wait_for_durable() or not self._send_next():
                     return number
         return most
 
-    def _is_behind(self) -> bool:
+    def _must_wait_for_durable(self) -> bool:
         """Whether older batches have to leave the durable queue first."""
         return self._gate.in_order and len(self._durable) > 0 and not self._stopping.is_set()
 
@@ -111,7 +111,7 @@ class Failover:
             self._delivery.send(batch)
         return bool(leases)
 
-    def _move_back(self) -> None:
+    def _move_to_durable(self) -> None:
         """Bring everything into the durable queue, if its disk has recovered; what it does not take stays."""
         self._memory.end_delays()
         while leases := self._memory.lease():
@@ -131,7 +131,7 @@ class Failover:
         thread = self._thread
         if thread is None:
             with self._turn:
-                self._move_back()  # if it holds something, there was no thread to be had
+                self._move_to_durable()  # if it holds something, there was no thread to be had
             return []
         thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name] if thread.is_alive() else []
@@ -165,13 +165,13 @@ class Failover:
         while not self._stopping.wait(float(self._config.drain_interval)):
             try:
                 self.drain(self._config.drain_batch)
-                self._memory.bury_again()
+                self._memory.move_dead_letters()
             except Exception:
                 log.exception("Failover failed and goes on. queue=%s", self._gate.queue)
         with suppress(QueueClosed):  # the time was up
             with self._turn:
-                self._move_back()
-            self._memory.bury_again()
+                self._move_to_durable()
+            self._memory.move_dead_letters()
             while self.drain(1):
                 pass
 
@@ -197,7 +197,7 @@ class _FailoverMemory(LeasedMemory):
         except QueueError:
             super().bury(block, reason)
 
-    def bury_again(self) -> None:
+    def move_dead_letters(self) -> None:
         """Bring dead letters that could not be written to the durable queue, if its disk has recovered."""
         letters = self.dead_letters
         while letters:

@@ -8,7 +8,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import BlockTooLarge, QueueClosed, QueueFull
 from penstock.spool import DeadLetter, FullBehavior, Lease, MemoryQueue, QueueStats
 
-_MOST_DEAD_LETTERS = 1000
+_MAX_DEAD_LETTERS = 1000
 
 
 class LeasedMemory:
@@ -170,7 +170,7 @@ class LeasedMemory:
         """Keep the dead letter. The oldest ones go for it beyond a thousand or `max_bytes`, and are counted."""
         letters = self.dead_letters
         size = len(lease.data) + sum(len(letter.data) for letter in letters)
-        while letters and (len(letters) >= _MOST_DEAD_LETTERS or size > self._queue.max_bytes):
+        while letters and (len(letters) >= _MAX_DEAD_LETTERS or size > self._queue.max_bytes):
             size -= len(letters.popleft().data)
             self.dead_letters_dropped += 1
         now = self._clock.time()

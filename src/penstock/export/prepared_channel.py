@@ -13,7 +13,7 @@ class PreparedChannel:
     Order: lowest sequence first, so a batch that was nacked and prepared again passes the younger ones that wait.
         With `newest_first` the other way round.
     Threads: every method may be called from any thread.
-    Blocks: `wait_room` while it is full, `get` while it is empty, for their timeouts.
+    Blocks: `wait_for_room` while it is full, `get` while it is empty, for their timeouts.
     """
 
     def __init__(self, size: int, max_bytes: float = math.inf, *, newest_first: bool = False) -> None:
@@ -27,7 +27,7 @@ class PreparedChannel:
         self._batches: list[tuple[int, PreparedBatch]] = []
         self._bytes = 0
 
-    def wait_room(self, timeout: float) -> bool:
+    def wait_for_room(self, timeout: float) -> bool:
         """Whether there is room, within `timeout` seconds. Asked before a batch is leased for it."""
         with self._lock:
             return self._not_full.wait_for(self._has_room_locked, timeout)

@@ -15,9 +15,9 @@ from penstock.export.classify import LONGEST_RETRY_AFTER
 
 log = logging.getLogger(__name__)
 
-# These say nothing about the batch that met them: another one would have failed as well. (A client error that is the
-# batch's own is permanent; one that is transient is the address's.)
-NOT_THE_BATCH = (ErrorClass.NETWORK, ErrorClass.RATE_LIMIT, ErrorClass.AUTH, ErrorClass.CLIENT_ERROR)
+# Errors of the destination: any other batch would have met them as well. (A client error that a batch causes is
+# permanent; a transient one is caused by the address.)
+DESTINATION_ERRORS = (ErrorClass.NETWORK, ErrorClass.RATE_LIMIT, ErrorClass.AUTH, ErrorClass.CLIENT_ERROR)
 
 _LEAST_PAUSE = 0.1  # seconds, for a destination that says "at once" each time
 
@@ -49,7 +49,7 @@ class SendGate:
         destination: str = "",
     ) -> None:
         self.queue = queue
-        """The queue's name in log lines: a process may have several, each with its own destination."""
+        """The queue's name in log lines: a process may have several queues."""
         self._destination = destination
         self._clock = clock
         self.in_order = in_order
@@ -145,7 +145,7 @@ class SendGate:
             else:
                 wait = self._count_failure_locked(now, permit, error, attempts)
             opened = self._breaker.state is CircuitState.OPEN and was is CircuitState.CLOSED
-            is_news = not self._stopped  # afterwards it is our own close that cuts sends off
+            is_news = not self._stopped  # afterwards it is `close` that cuts sends off
         said = (self.queue, self._destination, error.error_class.value, error)
         if began and is_news:
             log.warning("Export started failing. queue=%s destination=%s error_type=%s error=%s", *said)
@@ -163,7 +163,7 @@ class SendGate:
         elif self._breaker.state is CircuitState.CLOSED and (self._backoff.failures > 1 or self.in_order):
             self._paused_until = max(self._paused_until, now + delay)
         is_held = self._breaker.state is not CircuitState.CLOSED or self._pause_locked(now) > 0
-        if is_held and (self.in_order or error.error_class in NOT_THE_BATCH):
+        if is_held and (self.in_order or error.error_class in DESTINATION_ERRORS):
             return 0.0
         return delay if attempts <= 1 else self._backoff.delay_after(attempts)
 
@@ -173,11 +173,11 @@ class SendGate:
             self._ended_locked()
             self._breaker.released(permit.generation)
 
-    def blames_batch(self, error: TransientExportError) -> bool:
-        """Whether the failure may be the batch's own doing, rather than that of a destination that is down."""
+    def counts_as_attempt(self, error: TransientExportError) -> bool:
+        """Whether the failure counts toward `max_attempts`: not where the destination is down."""
         return (
             error.retry_after is None
-            and error.error_class not in NOT_THE_BATCH
+            and error.error_class not in DESTINATION_ERRORS
             and self._breaker.state is CircuitState.CLOSED
         )
 
@@ -205,7 +205,7 @@ class SendGate:
     def rejected(self) -> int:
         return self._breaker.rejected
 
-    def rest(self) -> float:
+    def pause_left(self) -> float:
         """Seconds until the destination is asked again, by backoff, Retry-After or breaker; 0.0 if it may be now."""
         with self._lock:
             now = self._clock.monotonic()

@@ -15,6 +15,7 @@ from typing import Self
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError, DiskFailed, DiskFull, ExportError, QueueClosed
+from penstock.export.adaptive_limit import AdaptiveLimit
 from penstock.export.batch_delivery import BatchDelivery
 from penstock.export.breaker import CircuitBreaker
 from penstock.export.config import SendQueueConfig
@@ -22,7 +23,6 @@ from penstock.export.exporter import Exporter, GroupExporter
 from penstock.export.failover import Failover
 from penstock.export.lease_source import LeaseSource
 from penstock.export.leased_memory import LeasedMemory
-from penstock.export.limits import AdaptiveLimit
 from penstock.export.scaler import INTERVAL, WorkerScaler
 from penstock.export.send_gate import SendGate
 from penstock.export.send_workers import GroupWorker, SendWorkers
@@ -32,10 +32,10 @@ from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
 
-_LAST_WORDS = 0.5  # seconds of the deadline kept for sends that were cut off to say so
-_LOOK_AGAIN = 0.001  # seconds between two looks whether everything is settled, where little is left
-_LONGEST_LOOK = 0.1
-_FASTEST = 50e-6  # seconds: no batch takes less, and each look takes the interpreter from a worker
+_CUT_OFF_ALLOWANCE = 0.5  # seconds of the deadline kept for sends that were cut off to say so
+_SHORTEST_POLL = 0.001  # seconds between two looks whether everything is settled, where little is left
+_LONGEST_POLL = 0.1
+_POLL_PER_BATCH = 50e-6  # seconds: no batch takes less, and each look takes the interpreter from a worker
 
 
 class SendQueue:
@@ -102,7 +102,7 @@ class SendQueue:
             if config.failover.enabled and self._is_durable:
                 self._failover = Failover(config.failover, self._source, exporter, self._gate, self._counters, clock)
         self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())
-        self._tender = threading.Thread(target=self._tend, name="penstock-export-tender", daemon=True)
+        self._scaler_thread = threading.Thread(target=self._scale_workers, name="penstock-export-scaler", daemon=True)
         self._closing = threading.Event()
         self._closed = threading.Event()
 
@@ -130,7 +130,7 @@ class SendQueue:
         adaptive = self.config.adaptive_workers
         self._workers.start(adaptive.min_workers if adaptive.enabled else None)
         if adaptive.enabled:
-            self._tender.start()
+            self._scaler_thread.start()
         return self
 
     def push(self, batch: bytes) -> None:
@@ -142,14 +142,14 @@ class SendQueue:
         if self._closing.is_set():
             raise QueueClosed("the send queue is closed")
         if not self.config.enabled:
-            self._send_now(batch)
+            self._send_direct(batch)
             return
-        if not self.config.always_queue and not len(self) and self._try_now(batch):
+        if not self.config.always_queue and not len(self) and self._try_direct(batch):
             return
-        if self._limit is not None and (limit := self._limit.seen(len(batch))):
+        if self._limit is not None and (limit := self._limit.record(len(batch))):
             self._source.resize(limit)
         failover = self._failover
-        if failover is not None and failover.is_next() and failover.push(batch):
+        if failover is not None and failover.takes_next_push() and failover.push(batch):
             return
         try:
             self._source.push(batch)
@@ -160,13 +160,13 @@ class SendQueue:
                 self._counters.add(data_loss=1)
                 raise
 
-    def _send_now(self, batch: bytes) -> None:
+    def _send_direct(self, batch: bytes) -> None:
         assert self._delivery is not None  # an exporter of groups always queues
-        self._delivery.send_now(batch)
+        self._delivery.send_direct(batch)
 
-    def _try_now(self, batch: bytes) -> bool:
+    def _try_direct(self, batch: bytes) -> bool:
         try:
-            self._send_now(batch)
+            self._send_direct(batch)
         except ExportError:
             return False  # the workers will find out what is to become of it
         return True
@@ -182,7 +182,7 @@ class SendQueue:
         deadline = self._clock.monotonic() + timeout
         while waiting := len(self):
             left = deadline - self._clock.monotonic()
-            pause = min(max(_LOOK_AGAIN, waiting * _FASTEST), _LONGEST_LOOK, max(left, 0.0))
+            pause = min(max(_SHORTEST_POLL, waiting * _POLL_PER_BATCH), _LONGEST_POLL, max(left, 0.0))
             if left <= 0 or self._closed.wait(pause):
                 return False
         return True
@@ -211,9 +211,9 @@ class SendQueue:
 
     def _stop(self, deadline: float) -> list[str]:
         self._closing.set()
-        cut_off = max(self._clock.monotonic(), deadline - _LAST_WORDS)
-        if self._tender.ident is not None:
-            self._tender.join(max(0.0, cut_off - self._clock.monotonic()))
+        cut_off = max(self._clock.monotonic(), deadline - _CUT_OFF_ALLOWANCE)
+        if self._scaler_thread.ident is not None:
+            self._scaler_thread.join(max(0.0, cut_off - self._clock.monotonic()))
         if self._is_durable:
             self._workers.stop()  # what they are at ends while the failover is emptied
         elif self.config.enabled:
@@ -252,10 +252,10 @@ class SendQueue:
     ) -> None:
         self.close()
 
-    def _tend(self) -> None:
+    def _scale_workers(self) -> None:
         """Have as many workers as are worth it."""
         while not self._closing.wait(INTERVAL):
-            if self._gate.rest():
+            if self._gate.pause_left():
                 continue  # more workers would only wait with the others
             wanted = self._scaler.decide(
                 self._clock.monotonic(),
@@ -302,7 +302,7 @@ class SendQueue:
             circuit=gate.state,
             circuit_opened=gate.opened,
             circuit_rejected=gate.rejected,
-            backoff=gate.rest(),
+            backoff=gate.pause_left(),
             failover_size=len(failover) if failover is not None else 0,
             failover_bytes=failover.size_bytes if failover is not None else 0,
             failover_evicted=failover.evicted if failover is not None else 0,

@@ -17,10 +17,10 @@ from penstock.export.lease_source import LeaseSource
 from penstock.export.prepared_channel import PreparedChannel
 from penstock.export.send_gate import SendGate
 from penstock.export.stats import ExportCounters
-from penstock.export.worker_pool import IsRetired, WorkerPool
+from penstock.export.thread_pool import IsRetired, ThreadPool
 from penstock.spool import FastQueue, Lease
 
-TURN = 0.2  # seconds that an idle thread waits before it checks whether it is retired
+IDLE_WAIT = 0.2  # seconds that an idle thread waits before it checks whether it is retired
 
 
 class ActiveThreads:
@@ -52,20 +52,20 @@ class SendWorkers:
         self._gate = gate
         self.preparing = ActiveThreads()
         self._channel: PreparedChannel | None = None
-        self._preparers: WorkerPool | None = None
+        self._preparers: ThreadPool | None = None
         self._lanes = 1
         self._first = config.worker_count()
         name = "penstock-worker"
         if config.pipeline_split.enabled:
             size, budget = config.pipeline_split.channel_size, config.memory_budget()
             self._channel = PreparedChannel(size, budget or math.inf, newest_first=config.order == "freshest")
-            self._preparers = WorkerPool("penstock-preparer", self._prepare, clock)
+            self._preparers = ThreadPool("penstock-preparer", self._prepare, clock)
             self._preparer_count = config.preparer_count()
             self._lanes = config.max_concurrent_sends
             self._first = config.sender_count()
             name = "penstock-sender"
         self.active = ActiveThreads(self._lanes)
-        self._pool = WorkerPool(name, self._send, clock)
+        self._pool = ThreadPool(name, self._send, clock)
 
     @property
     def is_split(self) -> bool:
@@ -107,7 +107,7 @@ class SendWorkers:
 
     def _send(self, number: int, is_retired: IsRetired) -> None:
         while not is_retired():
-            if not self._gate.wait_open(TURN):
+            if not self._gate.wait_open(IDLE_WAIT):
                 continue
             try:
                 batch = self._next_batch()
@@ -123,17 +123,17 @@ class SendWorkers:
 
     def _next_batch(self) -> PreparedBatch | None:
         if self._channel is not None:
-            return self._channel.get(TURN)
-        leases = self._source.lease(1, timeout=TURN)
+            return self._channel.get(IDLE_WAIT)
+        leases = self._source.lease(1, timeout=IDLE_WAIT)
         return self._delivery.prepare(leases[0]) if leases else None
 
     def _prepare(self, number: int, is_retired: IsRetired) -> None:
         assert self._channel is not None
         while not is_retired():
-            if not self._gate.wait_open(TURN) or not self._channel.wait_room(TURN):
+            if not self._gate.wait_open(IDLE_WAIT) or not self._channel.wait_for_room(IDLE_WAIT):
                 continue
             try:
-                leases = self._source.lease(1, timeout=TURN)
+                leases = self._source.lease(1, timeout=IDLE_WAIT)
             except QueueClosed:
                 return
             if not leases:
@@ -163,7 +163,7 @@ class GroupWorker:
         self._counters = counters
         self.active = ActiveThreads()
         self.preparing = ActiveThreads()
-        self._pool = WorkerPool("penstock-group", self._work, clock)
+        self._pool = ThreadPool("penstock-group", self._work, clock)
 
     @property
     def total(self) -> int:
@@ -187,7 +187,7 @@ class GroupWorker:
         held: list[Lease] = []
         try:
             while not is_retired():
-                if not self._gate.wait_open(TURN):
+                if not self._gate.wait_open(IDLE_WAIT):
                     continue
                 held = held or self._lease()
                 if held:
@@ -203,7 +203,7 @@ class GroupWorker:
 
     def _lease(self) -> list[Lease]:
         exporter = self._exporter
-        return self._source.lease(exporter.max_blocks, max_bytes=exporter.max_bytes, timeout=TURN)
+        return self._source.lease(exporter.max_blocks, max_bytes=exporter.max_bytes, timeout=IDLE_WAIT)
 
     def _send(self, held: list[Lease]) -> list[Lease]:
         """Send and ack; what is to be sent again."""

@@ -33,7 +33,7 @@ def test_the_first_failure_in_a_row_is_the_batchs_alone(clock: FakeClock) -> Non
     gate = gate_of(clock)
     assert gate.failed(begun(gate), DOWN, attempts=1) == 5.0
     assert gate.wait_open(0.0)
-    assert gate.rest() == 0.0
+    assert gate.pause_left() == 0.0
 
 
 def test_from_the_second_on_the_destination_is_left_alone(clock: FakeClock) -> None:
@@ -41,7 +41,7 @@ def test_from_the_second_on_the_destination_is_left_alone(clock: FakeClock) -> N
     gate.failed(begun(gate), DOWN, attempts=1)
     assert gate.failed(begun(gate), DOWN, attempts=1) == 0.0  # it keeps its place: the gate is what waits
     assert not gate.wait_open(0.0)
-    assert gate.rest() == 10.0
+    assert gate.pause_left() == 10.0
     clock.advance(10.0)
     assert gate.wait_open(0.0)
 
@@ -51,7 +51,7 @@ def test_sends_that_were_under_way_together_are_one_failure(clock: FakeClock) ->
     permits = [begun(gate) for _ in range(8)]
     for permit in permits:
         gate.failed(permit, DOWN, attempts=1)
-    assert gate.rest() == 0.0
+    assert gate.pause_left() == 0.0
 
 
 def test_a_success_ends_the_pause_and_the_count(clock: FakeClock) -> None:
@@ -70,7 +70,7 @@ def test_once_the_circuit_is_open_its_rest_counts_and_not_the_backoff(clock: Fak
     for _ in range(12):
         assert gate.failed(begun(gate), DOWN, attempts=1) == 0.0
         assert gate.state is CircuitState.OPEN
-        assert gate.rest() == 30.0
+        assert gate.pause_left() == 30.0
         clock.advance(30.0)
     assert gate.opened == 12
 
@@ -87,7 +87,7 @@ def test_a_batch_that_meets_server_errors_steps_aside_for_longer_each_time(clock
 def test_a_batch_that_failed_often_waits_for_longer_also_where_others_did_not_fail(clock: FakeClock) -> None:
     gate = gate_of(clock)
     assert gate.failed(begun(gate), BROKEN, attempts=4) == 40.0
-    assert gate.rest() == 0.0
+    assert gate.pause_left() == 0.0
 
 
 @pytest.mark.parametrize("error_class", ErrorClass)
@@ -95,7 +95,7 @@ def test_a_failure_that_any_other_would_have_met_is_not_held_against_a_batch(
     clock: FakeClock, error_class: ErrorClass
 ) -> None:
     may_be_its_own = {ErrorClass.SERVER_ERROR, ErrorClass.TIMEOUT, ErrorClass.UNKNOWN}
-    blames = gate_of(clock).blames_batch(TransientExportError("x", error_class))
+    blames = gate_of(clock).counts_as_attempt(TransientExportError("x", error_class))
     assert blames is (error_class in may_be_its_own)
 
 
@@ -103,7 +103,7 @@ def test_in_order_nothing_passes_a_batch_that_failed(clock: FakeClock) -> None:
     gate = gate_of(clock, in_order=True)
     assert gate.failed(begun(gate), BROKEN, attempts=3) == 0.0
     assert not gate.wait_open(0.0)
-    assert gate.rest() == 5.0
+    assert gate.pause_left() == 5.0
 
 
 def test_retry_after_holds_everything_and_settles_no_probe(clock: FakeClock) -> None:
@@ -127,12 +127,12 @@ def test_nothing_that_was_under_way_cuts_retry_after_short(clock: FakeClock) -> 
     busy, fine, down, down_too = (begun(gate) for _ in range(4))
     gate.failed(busy, TransientExportError("429", ErrorClass.RATE_LIMIT, retry_after=60.0), attempts=1)
     gate.succeeded(fine)
-    assert gate.rest() == 60.0
+    assert gate.pause_left() == 60.0
     assert not gate.wait_open(0.0)
     for permit in (down, down_too):
         gate.failed(permit, DOWN, attempts=1)
     assert gate.state is CircuitState.OPEN
-    assert gate.rest() == 60.0
+    assert gate.pause_left() == 60.0
     clock.advance(60.0)
     assert gate.wait_open(0.0)
 
@@ -144,17 +144,17 @@ def test_a_circuit_that_opens_ends_a_longer_backoff(clock: FakeClock) -> None:
         clock.advance(pause)
     first, second = begun(gate), begun(gate)
     gate.failed(first, DOWN, attempts=1)
-    assert gate.rest() == 40.0
+    assert gate.pause_left() == 40.0
     gate.failed(second, DOWN, attempts=1)
     assert gate.state is CircuitState.OPEN
-    assert gate.rest() == 30.0
+    assert gate.pause_left() == 30.0
 
 
 def test_no_exporter_holds_everything_back_for_longer_than_an_hour(clock: FakeClock) -> None:
     gate = gate_of(clock)
     for never in (1e9, math.inf):
         gate.failed(begun(gate), TransientExportError("later", retry_after=never), attempts=1)
-        assert gate.rest() == 3600.0
+        assert gate.pause_left() == 3600.0
         clock.advance(3600.0)
 
 
@@ -246,7 +246,7 @@ def test_a_failure_from_before_the_circuit_opened_holds_up_no_probe(clock: FakeC
     clock.advance(30.0)
     gate.abandoned(begun(gate))
     gate.failed(slow, DOWN, attempts=1)
-    assert gate.rest() == 0.0
+    assert gate.pause_left() == 0.0
     assert gate.wait_open(0.0)
 
 

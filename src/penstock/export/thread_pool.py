@@ -8,12 +8,12 @@ from penstock.clock import Clock
 
 log = logging.getLogger(__name__)
 
-_REST = 1.0  # seconds after an unforeseen failure, so that it does not fill the log
+_ERROR_PAUSE = 1.0  # seconds after an unforeseen failure, so that it does not fill the log
 
 IsRetired = Callable[[], bool]  # a worker asks it between two batches
 
 
-class WorkerPool:
+class ThreadPool:
     """Threads `name-0`, `name-1`, … that run `work` until it returns or they are retired.
 
     Threads: every method may be called from any thread.
@@ -91,4 +91,4 @@ class WorkerPool:
                 return
             except Exception:
                 log.exception("Worker failed and goes on. worker=%s-%d", self._name, number)
-                self.rest(_REST)
+                self.rest(_ERROR_PAUSE)
