@@ -730,8 +730,8 @@ class TestDirect:
             with pytest.raises(TransientExportError, match="nobody listens"):
                 sender.push(b"one")
             with pytest.raises(PermanentExportError, match="cannot be prepared"):
-                sender.push(b"undecodable")
-            assert sender.stats().circuit is CircuitState.OPEN
+                sender.push(b"undecodable")  # as the probe: another takes its place
+            assert sender.stats().circuit is CircuitState.HALF_OPEN
             sender.push(b"one")
             assert sender.stats().circuit is CircuitState.CLOSED
             assert sender.stats().errors["unknown"] == 2

@@ -20,8 +20,7 @@ from penstock.export import (
 from penstock.export import (
     send_workers as workers,
 )
-from penstock.export.batch_delivery import PreparedBatch
-from penstock.export.prepared_channel import PreparedChannel
+from penstock.export.prepared_channel import PreparedBatch, PreparedChannel
 from penstock.export.send_workers import SendWorkers
 from penstock.export.thread_pool import IsRetired, ThreadPool
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue

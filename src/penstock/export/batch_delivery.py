@@ -9,7 +9,6 @@ prepare ─► send ─┬─ taken ──────────────�
 import logging
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from penstock.clock import Clock
 from penstock.errors import (
@@ -34,14 +33,6 @@ _MAX_UNFINISHED = 100  # batches: more than workers leave behind in an outage
 ERROR_PAUSE = (
     1.0  # seconds before a batch is tried again after an unforeseen error, or that could not become a dead letter
 )
-
-
-class PreparedBatch(NamedTuple):
-    """A leased batch in the form in which it travels, or the error that its send will fail with."""
-
-    lease: Lease
-    prepared: Prepared
-    problem: TransientExportError | None = None
 
 
 @dataclass(slots=True)
@@ -76,44 +67,30 @@ class BatchDelivery:
         self._partial_message = ""
         self._last_reason = ""
 
-    def prepare(self, lease: Lease) -> PreparedBatch | None:
-        """The batch ready to travel; None if it cannot be prepared: then it is a dead letter."""
+    def prepare(self, lease: Lease) -> Prepared | None:
+        """The batch ready to travel; None if it cannot be prepared: then its send will meet the error."""
         try:
-            try:
-                return PreparedBatch(lease, self._prepare(lease.data, is_retry=lease.attempts > 1))
-            except TransientExportError as error:
-                return PreparedBatch(lease, Prepared(b""), error)
-            except PermanentExportError as error:
-                self._reject(lease, str(error))
-                return None
+            return self._exporter.prepare(lease.data)
+        except BaseException:  # noqa: BLE001 - `send` prepares it again, and settles it by what that raises
+            return None
+
+    def send(self, lease: Lease, prepared: Prepared | None = None) -> None:
+        """Send the batch and settle its lease. What is not prepared yet is prepared first."""
+        try:
+            self._send(lease, prepared)
         except BaseException:  # unforeseen: the pool logs it, and the batch comes again
             self.give_back(lease, ERROR_PAUSE)
             raise
 
-    def send(self, batch: PreparedBatch) -> None:
-        """Send the batch and settle its lease."""
-        try:
-            self._send(batch)
-        except BaseException:  # unforeseen: the pool logs it, and the batch comes again
-            self.give_back(batch.lease, ERROR_PAUSE)
-            raise
-
     def send_direct(self, data: bytes) -> None:
         """Send on the caller's thread, without a queue. Raises an ExportError if the destination does not have it."""
-        problem, prepared = None, Prepared(b"")
-        permit = None
-        if self._gate.wait_open(0.0):
-            try:
-                prepared = self._prepare(data, is_retry=False)
-            except TransientExportError as error:
-                problem = error
-            permit = self._gate.begin()
+        permit = self._gate.begin()
         if permit is None:
             if self._gate.is_stopped:
                 raise QueueClosed("the send queue is closed")
             raise CircuitOpen("the destination keeps failing and is left alone for now")
         try:
-            self._transmit(prepared, permit, problem, is_retry=False)
+            self._transmit(data, None, permit, is_retry=False)
         except TransientExportError as error:
             self._gate.failed(permit, error, 1)
             raise
@@ -131,23 +108,12 @@ class BatchDelivery:
 
     # -- one batch, in one part or in several ------------------------------------------------------------------------
 
-    def _send(self, batch: PreparedBatch) -> None:
-        lease = batch.lease
+    def _send(self, lease: Lease, prepared: Prepared | None) -> None:
         state = self._unfinished.pop(lease.sequence, None) or _Unfinished()
         if not state.is_split:
             state.waiting.append(lease.data)
         is_retry, is_begun = state.is_excused or lease.attempts > 1, False
         while state.waiting:
-            part = state.waiting[0]
-            problem, prepared = batch.problem, batch.prepared
-            try:
-                if state.is_split:
-                    problem, prepared = None, self._prepare(part, is_retry=is_retry)
-            except TransientExportError as error:
-                problem = error
-            except PermanentExportError as error:
-                state.refused.append((state.waiting.popleft(), str(error)))
-                continue
             permit = self._gate.begin(is_continued=is_begun)
             if permit is None:
                 self._remember(lease, state)
@@ -156,8 +122,9 @@ class BatchDelivery:
             if is_retry and not is_begun:
                 self._counters.add(retries=1)
             is_begun = True
+            part = state.waiting[0]
             try:
-                self._transmit(prepared, permit, problem, is_retry=is_retry)
+                self._transmit(part, None if state.is_split else prepared, permit, is_retry=is_retry)
             except PayloadTooLarge as error:
                 smaller = self._split(part)
                 state.waiting.popleft()
@@ -176,24 +143,11 @@ class BatchDelivery:
                 state.waiting.popleft()
         self._settle(lease, state, is_retry=is_retry)
 
-    def _prepare(self, data: bytes, *, is_retry: bool) -> Prepared:
-        """Raises TransientExportError as the exporter did, and PermanentExportError for whatever else it raised."""
-        try:
-            return self._exporter.prepare(data)
-        except TransientExportError:
-            raise
-        except Exception as error:  # preparing does no I/O: whatever it raises, it will raise again
-            failure = of_exception(error)
-            self._counters.failed(failure.error_class, is_retry=is_retry)
-            raise PermanentExportError(f"cannot be prepared: {failure}", failure.error_class) from error
-
-    def _transmit(
-        self, prepared: Prepared, permit: SendPermit, problem: TransientExportError | None, *, is_retry: bool
-    ) -> None:
+    def _transmit(self, part: bytes, prepared: Prepared | None, permit: SendPermit, *, is_retry: bool) -> None:
         """One send. Raises an ExportError; after a transient one the caller still has to give the permit back."""
         try:
-            if problem is not None:
-                raise problem
+            if prepared is None:
+                prepared = self._prepare(part)
             began = self._clock.monotonic()
             result = self._exporter.send(prepared)
             check_result(result)
@@ -201,7 +155,9 @@ class BatchDelivery:
         except Exception as error:
             failure = of_exception(error)
             self._counters.failed(failure.error_class, is_retry=is_retry)
-            if not isinstance(failure, TransientExportError):
+            if prepared is None and isinstance(failure, PermanentExportError):
+                self._gate.abandoned(permit)  # the destination was not asked
+            elif isinstance(failure, PermanentExportError):
                 self._gate.refused(permit, failure)
             raise failure from error
         except BaseException:
@@ -210,6 +166,16 @@ class BatchDelivery:
         self._gate.succeeded(permit)
         if result is not None:
             self._note_partial(result)
+
+    def _prepare(self, part: bytes) -> Prepared:
+        """Raises TransientExportError as the exporter did, and PermanentExportError for whatever else it raised."""
+        try:
+            return self._exporter.prepare(part)
+        except TransientExportError:
+            raise
+        except Exception as error:  # preparing does no I/O: whatever it raises, it will raise again
+            failure = of_exception(error)
+            raise PermanentExportError(f"cannot be prepared: {failure}", failure.error_class) from error
 
     def _split(self, part: bytes) -> list[bytes] | None:
         try:

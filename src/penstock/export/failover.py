@@ -106,9 +106,8 @@ class Failover:
         if not self._gate.wait_open(0.0):
             return False
         leases = self._memory.lease()
-        batch = self._delivery.prepare(leases[0]) if leases else None
-        if batch is not None:
-            self._delivery.send(batch)
+        for lease in leases:
+            self._delivery.send(lease)
         return bool(leases)
 
     def _move_to_durable(self) -> None:

@@ -3,8 +3,17 @@
 import heapq
 import math
 import threading
+from typing import NamedTuple
 
-from penstock.export.batch_delivery import PreparedBatch
+from penstock.export.exporter import Prepared
+from penstock.spool import Lease
+
+
+class PreparedBatch(NamedTuple):
+    """A leased batch, in the form in which it travels; None where preparing failed."""
+
+    lease: Lease
+    prepared: Prepared | None
 
 
 class PreparedChannel:
@@ -64,4 +73,4 @@ class PreparedChannel:
 
 
 def _size(batch: PreparedBatch) -> int:
-    return len(batch.lease.data) + len(batch.prepared.body)
+    return len(batch.lease.data) + (len(batch.prepared.body) if batch.prepared else 0)

@@ -9,12 +9,12 @@ import math
 
 from penstock.clock import Clock
 from penstock.errors import QueueClosed, TransientExportError
-from penstock.export.batch_delivery import BatchDelivery, PreparedBatch, log_dead_letter
+from penstock.export.batch_delivery import BatchDelivery, log_dead_letter
 from penstock.export.classify import of_exception
 from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import GroupExporter
 from penstock.export.lease_source import LeaseSource
-from penstock.export.prepared_channel import PreparedChannel
+from penstock.export.prepared_channel import PreparedBatch, PreparedChannel
 from penstock.export.send_gate import SendGate
 from penstock.export.stats import ExportCounters
 from penstock.export.thread_pool import IsRetired, ThreadPool
@@ -117,7 +117,7 @@ class SendWorkers:
                 continue
             self.active.enter(number)
             try:
-                self._delivery.send(batch)
+                self._delivery.send(*batch)
             finally:
                 self.active.leave(number)
 
@@ -125,7 +125,7 @@ class SendWorkers:
         if self._channel is not None:
             return self._channel.get(IDLE_WAIT)
         leases = self._source.lease(1, timeout=IDLE_WAIT)
-        return self._delivery.prepare(leases[0]) if leases else None
+        return PreparedBatch(leases[0], None) if leases else None
 
     def _prepare(self, number: int, is_retired: IsRetired) -> None:
         assert self._channel is not None
@@ -140,12 +140,12 @@ class SendWorkers:
                 continue
             self.preparing.enter(number)
             try:
-                batch = self._delivery.prepare(leases[0])
+                batch = PreparedBatch(leases[0], self._delivery.prepare(leases[0]))
             finally:
                 self.preparing.leave(number)
-            if batch is not None and is_retired():  # no sender would take it from the channel any more
+            if is_retired():  # no sender would take it from the channel any more
                 self._delivery.give_back_unsent(batch.lease)
-            elif batch is not None:
+            else:
                 self._channel.put(batch)
 
 
