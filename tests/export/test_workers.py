@@ -257,7 +257,7 @@ class TestWorkers:
         exporter = MemoryExporter()
         breaker = BreakerConfig(threshold=1, reset_timeout=0.0)
         sender = SendQueue(queue, exporter, quick(workers=1, circuit_breaker=breaker)).start()
-        wait_until(lambda: queue._waiting_to_lease)  # so it has its leave to send
+        wait_until(lambda: queue._state._waiting_to_lease)  # so it has its leave to send
         gate = sender._gate
         gate.failed(entered(gate), TransientExportError("503"), attempts=1)
         probe = gate.enter(0.0)

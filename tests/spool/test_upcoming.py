@@ -9,8 +9,8 @@ import pytest
 from penstock import Durability, FastQueue, FastQueueConfig
 from penstock.errors import DiskFailed
 from penstock.spool import store, upcoming
-from penstock.spool.lease import Lease
-from penstock.spool.upcoming import FrameRef, Upcoming
+from penstock.spool.lease import FrameRef, Lease
+from penstock.spool.upcoming import Upcoming
 from tests.spool.damage import chunk_paths, drain, flip, numbered
 from tests.spool.fake_files import FakeFiles
 
@@ -144,20 +144,6 @@ def test_a_read_ahead_that_fails_keeps_nothing_back_that_could_be_read() -> None
     queue.close()
 
 
-def test_an_exchange_that_cannot_read_the_next_block_has_acked_all_the_same() -> None:
-    files = CountingFiles()
-    queue = reopened(files, [b"%05d" % i * 10_000 for i in range(5)])
-    files.unreadable_from = 2 * (56 + 50_000) + 100
-    second = queue.exchange(queue.lease()[0])
-    assert second is not None
-    with pytest.raises(DiskFailed):
-        queue.exchange(second)
-    files.unreadable_from = 1 << 62
-    files.kill()
-    with FastQueue("q", DISK, files=files) as queue:
-        assert drain(queue) == [b"%05d" % i * 10_000 for i in range(2, 5)]
-
-
 @pytest.mark.parametrize("size", [10, 1_000, 50_000, store._AHEAD_BYTES + 1])
 def test_no_more_is_read_ahead_than_the_bound_and_nothing_twice(size: int) -> None:
     files = CountingFiles()
@@ -181,27 +167,6 @@ def test_a_block_that_was_only_read_ahead_was_not_handed_out() -> None:
         assert [lease.attempts for lease in queue.lease(10)] == [2] + [1] * 9
 
 
-@pytest.mark.parametrize("holders", [1, 2, 3])
-def test_a_kill_while_what_was_read_ahead_is_exchanged_forgets_no_ack_and_no_lease(holders: int) -> None:
-    files = FakeFiles()
-    blocks = [bytes(1_000 * (i + 1)) for i in range(12)]
-    queue = reopened(files, blocks)
-    held = queue.lease(holders)
-    for _ in range(6):
-        following = queue.exchange(held.pop())  # the youngest: the others stay where they are
-        assert following is not None
-        held.append(following)
-    files.kill()
-    done = range(holders - 1, holders + 5)
-    left = [i for i in range(12) if i not in done]
-    with FastQueue("q", DISK, files=files) as queue:
-        assert queue.size_bytes == sum(len(blocks[i]) for i in left)
-        out = [lease.sequence for lease in held]
-        again = queue.lease(12)
-        assert [lease.data for lease in again] == [blocks[i] for i in left]
-        assert [lease.sequence for lease in again if lease.attempts == 2] == sorted(out)
-
-
 @pytest.mark.parametrize("left", [0, 1])
 def test_sequences_that_a_kill_skipped_are_done_with_and_not_lost(left: int) -> None:
     files = FakeFiles()
@@ -211,7 +176,7 @@ def test_sequences_that_a_kill_skipped_are_done_with_and_not_lost(left: int) -> 
     assert queue.pop() is not None
     for _ in range(left):
         queue.push(bytes(100))
-    queue._keep()
+    queue._syncer.run_once()
     files.kill()
     queue = FastQueue("q", config, files=files)
     assert [len(block) for block in drain(queue)] == [100] * left
@@ -219,7 +184,7 @@ def test_sequences_that_a_kill_skipped_are_done_with_and_not_lost(left: int) -> 
     for block in blocks:
         queue.push(block)
     assert [queue.pop() for _ in range(5)] == blocks[:5]
-    queue._keep()
+    queue._syncer.run_once()
     assert queue.stats().chunks == 5
     files.kill()
     queue = FastQueue("q", config, files=files)
@@ -237,7 +202,7 @@ def test_sequences_that_a_kill_skipped_are_done_with_where_the_freshest_come_fir
     assert queue.pop() is not None
     for _ in range(left):
         queue.push(bytes(100))
-    queue._keep()
+    queue._syncer.run_once()
     files.kill()
     queue = FastQueue("q", config, files=files)
     assert [len(block) for block in drain(queue)] == [100] * left
@@ -245,7 +210,7 @@ def test_sequences_that_a_kill_skipped_are_done_with_where_the_freshest_come_fir
     for block in blocks:
         queue.push(block)
     queue.ack(queue.lease(10)[5:])  # the oldest of them
-    queue._keep()
+    queue._syncer.run_once()
     assert queue.stats().chunks == 5
     files.kill()
     queue = FastQueue("q", config, files=files)
@@ -263,6 +228,6 @@ def test_a_backlog_is_read_ahead_however_many_kills_it_has_seen() -> None:
     queue = FastQueue("q", DISK, files=files)
     queue.ack(queue.lease(10))
     assert [queue.pop(), queue.pop()] == blocks[20:22]
-    assert len(queue._backlog._ahead) == 28
+    assert len(queue._state.backlog._ahead) == 28
     assert drain(queue) == [*blocks[22:], b"behind what the kill has skipped"]
     assert len(queue) == 0

@@ -91,7 +91,8 @@ class L1Config:
     flush_rows: int = 50_000
     """Merged rows in one block at most, about 4 MB."""
     max_metrics: int = 1_000
-    """Metrics that are merged by a handler of their own; the others share one."""
+    """Metrics that are counted by name and, where a definition names them, merged by a handler of their own; the others
+    share one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes"))

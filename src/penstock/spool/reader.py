@@ -6,11 +6,10 @@ from contextlib import suppress
 import google_crc32c
 
 from penstock.spool import frames
-from penstock.spool.chunk_files import Chunk, ChunkLog
+from penstock.spool.chunk_files import ChunkFile, ChunkLog
 from penstock.spool.files import Files, write_all
 from penstock.spool.frames import HEADER_SIZE, LENGTH_MASK, MAGIC, DamagedFrame, Frame, FrameHeader
-from penstock.spool.lease import Lease
-from penstock.spool.upcoming import FrameRef
+from penstock.spool.lease import FrameRef, Lease
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ class Quarantine:
         self.lost_blocks = 0
         self.foreign_files = 0
 
-    def keep(self, chunks: ChunkLog, chunk: Chunk, start: int, end: int, reason: str) -> None:
+    def keep(self, chunks: ChunkLog, chunk: ChunkFile, start: int, end: int, reason: str) -> None:
         """Copy [start, end) of the log aside. A disk too full for the copy does not stop the reading."""
         self.regions += 1
         self.bytes += end - start
@@ -69,14 +68,14 @@ class FrameReader:
         self._chunks = chunks
         self._quarantine = quarantine  # None: look, but neither count nor keep what is damaged
         self.offset = offset
-        self._chunk: Chunk | None = None
+        self._chunk: ChunkFile | None = None
         self._window = b""
         self._window_at = 0
-        self._window_of: Chunk | None = None
+        self._window_of: ChunkFile | None = None
         self._ahead = _WINDOW
         self._skipped: tuple[int, FrameHeader] | None = None
 
-    def _current(self) -> Chunk | None:
+    def _current(self) -> ChunkFile | None:
         """The chunk in which the next frame lies, None at the end of the log.
 
         One file after the other, whatever their names say: bytes that came into a chunk by damage make it reach over
@@ -96,7 +95,7 @@ class FrameReader:
             self.offset = max(self.offset, chunk.start)
         return chunk
 
-    def has_passed(self, chunk: Chunk) -> bool:
+    def has_passed(self, chunk: ChunkFile) -> bool:
         current = self._chunk
         if current is None:
             return chunk.end <= self.offset
@@ -194,7 +193,7 @@ class FrameReader:
             self.offset, self._skipped = offset, None
         return found
 
-    def _end_of_damaged(self, chunk: Chunk, offset: int, header: FrameHeader) -> int:
+    def _end_of_damaged(self, chunk: ChunkFile, offset: int, header: FrameHeader) -> int:
         """Where reading goes on behind a damaged body: at its end, or at the successor that missing bytes drew inside.
 
         Only the frame that follows this one by its sequences is believed there: a block may hold frames of its own.
@@ -204,7 +203,7 @@ class FrameReader:
             return end
         return self._successor_inside(chunk, offset, header) or end
 
-    def _goes_back_into_skipped(self, chunk: Chunk) -> bool:
+    def _goes_back_into_skipped(self, chunk: ChunkFile) -> bool:
         """No frame follows one whose body nobody has looked at: its successor may be inside, for the same reason."""
         skipped, self._skipped = self._skipped, None
         if skipped is None or skipped[0] + skipped[1].size != self.offset or skipped[0] < chunk.start:
@@ -214,7 +213,7 @@ class FrameReader:
             self.offset = found
         return found is not None
 
-    def _successor_inside(self, chunk: Chunk, offset: int, header: FrameHeader) -> int | None:
+    def _successor_inside(self, chunk: ChunkFile, offset: int, header: FrameHeader) -> int | None:
         start, end = offset + header.header_size, offset + header.size
         while header.checked and (start := self._next_good(chunk, start)) < end:
             found = self._good_header(chunk, start)
@@ -223,12 +222,12 @@ class FrameReader:
             start += 1
         return None
 
-    def _good_header(self, chunk: Chunk, offset: int) -> FrameHeader | None:
+    def _good_header(self, chunk: ChunkFile, offset: int) -> FrameHeader | None:
         with suppress(DamagedFrame):
             return self._header(chunk, offset)
         return None
 
-    def _frame(self, chunk: Chunk, offset: int, header: FrameHeader) -> Frame:
+    def _frame(self, chunk: ChunkFile, offset: int, header: FrameHeader) -> Frame:
         at = offset + header.header_size
         length = header.size - header.header_size
         self._ahead = _WINDOW if header.size < _SMALL_FRAME else HEADER_SIZE
@@ -239,7 +238,7 @@ class FrameReader:
             body = self._chunks.read(chunk, at, length)
         return frames.decode(offset, header, body)
 
-    def _header(self, chunk: Chunk, offset: int) -> FrameHeader:
+    def _header(self, chunk: ChunkFile, offset: int) -> FrameHeader:
         inside = offset - self._window_at if self._window_of is chunk else -1
         if inside < 0 or inside + HEADER_SIZE > len(self._window):
             self._window = self._chunks.read(chunk, offset, self._ahead)
@@ -250,7 +249,7 @@ class FrameReader:
             raise DamagedFrame("cut frame")
         return header
 
-    def _next_good(self, chunk: Chunk, start: int) -> int:
+    def _next_good(self, chunk: ChunkFile, start: int) -> int:
         """The offset of the next whole header behind `start`, or the end of the chunk."""
         while chunk.checked and start < chunk.end:
             data = self._chunks.read(chunk, start, _SEARCH)

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from itertools import accumulate, count, repeat
+from itertools import accumulate, repeat
 
 from penstock.spool import frames, journal, meta
 from penstock.spool.acked import Acked
@@ -13,10 +13,10 @@ from penstock.spool.config import Durability, FastQueueConfig, size
 from penstock.spool.files import Files
 from penstock.spool.frames import Frame, FrameHeader
 from penstock.spool.journal import Journal
-from penstock.spool.lease import Lease
+from penstock.spool.lease import FrameRef, Lease
 from penstock.spool.reader import FrameReader
 from penstock.spool.recovery import recover
-from penstock.spool.upcoming import FrameRef, Upcoming
+from penstock.spool.upcoming import Upcoming
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,17 @@ class Store:
             raise
         self.changed = True
         return refs
+
+    def append_run(self, run: list[Lease]) -> list[FrameRef]:
+        """Write leases in order of sequence, with holes where some are missing; all or, with an OSError, none."""
+        first, end = run[0].sequence, run[-1].sequence + 1
+        at = run[0].enqueued_at
+        blocks: list[bytes | None] = [None] * (end - first)
+        times = [at] * (end - first)
+        for lease in run:
+            blocks[lease.sequence - first] = lease.data
+            times[lease.sequence - first] = lease.enqueued_at
+        return self.append(blocks, first, at, times if max(times) > at else None)
 
     def append_one(self, block: bytes, first: int, at: float) -> FrameRef:
         """Write one block, the short way: an OSError leaves everything as it was."""
@@ -241,7 +252,7 @@ class Store:
         if is_new and not header.holes and header.checked and not self.reads_backward:
             if header.block_count == 1:
                 return [Lease(header.first, 1, frame.blocks[0], header.enqueued_at)]  # type: ignore[arg-type]
-            rows = zip(count(header.first), repeat(1), frame.blocks, times)
+            rows = zip(range(first, header.end), repeat(1), frame.blocks, times)
             return list(map(Lease._make, rows))
         if not header.checked:
             self.acked.add(header.first + 1, header.end)
@@ -282,11 +293,28 @@ class Store:
 
     # -- remembering -----------------------------------------------------------------------------------------------
 
-    def ack(self, first: int, end: int, size_bytes: int) -> bytes:
-        """Take [first, end) as done; the journal's record of it."""
-        self.acked.add(first, end)
+    def ack_one(self, sequence: int, length: int) -> None:
+        """Take a block of `length` bytes as done."""
+        self.acked.add(sequence, sequence + 1)
         self.changed = True
-        return journal.acked(first, end - first, size_bytes) if self.journals else b""
+        if self.attempts:
+            self.attempts.pop(sequence, None)
+        if self.journals:
+            self.note(journal.acked(sequence, 1, length))
+
+    def ack(self, done: list[tuple[int, int, int]]) -> int:
+        """Take blocks as done, each entry a run of them: (first, count, bytes). How many bytes they were."""
+        total = 0
+        for first, count, length in done:
+            self.acked.add(first, first + count)
+            total += length
+            if self.attempts:
+                for sequence in range(first, first + count):
+                    self.attempts.pop(sequence, None)
+        self.changed = True
+        if self.journals:
+            self.note(b"".join([journal.acked(*run) for run in done]))
+        return total
 
     def note(self, records: bytes) -> None:
         """Write the records to the journal. Where that fails the next meta says it all, and until then, memory."""

@@ -1,19 +1,10 @@
 """The frames that the reader comes to next, in memory since they were pushed: who keeps up reads nothing back."""
 
 from collections import deque
-from typing import NamedTuple
 
-from penstock.spool.lease import Lease
+from penstock.spool.lease import FrameRef, Lease
 
 _MOST_BYTES = 4 << 20
-
-
-class FrameRef(NamedTuple):
-    """Where a block that was read lies."""
-
-    offset: int
-    first: int
-    end: int
 
 
 class Upcoming:
