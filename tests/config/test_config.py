@@ -1,19 +1,22 @@
 """The configuration: one precedence, problems with their places, every key three ways."""
 
 import re
-from dataclasses import MISSING
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner
 
 from penstock.cli.main import main
+from penstock.config.destinations import DESTINATIONS, ExporterConfig, ExporterType
 from penstock.config.load import Loaded, load
 from penstock.config.schema import NAME, Key, KeyKind, schema_of
 from penstock.config.show import as_yaml, template
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
+from penstock.receive.config import ReceiversConfig
+from penstock.service.receiver_set import RECEIVERS
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key for key in schema_of(ServiceConfig).walk() if NAME not in key.path]
@@ -249,7 +252,9 @@ def test_a_problem_of_a_flag_or_a_variable_names_it() -> None:
 
 
 def test_a_key_without_effect_is_refused_by_name_in_all_three_ways() -> None:
-    remedy = "has no effect: one thread seals segments; for more throughput raise processes"
+    remedy = (
+        "has no effect: one thread seals segments; for more throughput raise processes (exporter.queue has the key)"
+    )
     assert problems(flags={"--segments-queue-workers": "3"}) == [f"--segments-queue-workers {remedy}"]
     variable = "PENSTOCK_SEGMENTS_QUEUE_PIPELINE_SPLIT_ENABLED"
     assert problems(environ={variable: "true"}) == [f"{variable} {remedy}"]
@@ -257,6 +262,25 @@ def test_a_key_without_effect_is_refused_by_name_in_all_three_ways() -> None:
     ran = CliRunner().invoke(main, ["config", "check", "--segments-queue-adaptive-workers-enabled", "true"])
     assert ran.exit_code == 2
     assert "--segments-queue-adaptive-workers-enabled has no effect: one thread seals segments" in ran.output
+
+
+def test_every_key_without_effect_on_segments_is_a_key_of_the_exporter() -> None:
+    schema = schema_of(ServiceConfig)
+    exporter, segments = schema.sections["exporter"].sections["queue"], schema.sections["segments"].sections["queue"]
+    known = {*exporter.keys, *exporter.sections}
+    assert set(segments.refused) == known - {*segments.keys, *segments.sections}
+
+
+def test_every_type_of_destination_and_every_receiver_can_be_made() -> None:
+    assert set(get_args(ExporterType)) == {"none", *DESTINATIONS}
+    assert [one.name for one in fields(ReceiversConfig)] == list(RECEIVERS)
+
+
+def test_a_destination_reads_only_options_that_there_are() -> None:
+    keys = {one.name for one in fields(ExporterConfig)}
+    assert all(kind.options - {"signal"} < keys for kind in DESTINATIONS.values())
+    every = frozenset[str]().union(*(kind.options for kind in DESTINATIONS.values()))
+    assert keys - {"type", "queue"} == every - {"signal"}
 
 
 def test_a_variable_that_is_not_ours_is_mentioned_and_not_refused() -> None:

@@ -89,6 +89,17 @@ def test_a_bare_number_is_seconds_as_a_flag_and_in_a_file(tmp_path: Path, destin
     assert queue_config(tmp_path / "p.yaml").retry_interval == 0.5
 
 
+def test_every_key_of_the_destination_is_a_flag(tmp_path: Path, destinations: list[ExporterConfig]) -> None:
+    (tmp_path / "p.yaml").write_text("exporter: {type: otlp_http, url: 'http://h', headers: {a: b}}")
+    ran = relay(
+        "-c", tmp_path / "p.yaml", "--exporter-type", "remote_write", "--exporter-url", "http://other",
+        "--exporter-in-order", "false", "--exporter-queue-path", filled(tmp_path, 1),
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    (config,) = destinations
+    assert (config.type, config.url, config.in_order, config.headers) == ("remote_write", "http://other", False, {})
+
+
 def test_what_is_given_for_a_broker_reaches_it(tmp_path: Path, destinations: list[ExporterConfig]) -> None:
     (tmp_path / "password").write_text("secret")
     ran = relay(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from penstock.config.command_options import QueueCommand, given_flags
+from penstock.config.command_options import ExporterCommand, given_flags
+from penstock.config.destinations import DESTINATIONS, ExporterConfig
 from penstock.errors import ConfigError
 from penstock.export.exporter import Exporter
 from penstock.export.send_queue import SendQueue
@@ -22,49 +23,35 @@ from penstock.spool.examine import overview
 from penstock.spool.letters import holds_letters
 
 if TYPE_CHECKING:
-    from penstock.config.destinations import ExporterConfig
     from penstock.export.exporters.otlp_http_exporter import Signal
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-DESTINATIONS = ("otlp-http", "remote-write", "amqp", "console")
-_HTTP = ("otlp-http", "remote-write")
-# Options that are for some destinations only: given for another they would do nothing.
-_FOR = {
-    "url": (*_HTTP, "amqp"),
-    "token_file": (*_HTTP, "amqp"),
-    "ca_file": (*_HTTP, "amqp"),
-    "header": _HTTP,
-    "send_timeout": _HTTP,
-    "signal": ("otlp-http",),
-    "compression": ("otlp-http",),
-    "exchange": ("amqp",),
-    "routing_key": ("amqp",),
-}
-# The options that set a key of `exporter`.
+# The options that set a key of `exporter`; each is also there under the key's own name, as --exporter-timeout.
 _KEYS = {
     "to": ("exporter", "type"),
     "url": ("exporter", "url"),
     "token_file": ("exporter", "token_file"),
     "ca_file": ("exporter", "tls", "ca_file"),
+    "header": ("exporter", "headers"),
     "send_timeout": ("exporter", "timeout"),
     "compression": ("exporter", "compression"),
     "exchange": ("exporter", "exchange"),
     "routing_key": ("exporter", "routing_key"),
 }
+_NAMES = [name.replace("_", "-") for name in DESTINATIONS]
 
 
-def relay_config(file: Path | None, given: Mapping[str, Any], queue_flags: Mapping[str, str]) -> "ExporterConfig":
+def relay_config(file: Path | None, given: Mapping[str, Any], key_flags: Mapping[str, str]) -> ExporterConfig:
     """The destination and its queue: `exporter` as `penstock run` reads it, with the options of this command on top.
 
     The file's destination does not count where --to or --url names another one: a token for the one is no business of
     the other. Nor does it count that the file has switched the queue off: its folder is what this command is for.
     """
-    from penstock.config.destinations import ExporterConfig
     from penstock.config.load import Given, load
     from penstock.config.tree import ServiceConfig
 
     whole = load(ServiceConfig, file, environ=os.environ)
-    names_destination = given.get("to") or given.get("url")
+    names_destination = given.get("to") or given.get("url") or {"--exporter-type", "--exporter-url"} & key_flags.keys()
     beneath = {
         path: one
         for path, one in whole.given.items()
@@ -79,10 +66,12 @@ def relay_config(file: Path | None, given: Mapping[str, Any], queue_flags: Mappi
     if lines := given.get("header"):
         before = beneath[headers].value if headers in beneath else {}
         beneath[headers] = Given({**before, **_headers(lines)}, "--header")
-    flags = {_flag(name): _text(name, value) for name in _KEYS if (value := given.get(name)) is not None}
+    flags = {_flag(name): str(given[name]) for name in _KEYS if given.get(name) is not None and name != "header"}
+    if "--to" in flags:
+        flags["--to"] = flags["--to"].replace("-", "_")
     return load(
         ExporterConfig,
-        flags={**queue_flags, **flags},
+        flags={**key_flags, **flags},
         path=("exporter",),
         beneath=beneath,
         aliases={_flag(name): path for name, path in _KEYS.items()},
@@ -93,21 +82,25 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _text(name: str, value: object) -> str:
-    return str(value).replace("-", "_") if name == "to" else str(value)
+def _spelled(kind: str) -> str:
+    """A destination as --to has it."""
+    return kind.replace("_", "-")
 
 
 def _headers(lines: Sequence[str]) -> dict[str, str]:
     pairs = [line.partition(":") for line in lines]
     if not all(colon and name.strip() for name, colon, _ in pairs):
-        raise ConfigError("--header must look like 'Name: value'")
+        raise ConfigError("must look like 'Name: value'", field="--header")
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _check_options(to: str, given: Mapping[str, Any]) -> None:
-    for name, known in _FOR.items():
-        if given.get(name) and to not in known:
-            raise ConfigError(f"{_flag(name)} is for {', '.join(known)}, not for {to}")
+    """Refuse an option that the destination does not read: it would do nothing."""
+    for name in (*_KEYS, "signal"):
+        option = _KEYS[name][1] if name in _KEYS else name
+        if given.get(name) and option != "type" and option not in DESTINATIONS[to].options:
+            known = [_spelled(one) for one, kind in DESTINATIONS.items() if option in kind.options]
+            raise ConfigError(f"is for {', '.join(known)}, not for {_spelled(to)}", field=_flag(name))
 
 
 def _require_queue(folder: Path) -> None:
@@ -129,8 +122,8 @@ def _replayed(letters: Path) -> str:
     return f"{letters.parent} --dead-letters" if is_beside else f"QUEUE --dead-letters --from {letters}"
 
 
-@click.command(cls=QueueCommand)
-@click.option("--to", type=click.Choice(DESTINATIONS), help="What the destination speaks.")
+@click.command(cls=ExporterCommand)
+@click.option("--to", type=click.Choice(_NAMES), help="What the destination speaks.")
 @click.option("--url", help="Where it is, as http://127.0.0.1:4318.")
 @click.option("--token-file", type=_FILE, help="A bearer token; amqp: the password.")
 @click.option("--ca-file", type=_FILE, help="Certificates that https:// and amqps:// trust; the system's otherwise.")
@@ -175,8 +168,8 @@ def relay(ctx: click.Context, /, config: Path | None, timeout: float, **given: A
     destination = relay_config(config, given, given_flags(ctx))
     if destination.type == "none":
         where = f"{config} sets no exporter.type" if config is not None else "or a file that does, with -c"
-        raise ConfigError(f"--to must say what the destination speaks: {', '.join(DESTINATIONS)}; {where}")
-    _check_options(destination.type.replace("_", "-"), given)
+        raise ConfigError(f"must say what the destination speaks: {', '.join(_NAMES)}; {where}", field="--to")
+    _check_options(destination.type, given)
     settings = destination.queue
     if settings.type != "disk" or not settings.enabled:
         raise ConfigError("relay empties a folder: type must be disk and enabled must be true")

@@ -48,17 +48,23 @@ class ConfigCommand(click.Command):
             )
 
 
-class QueueCommand(ConfigCommand):
-    """A command that takes the keys of `exporter.queue` as flags, by their short names, and lists them in its help."""
+class ExporterCommand(ConfigCommand):
+    """A command that takes the keys of `exporter` as flags. Its help lists the short flags of `exporter.queue`."""
 
     def _key_options(self) -> Iterable[click.Option]:
-        return [_option(key, flag) for key in _schema().walk() if (flag := key.short_flag)]
+        return [_option(key, flag) for key in _exporter_keys() for flag in key.flags]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Options"):
             formatter.write_dl(_help_records(ctx, click.Command.get_params(self, ctx)))
         with formatter.section("The queue"):
-            formatter.write_dl(_help_records(ctx, self._key_options()))
+            formatter.write_dl(
+                _help_records(ctx, [_option(key, flag) for key in _exporter_keys() if (flag := key.short_flag)])
+            )
+        with formatter.section("Every key of exporter is a flag and an environment variable, too"):
+            formatter.write_dl(
+                [("--exporter-tls-key-file PATH", "the key exporter.tls.key_file, or PENSTOCK_EXPORTER_TLS_KEY_FILE")]
+            )
 
 
 def given_flags(ctx: click.Context) -> Mapping[str, str]:
@@ -76,6 +82,10 @@ def _schema() -> Section:
     from penstock.config.tree import ServiceConfig
 
     return schema_of(ServiceConfig)
+
+
+def _exporter_keys() -> list[Key]:
+    return [key for key in _schema().walk() if key.path[0] == "exporter"]
 
 
 def _option(key: Key, flag: str) -> click.Option:

@@ -37,28 +37,35 @@ class PipelinesConfig:
             )
 
 
+# Keys of `exporter.queue` that have no effect on the queue before segments, each with what to do instead.
+_WITHOUT_EFFECT_ON_SEGMENTS = {
+    **dict.fromkeys(("enabled", "type", "always_queue"), "segments always pass a queue on the disk; leave it out"),
+    "order": "segments are sealed oldest first; leave it out",
+    "max_attempts": "a block is tried until it is sealed; leave it out",
+    **dict.fromkeys(
+        ("workers", "adaptive_workers", "max_concurrent_sends", "global_send_limit", "pipeline_split"),
+        "one thread seals segments; for more throughput raise processes",
+    ),
+    **dict.fromkeys(
+        ("adaptive_enabled", "target_utilization"), "the limits are max_size and max_bytes as they are set"
+    ),
+    "failover": "what the disk refuses stays in L1, up to l1.max_bytes",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentQueueConfig(DurableQueueConfig):
     """The durable queue between L1 and segments."""
 
     path: str | Path = "./rollup-queue"
     """Folder of the queue on disk."""
+    max_size: int = 10_000
+    """Most blocks."""
     full_behavior: FullBehavior = FullBehavior.DROP_NEWEST
     durability: Durability = Durability.DISK
 
-    # Keys of other queues that have no effect on this one, each with what to do instead.
     REFUSED: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("enabled", "type", "always_queue"), "segments always pass a queue on the disk; leave it out"),
-        "order": "segments are sealed oldest first; leave it out",
-        "max_attempts": "a block is tried until it is sealed; leave it out",
-        **dict.fromkeys(
-            ("workers", "adaptive_workers", "max_concurrent_sends", "global_send_limit", "pipeline_split"),
-            "one thread seals segments; for more throughput raise processes",
-        ),
-        **dict.fromkeys(
-            ("adaptive_enabled", "target_utilization"), "the limits are max_size and max_bytes as they are set"
-        ),
-        "failover": "what the disk refuses stays in L1, up to l1.max_bytes",
+        word: f"{remedy} (exporter.queue has the key)" for word, remedy in _WITHOUT_EFFECT_ON_SEGMENTS.items()
     }
 
 
