@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
 from penstock.receive.answers import rpc_status
-from penstock.receive.config import GrpcReceiverConfig, Limits
+from penstock.receive.config import GrpcLimits, GrpcReceiverConfig
 from penstock.receive.grpc_receiver import GrpcReceiver
 from penstock.receive.intake import Intake
 from tests.receive.support import KeepingSink, gauge, request
@@ -22,7 +22,7 @@ EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
 @pytest.fixture
 def channel(intake: Intake) -> Iterator[grpc.Channel]:
-    receiver = GrpcReceiver(GrpcReceiverConfig(port=0, limits=Limits(max_body=100_000)), intake).start()
+    receiver = GrpcReceiver(GrpcReceiverConfig(port=0, limits=GrpcLimits(max_body=100_000)), intake).start()
     with grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
         yield channel
     receiver.close(1.0)
