@@ -49,10 +49,19 @@ class Columns:
         return pa.table([found[name] for name in schema.names], schema=schema)
 
 
+def joined(pieces: list[Columns]) -> Columns:
+    """The rows of all pieces, which share their texts and have the same states."""
+    first = pieces[0]
+    states = {name: np.concatenate([piece.states[name] for piece in pieces]) for name in first.states}
+    codes, times, values = (
+        np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("codes", "times", "values")
+    )
+    return Columns(codes, first.texts, times, values, states)
+
+
 def columns_of(points: pa.Table) -> Columns:
     """The same from an Arrow table."""
     encoded = points["entity"].combine_chunks().dictionary_encode()
-    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
     numbers = {name: points[name].combine_chunks().to_numpy(zero_copy_only=False) for name in points.column_names[2:]}
     times = points["time"].combine_chunks().cast(pa.int64()).to_numpy(zero_copy_only=False)
     codes = encoded.indices.to_numpy(zero_copy_only=False)

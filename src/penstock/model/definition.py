@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from penstock.model.distinct import register_of
 from penstock.model.function import AVG, UNDEFINED, Function
 from penstock.model.level import Level
-from penstock.model.partial import of_columns, of_each
+from penstock.model.partial import of_columns
 from penstock.model.point import STATED, Kind, entity_of
 
 BOUNDS = {"above": pc.greater, "at_least": pc.greater_equal, "below": pc.less, "at_most": pc.less_equal}
@@ -43,7 +43,6 @@ class Condition:
 
 
 EVERYTHING = Condition()
-FEW = 1_000  # points for which a group-by takes longer than all the rest
 _REMEMBERED = 100_000  # entities whose labels need not be parsed again: about 50 MB for each definition
 
 
@@ -65,29 +64,24 @@ class Definition:
     _seen: dict[str, "_View"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def partials(self, points: pa.Table) -> pa.Table:
-        """What points of the source become. Labels are looked at once for each entity, not for each point.
+        """What points of the source become: an encoded row for each that passes the filter, to be merged.
 
-        A few points are not merged among themselves: whoever has many such tables merges them all at once.
+        Labels are parsed once for each entity, not for each point.
         """
-        make = of_columns if points.num_rows > FEW else of_each
-        columns = [points[name] for name in ("entity", "time", "value")]
+        entities, times, values = (points[name] for name in ("entity", "time", "value"))
         states = {name: points[name] for name in STATED} if "count" in points.column_names else None
-        spec = self.function.spec
         if self._takes_all:
-            return make(self.name, self.function, *columns, states=states)
-        encoded = points["entity"].combine_chunks().dictionary_encode()
-        encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-        views = self._views(encoded.dictionary.to_pylist())
+            return of_columns(self.name, self.function, entities, times, values, states=states)
+        known = entities.combine_chunks().dictionary_encode()
+        views = self._views(known.dictionary.to_pylist())
 
         def column(of: list[Any], kind: Any) -> Any:
-            return pa.array(of, kind).take(encoded.indices)
+            return pa.array(of, kind).take(known.indices)
 
-        values = points["value"].combine_chunks()
+        spec, values = self.function.spec, values.combine_chunks()
         passes = _all(column([view.passes for view in views], pa.bool_()), self.filter.of_values(values))
-        entities = column([view.entity for view in views], pa.string())
         records = column([view.record for view in views], pa.string()) if spec.keeps_records else None
         scores = denominators = parts = None
-        counts = states["count"] if states else None
         if spec.is_matched:
             scores = _number(column([view.matches for view in views], pa.bool_()), self.match.of_values(values))
         elif spec.counts_distinct:
@@ -100,16 +94,12 @@ class Definition:
             below = column([view.counts for view in views], pa.bool_())
             denominators = pc.cast(_number(below, self.denominator.of_values(values)), pa.int64())
         if scores is not None:
-            states = _states_of(scores, counts, denominators)
-        columns = [piece.filter(passes) for piece in (entities, points["time"].combine_chunks(), values)]
-        return make(
-            self.name,
-            self.function,
-            *columns,
-            states=None if states is None else {name: piece.filter(passes) for name, piece in states.items()},
-            records=None if records is None else records.filter(passes),
-            parts=None if parts is None else parts.filter(passes),
+            states = _states_of(scores, states["count"] if states else None, denominators)
+        entities = column([view.entity for view in views], pa.string())
+        rows = of_columns(
+            self.name, self.function, entities, times, values, states=states, records=records, parts=parts
         )
+        return rows.filter(passes)
 
     @property
     def _takes_all(self) -> bool:

@@ -49,19 +49,6 @@ def parts_of(values: Any, scale: int) -> Any:
     return pc.if_else(pc.greater(values, _ZERO), part, below)
 
 
-def part_of_index(index: int, *, scale: int, to_scale: int, negative: bool = False) -> int:
-    """The part for a bucket of an incoming histogram.
-
-    Exact from a finer scale to a coarser one; from a coarser one it is the bucket that holds the other's middle.
-    """
-    if scale >= to_scale:
-        index >>= scale - to_scale
-    else:
-        middle = (index + 0.5) * 2.0 ** (to_scale - scale)
-        index = math.ceil(middle) - 1
-    return -(OFFSET + index) if negative else OFFSET + index
-
-
 def middles_of(parts: Any, scale: Any) -> Any:
     """The value that stands for each part of an Arrow array; `scale` is a number or an array of them."""
     magnitude = pc.cast(pc.subtract(pc.abs(parts), OFFSET), pa.float64())

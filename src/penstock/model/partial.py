@@ -6,7 +6,7 @@ bound, `latest` one for each time, a distinct count one for each register. A rec
 value. Every other column has a commutative, associative merge, named here once; the edge runs it through pyarrow and
 Spark as a built-in function of the same name, so both always agree.
 
-    points ──of_points──► partials ──merged──► partials ──with_finals──► what people read
+    points ─of_columns─► partials ──merged──► partials ──with_finals──► what people read
                               ▲                    │
                               └────── again ───────┘
 """
@@ -18,9 +18,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.function import AVG, Function, functions_in
+from penstock.model.function import Function, functions_in
 from penstock.model.grouping import among_the_greatest, grouped
-from penstock.model.point import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,6 @@ CODED = pa.dictionary(pa.int32(), pa.string())
 ENCODED = pa.schema([field.with_type(CODED) if field.name in TEXTS else field for field in PARTIALS])
 
 
-def of_points(chunks: list[Chunk]) -> pa.Table:
-    """Chunks of one metric as minute partials by their own labels."""
-    points = pa.concat_tables([chunk.points for chunk in chunks])
-    return of_columns(chunks[0].metric, AVG, points["entity"], points["time"], points["value"])
-
-
 def of_columns(
     metric: str,
     function: Function,
@@ -78,65 +71,31 @@ def of_columns(
     records: Any = None,
     parts: Any = None,
 ) -> pa.Table:
-    """Points as partials of one metric and function: one group-by over all of them.
+    """Points as partials of one metric and function: an encoded row for each, to be merged.
 
-    `states` are what a row brings along in place of a count of 1 and its value: those of a distribution, or of a score
-    that does not count every point. `parts` are where they are filed, where neither value nor time says so.
+    `states` replace a count of 1 and the value: those of a distribution, or of a score that does not count every point.
+    `parts` are given where neither value nor time says the part.
     """
-    columns = _keys_of(function, entities, times, values, records, parts)
+    rows = len(values)
     if states is None:
-        raw = pa.table({**columns, "value": values})
-        aggregates = [("value", "count"), *(("value", state.merge) for state in STATES[1:])]
-    else:
-        raw = pa.table({**columns, **states})
-        aggregates = [(state.name, state.merge) for state in STATES]
-    found = grouped(raw, list(columns), aggregates)
-    merged_states = {state.name: found["_".join(of)] for state, of in zip(STATES, aggregates)}
-    return _as_partials(metric, function, {name: found[name] for name in columns}, merged_states)
-
-
-def of_each(
-    metric: str,
-    function: Function,
-    entities: Any,
-    times: Any,
-    values: Any,
-    *,
-    states: Mapping[str, Any] | None = None,
-    records: Any = None,
-    parts: Any = None,
-) -> pa.Table:
-    """The same with a row for each point: for the few that will be merged with others, because a group-by costs as much
-    for one point as for a thousand.
-    """
-    columns = _keys_of(function, entities, times, values, records, parts)
-    if states is None:
-        states = {"count": pa.repeat(_ONE, len(values)), "sum": values, "min": values, "max": values}
-    return _as_partials(metric, function, columns, states)
-
-
-def _keys_of(function: Function, entities: Any, times: Any, values: Any, records: Any, parts: Any) -> dict[str, Any]:
-    # Without its zone: rounding in UTC needs no calendar, and asking for one costs as much as the group-by.
-    bucket = pc.floor_temporal(pc.cast(times, pa.timestamp("us")), unit="minute")
-    keys = {"entity": entities, "bucket": bucket}
-    if function.spec.has_parts:
-        keys["part"] = function.parts(values, times) if parts is None else parts
-    if records is not None:
-        keys["record"] = records
-    return keys
-
-
-def _as_partials(metric: str, function: Function, keys: Mapping[str, Any], states: Mapping[str, Any]) -> pa.Table:
-    rows = len(states["sum"])
+        states = {"count": pa.repeat(_ONE, rows), "sum": values, "min": values, "max": values}
+    if parts is None:
+        parts = function.parts(values, times) if function.spec.has_parts else pa.repeat(_ZERO, rows)
     found = {
-        "metric": pa.repeat(pa.scalar(metric, pa.string()), rows),
-        "function": pa.repeat(pa.scalar(str(function), pa.string()), rows),
-        "part": pa.repeat(_ZERO, rows),
-        "record": pa.nulls(rows, pa.string()),
-        **keys,
+        "metric": _repeated(metric, rows),
+        "function": _repeated(str(function), rows),
+        "entity": entities,
+        # Without its zone: rounding in UTC needs no calendar, and asking for one costs as much as a group-by.
+        "bucket": pc.floor_temporal(pc.cast(times, pa.timestamp("us")), unit="minute"),
+        "part": parts,
+        "record": pa.nulls(rows, CODED) if records is None else records,
         **states,
     }
-    return pa.table([found[name].cast(PARTIALS.field(name).type) for name in PARTIALS.names], schema=PARTIALS)
+    return encoded(pa.table([found[name] for name in PARTIALS.names], names=PARTIALS.names))
+
+
+def _repeated(text: str, rows: int) -> Any:
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), rows), pa.array([text], pa.string()))
 
 
 def merged(partials: pa.Table) -> pa.Table:

@@ -13,7 +13,9 @@ from enum import Enum
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.model.columns import Columns
 
@@ -46,8 +48,8 @@ def entity_of(labels: Mapping[str, str]) -> str:
 class Chunk:
     """Points of one metric, as columns. Each metric has a class of its own, so a batch queue can dispatch by type.
 
-    They come as an Arrow table, or as plain arrays with codes in place of texts; then `columns` has them, and `points`
-    is the table made of those.
+    Made of an Arrow table, or of plain arrays with codes in place of texts. Those are its `columns`, and `points` is
+    the table made of them. ValueError if a table has other columns or types.
     """
 
     __slots__ = ("_points", "columns")
@@ -57,6 +59,9 @@ class Chunk:
     def __init__(self, points: pa.Table | Columns) -> None:
         self.columns = points if isinstance(points, Columns) else None
         self._points: pa.Table | None = None if isinstance(points, Columns) else points
+        expected = DISTRIBUTIONS if self.kind is Kind.DISTRIBUTION else POINTS
+        if self._points is not None and not self._points.schema.equals(expected):
+            raise ValueError(f"points of {self.metric!r} must have the schema\n{expected}\ngot\n{self._points.schema}")
 
     def __len__(self) -> int:
         return len(self.columns) if self.columns is not None else int(self.points.num_rows)
@@ -71,6 +76,14 @@ class Chunk:
     @property
     def nbytes(self) -> int:
         return self.columns.nbytes if self.columns is not None else int(self.points.nbytes)
+
+    def finite(self) -> "Chunk":
+        """Without NaN and infinities: one of them would make the sum of its series useless for good."""
+        if self.columns is not None:
+            is_finite = np.isfinite(self.columns.values)
+            return self if is_finite.all() else type(self)(self.columns.take(is_finite))
+        mask = pc.is_finite(self.points["value"])
+        return self if pc.all(mask).as_py() else type(self)(self.points.filter(mask))
 
     @classmethod
     def of(cls, entities: list[str], times: Any, values: list[float]) -> "Chunk":

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.model.chunk_partials import partials_of_chunks
 from penstock.model.columns import Columns
 from penstock.model.definition import Definitions
-from penstock.model.gathering import merged_chunks
-from penstock.model.partial import ENCODED, IDENTITY, PARTIALS, merged
+from penstock.model.partial import ENCODED, IDENTITY, merged, merged_encoded
 from penstock.model.point import Chunk, Kind, chunk_type
 
 TEXTS = ("a", "b", 'quote"d', "")
@@ -52,12 +52,12 @@ def by_texts(made: list[Chunk]) -> pa.Table:
     tables = [
         definition.partials(chunk.points) for chunk in made for definition in Definitions().of(chunk.metric, chunk.kind)
     ]
-    return merged(pa.concat_tables([PARTIALS.empty_table(), *tables]))
+    return merged(pa.concat_tables([ENCODED.empty_table(), *tables]))
 
 
 @given(chunks())
 def test_the_partials_are_those_of_a_group_by_over_texts(made: list[Chunk]) -> None:
-    found = merged_chunks(made)
+    found = merged_encoded(partials_of_chunks(made))
 
     assert found.schema == ENCODED
     assert as_rows(found) == as_rows(by_texts(made))
@@ -71,7 +71,7 @@ def test_keys_too_great_for_one_number_are_told_apart_all_the_same() -> None:
     values = np.array([-1e300, 1e-300, 1e300, 0.0, 1e300, 0.0, 5.0, 5.0])
     states = {"count": np.ones(8, np.int64), "sum": values, "min": values, "max": values}
 
-    found = merged_chunks([kind(Columns(codes, many, times, values, states))])
+    found = merged(partials_of_chunks([kind(Columns(codes, many, times, values, states))]))
 
     assert sorted(found["count"].to_pylist()) == [1, 1, 1, 1, 2, 2]
 
@@ -81,7 +81,7 @@ def test_only_texts_that_are_needed_travel() -> None:
     many = pa.array([str(number) for number in range(1000)])
     columns = Columns(np.array([7, 7], np.int32), many, np.zeros(2, np.int64), np.ones(2))
 
-    (column,) = merged_chunks([kind(columns)])["entity"].chunks
+    (column,) = partials_of_chunks([kind(columns)])["entity"].chunks
 
     assert column.dictionary.to_pylist() == ["7"]
 
