@@ -29,11 +29,9 @@ def grouped(table: pa.Table, keys: Sequence[str], aggregates: Sequence[Aggregate
 
     There is at least one row. Texts may come encoded or not; they leave encoded.
     """
-    rows = table.num_rows
-    digits = _Digits(rows)
-    for key in sorted(keys, key=lambda key: key != "bucket"):  # first: rows side by side in time are so in memory too
-        digits.add(key, table[key])
-    if digits.count > max(_SMALL, _SPREAD * rows):
+    # The bucket first: rows side by side in time are so in memory too.
+    digits = _digits(table, sorted(keys, key=lambda key: key != "bucket"))
+    if digits.count > max(_SMALL, _SPREAD * table.num_rows):
         digits.renumber()
     numbers, columns = _by_place(table, digits, aggregates) or _hashed(table, digits, aggregates)
     values = digits.values(numbers)
@@ -46,18 +44,25 @@ def among_the_greatest(table: pa.Table, keys: Sequence[str], column: str, n: int
 
     It looks at numbers only, so it leaves few rows to whoever has to sort by texts.
     """
-    digits = _Digits(table.num_rows)
-    for key in keys:
-        digits.add(key, table[key])
-    values = _one_array(table[column]).to_numpy(zero_copy_only=False)
+    digits = _digits(table, keys)
+    values = one_array(table[column]).to_numpy(zero_copy_only=False)
     order = np.lexsort((-values, digits.numbers))
     numbers, values = digits.numbers[order], values[order]
-    starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
+    starts = _starts(numbers)
     sizes = np.diff(np.r_[starts, len(numbers)])
     least = values[starts + np.minimum(sizes, n) - 1]
     found = np.empty(len(numbers), bool)
     found[order] = ~(values < np.repeat(least, sizes))  # what is no number is never less
     return pa.array(found)
+
+
+def group_starts(ordered: pa.Table, keys: Sequence[str]) -> Codes:
+    """The first row of each group, of a table in which the rows of a group are side by side."""
+    return _starts(_digits(ordered, keys).numbers) if ordered.num_rows else np.empty(0, np.int64)
+
+
+def _starts(numbers: Codes) -> Codes:
+    return np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
 
 
 class _Digits:
@@ -100,11 +105,18 @@ class _Digits:
         self._undo.append(lambda numbers, _: known[numbers])
 
 
+def _digits(table: pa.Table, keys: Sequence[str]) -> _Digits:
+    digits = _Digits(table.num_rows)
+    for key in keys:
+        digits.add(key, table[key])
+    return digits
+
+
 def _coded(column: Any) -> tuple[Any, int, Callable[[Codes], Any]]:
     """A key's codes, how many there may be, and how they become values again."""
     if pa.types.is_string(column.type) or _has_codes(column):
         return _looked_up(column)
-    numbers = _one_array(column).cast(pa.int64())
+    numbers = one_array(column).cast(pa.int64())
     least, greatest = pc.min_max(numbers).as_py().values()
     if numbers.null_count or greatest - least >= _GREATEST_DIGIT * MINUTE_US:
         return _looked_up(column)
@@ -124,7 +136,7 @@ def _coded(column: Any) -> tuple[Any, int, Callable[[Codes], Any]]:
 
 def _looked_up(column: Any) -> tuple[Any, int, Callable[[Codes], Any]]:
     """The same by a dictionary, in which null comes last."""
-    codes = _one_array(column.dictionary_encode().unify_dictionaries())
+    codes = one_array(column.dictionary_encode().unify_dictionaries())
     dictionary, indices = codes.dictionary, codes.indices
     nulls = indices.null_count > 0
     size = len(dictionary) + nulls
@@ -146,7 +158,7 @@ def _by_place(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate])
     taken = np.flatnonzero(rows)
     columns = []
     for name, merge in aggregates:
-        column = _one_array(table[name])
+        column = one_array(table[name])
         if merge == "list":
             columns.append(_lists(digits.numbers, column))
             continue
@@ -182,12 +194,13 @@ def _lists(numbers: Codes, column: Any) -> Any:
     """The values of each group, in the order of the groups' numbers."""
     found = pa.table([pa.array(numbers), column], names=["", "of"]).group_by("", use_threads=False)
     lists = found.aggregate([("of", "list")])
-    return _one_array(lists["of_list"]).take(pa.array(np.argsort(lists[""].to_numpy())))
+    return one_array(lists["of_list"]).take(pa.array(np.argsort(lists[""].to_numpy())))
 
 
 def _has_codes(column: Any) -> bool:
     return bool(pa.types.is_dictionary(column.type))
 
 
-def _one_array(column: Any) -> Any:
+def one_array(column: Any) -> Any:
+    """The column without chunks."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.function import functions_in
-from penstock.model.grouping import grouped
+from penstock.model.grouping import grouped, one_array
 from penstock.model.partial import PARTIALS, SERIES, STATES, merged
 
 COUNT_BITS = 40  # a trillion points in one bucket; beside them the greatest part still fits
@@ -60,7 +60,7 @@ def _unpacked(partials: pa.Table) -> pa.Table:
 
 def _whole(lists: Any) -> Any:
     """Lists that have no nulls, as the type that says so."""
-    array = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
+    array = one_array(lists)
     return pa.ListArray.from_arrays(array.offsets, array.values, type=_LIST)
 
 

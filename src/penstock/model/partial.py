@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.function import Function, functions_in
-from penstock.model.grouping import among_the_greatest, grouped
+from penstock.model.grouping import among_the_greatest, group_starts, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,6 @@ PARTIALS = pa.schema(
 TOP_N_ORDER = (("max", "descending"), ("record", "ascending"))  # ties go to the record that sorts first
 # With their types: without, pyarrow looks for pandas and dateutil each time, which takes longer than most of the rest.
 _ZERO, _ONE = pa.scalar(0, pa.int64()), pa.scalar(1, pa.int64())
-_NO, _YES = pa.scalar(False, pa.bool_()), pa.array([True], pa.bool_())
 TEXTS = ("metric", "function", "entity", "record")
 CODED = pa.dictionary(pa.int32(), pa.string())
 # The same with texts as codes: how partials travel, since a text is written once for all the rows that have it.
@@ -153,21 +153,6 @@ def first_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[tuple[st
     assert direction == "descending"
     table = table.filter(among_the_greatest(table, keys, column, n))
     table = table.sort_by([*((key, "ascending") for key in keys), *order])
-    position = pa.array(range(table.num_rows), pa.int64())
     starts = group_starts(table, keys)
-    first = pc.fill_null_forward(pc.if_else(starts, position, pa.scalar(None, pa.int64())))
-    return table.filter(pc.less(pc.subtract(position, first), pa.scalar(n, pa.int64())))
-
-
-def group_starts(ordered: pa.Table, keys: Sequence[str]) -> Any:
-    """For a table sorted by `keys`, whether each row is the first of its group."""
-    starts = pa.array([True] + [False] * (ordered.num_rows - 1), pa.bool_())
-    for key in keys:
-        column = ordered[key].combine_chunks()
-        differs = pc.fill_null(pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)), _NO)
-        starts = pc.or_(starts, pa.concat_arrays([_YES, _one_array(differs)]))
-    return starts
-
-
-def _one_array(column: Any) -> Any:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    sizes = np.diff(np.r_[starts, table.num_rows])
+    return table.filter(pa.array(np.arange(table.num_rows) - np.repeat(starts, sizes) < n))
