@@ -12,10 +12,10 @@ from penstock.model.chunk_partials import partials_of_chunks
 from penstock.model.columns import Columns
 from penstock.model.definition import Definitions
 from penstock.model.partial import ENCODED, IDENTITY, merged, merged_encoded
-from penstock.model.point import Chunk, Kind, chunk_type
+from penstock.model.point import Chunk, PointKind, chunk_type
 
 TEXTS = ("a", "b", 'quote"d', "")
-TYPES = [chunk_type(name, kind) for name in ("cpu", "rps") for kind in Kind]  # kept, since types are held weakly
+TYPES = [chunk_type(name, kind) for name in ("cpu", "rps") for kind in PointKind]  # kept, since types are held weakly
 rows = st.tuples(
     st.integers(0, len(TEXTS) - 1),
     st.integers(-3 * 60_000_000, 3 * 60_000_000),
@@ -32,7 +32,7 @@ def chunks(draw: st.DrawFn) -> list[Chunk]:
         kind = draw(st.sampled_from(TYPES))
         codes, times, values = map(np.array, zip(*draw(st.lists(rows, min_size=1, max_size=8))))
         states: dict[str, Any] = {}
-        if kind.kind is Kind.DISTRIBUTION:
+        if kind.kind is PointKind.DISTRIBUTION:
             states = {"count": np.arange(len(codes)), "sum": values * 2, "min": values - 1, "max": values + 1}
         columns = Columns(
             codes.astype(np.int32), draw(st.sampled_from([forward, backward])), times.astype(np.int64), values, states
@@ -64,7 +64,7 @@ def test_the_partials_are_those_of_a_group_by_over_texts(made: list[Chunk]) -> N
 
 
 def test_keys_too_great_for_one_number_are_told_apart_all_the_same() -> None:
-    kind = chunk_type("far", Kind.DISTRIBUTION)
+    kind = chunk_type("far", PointKind.DISTRIBUTION)
     many = pa.array([str(number) for number in range(1 << 12)])
     codes = np.array([0, (1 << 12) - 1] * 4, np.int32)
     times = np.array([-(1 << 62), -(1 << 62), 0, 0, 0, 0, 1 << 62, 1 << 62])
@@ -86,10 +86,10 @@ def test_only_texts_that_are_needed_travel() -> None:
     assert column.dictionary.to_pylist() == ["7"]
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_a_chunk_of_columns_is_a_table_whenever_somebody_asks(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(PointKind))
+def test_a_chunk_of_columns_is_a_table_whenever_somebody_asks(kind: PointKind) -> None:
     some = {name: np.ones(2) for name in ("sum", "min", "max")}
-    states = {"count": np.ones(2, np.int64), **some} if kind is Kind.DISTRIBUTION else {}
+    states = {"count": np.ones(2, np.int64), **some} if kind is PointKind.DISTRIBUTION else {}
     columns = Columns(np.array([1, 0], np.int32), pa.array(["a", "b"]), np.array([5, 6]), np.array([1.0, 2.0]), states)
     chunk = chunk_type("cpu", kind)(columns)
 

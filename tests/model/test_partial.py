@@ -12,7 +12,7 @@ from penstock.model.chunk_partials import partials_of_chunks
 from penstock.model.finals import with_finals
 from penstock.model.level import Level
 from penstock.model.partial import ENCODED, PARTIALS, TOP_N_ORDER, first_of_each, merged
-from penstock.model.point import Kind, chunk_type, entity_of
+from penstock.model.point import PointKind, chunk_type, entity_of
 
 Cpu = chunk_type("cpu")
 
@@ -42,7 +42,7 @@ def test_one_metric_has_one_type() -> None:
 
 
 def test_a_chunk_of_other_columns_or_types_is_refused() -> None:
-    for kind in Kind:
+    for kind in PointKind:
         with pytest.raises(ValueError, match="points of 'cpu' must have the schema"):
             chunk_type("cpu", kind)(pa.table({"entity": ["{}"], "time": [0], "value": ["one"]}))
 

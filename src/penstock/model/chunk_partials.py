@@ -15,7 +15,7 @@ from penstock.model.columns import Columns, columns_of, joined
 from penstock.model.function import UNDEFINED
 from penstock.model.grouping import MINUTE_US
 from penstock.model.partial import CODED, ENCODED
-from penstock.model.point import STATED, Chunk, Kind
+from penstock.model.point import STATED, Chunk, PointKind
 
 
 def partials_of_chunks(chunks: Sequence[Chunk]) -> pa.Table:
@@ -23,7 +23,7 @@ def partials_of_chunks(chunks: Sequence[Chunk]) -> pa.Table:
     alike: dict[tuple[int, bool], list[Chunk]] = {}  # by dictionary of texts, and by their columns
     for chunk in chunks:
         texts = 0 if chunk.columns is None else id(chunk.columns.texts)
-        alike.setdefault((texts, chunk.kind is Kind.DISTRIBUTION), []).append(chunk)
+        alike.setdefault((texts, chunk.kind is PointKind.DISTRIBUTION), []).append(chunk)
     return pa.concat_tables(map(_rows, alike.values())) if alike else ENCODED.empty_table()
 
 
@@ -33,7 +33,7 @@ def _rows(chunks: list[Chunk]) -> pa.Table:
     owners = np.repeat([types.setdefault(type(chunk), len(types)) for chunk in chunks], list(map(len, chunks)))
     values, used = pa.array(columns.values), pa.array(columns.codes).dictionary_encode()
     if columns.states:
-        parts = UNDEFINED[Kind.DISTRIBUTION].parts(values, None)
+        parts = UNDEFINED[PointKind.DISTRIBUTION].parts(values, None)
         states = [pa.array(columns.states[name]) for name in STATED]
     else:
         parts = pa.array(np.zeros(len(values), np.int64))

@@ -1,4 +1,4 @@
-"""Points as plain arrays: what receivers decode to, and what L1 merges without looking at a text."""
+"""Points as plain arrays, with codes in place of texts: what receivers decode to, and what L1 merges."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ _MICROSECONDS = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Points of one metric, or what distributions say. The entity of row i is texts[codes[i]]; no text occurs twice.
+    """Points or distributions of one metric. The entity of row i is texts[codes[i]]; no text occurs twice.
 
-    `texts` may hold far more than these rows need and is shared by many: it belongs to whoever made it.
+    `texts` may hold far more than these rows need. Many chunks share it, so it is never changed.
     """
 
     codes: NDArray[np.int32]
@@ -34,12 +34,12 @@ class Columns:
         return len(self.values) * (_WIDTH + _WIDTH_OF_STATES if self.states else _WIDTH)
 
     def take(self, rows: Any) -> "Columns":
-        """Some of the rows: a slice, a mask, or their numbers."""
+        """The rows of a slice, a mask, or a list of row numbers."""
         states = {name: column[rows] for name, column in self.states.items()}
         return Columns(self.codes[rows], self.texts, self.times[rows], self.values[rows], states)
 
     def table(self, schema: pa.Schema) -> pa.Table:
-        """The same as an Arrow table with its texts written out."""
+        """The rows as an Arrow table with its texts written out."""
         found: dict[str, Any] = {
             "entity": self.texts.take(pa.array(self.codes)),
             "time": pa.array(self.times).cast(_MICROSECONDS),
@@ -60,7 +60,7 @@ def joined(pieces: list[Columns]) -> Columns:
 
 
 def columns_of(points: pa.Table) -> Columns:
-    """The same from an Arrow table."""
+    """The rows of an Arrow table, its texts encoded."""
     encoded = points["entity"].combine_chunks().dictionary_encode()
     numbers = {name: points[name].combine_chunks().to_numpy(zero_copy_only=False) for name in points.column_names[2:]}
     times = points["time"].combine_chunks().cast(pa.int64()).to_numpy(zero_copy_only=False)

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError
 OFFSET = 1 << 20  # beyond the index of the smallest double (2**-1074) at the greatest scale
 GREATEST_SCALE = 9
 DEFAULT_SCALE = 6
-# With their types: a number without costs pyarrow a search for pandas, ten times as long as a short column takes.
+# Typed: for a plain number pyarrow searches for pandas, which takes ten times as long as a short column.
 _ZERO, _NO_PART, _FIRST = pa.scalar(0.0, pa.float64()), pa.scalar(0, pa.int64()), pa.scalar(OFFSET - 1, pa.int64())
 
 

@@ -1,4 +1,4 @@
-"""Final values: what people read, taken from merged partials at the very end.
+"""Final values: what readers of a table see, taken from merged partials at the very end.
 
     count, sum, min, max    of the points (of a percent, a rate or an apdex: of their scores)
     avg, cpm                sum ÷ count; count ÷ minutes of the bucket
@@ -106,5 +106,5 @@ def rank_name(rank: float) -> str:
 
 
 def nearest_rank(values: Sequence[float], rank: float) -> float:
-    """The exact percentile of plain values: what the estimate is measured against."""
+    """The exact percentile of plain values, to measure estimates against."""
     return sorted(values)[max(1, math.ceil(len(values) * rank / 100)) - 1]

@@ -1,12 +1,12 @@
 """Partial aggregates: states that merge, whatever the order and grouping, and are divided only at the end.
 
-One row is one part of one series in one bucket of time. A series is a metric, the function that it is taken with and
-an entity. Most functions have one part (0); a percentile has one for each exponential bucket, a histogram one for each
-bound, `latest` one for each time, a distinct count one for each register. A record is what a top-n keeps beside the
-value. Every other column has a commutative, associative merge, named here once; the edge runs it through pyarrow and
-Spark as a built-in function of the same name, so both always agree.
+One row is one part of one series in one bucket of time. A series is a metric, its function and an entity. Most
+functions have one part (0); a percentile has one for each exponential bucket, a histogram one for each bound, `latest`
+one for each time, a distinct count one for each register. A record is what a top-n keeps beside the value. Every other
+column has a commutative, associative merge, named here once. The edge runs it on arrays and Spark as a built-in
+function of the same name, so both agree.
 
-    points ─of_columns─► partials ──merged──► partials ──with_finals──► what people read
+    points ─of_columns─► partials ──merged──► partials ──with_finals──► final values
                               ▲                    │
                               └────── again ───────┘
 """
@@ -52,11 +52,11 @@ PARTIALS = pa.schema(
     ]
 )
 TOP_N_ORDER = (("max", "descending"), ("record", "ascending"))  # ties go to the record that sorts first
-# With their types: without, pyarrow looks for pandas and dateutil each time, which takes longer than most of the rest.
+# Typed: for plain numbers pyarrow searches for pandas and dateutil, which takes longer than most of the rest.
 _ZERO, _ONE = pa.scalar(0, pa.int64()), pa.scalar(1, pa.int64())
 TEXTS = ("metric", "function", "entity", "record")
 CODED = pa.dictionary(pa.int32(), pa.string())
-# The same with texts as codes: how partials travel, since a text is written once for all the rows that have it.
+# Texts as codes: how partials travel, because a text is then written once for all rows that have it.
 ENCODED = pa.schema([field.with_type(CODED) if field.name in TEXTS else field for field in PARTIALS])
 
 
@@ -99,12 +99,12 @@ def _repeated(text: str, rows: int) -> Any:
 
 
 def merged(partials: pa.Table) -> pa.Table:
-    """One row per identity, whatever order its partials came in; their texts may be encoded."""
+    """One row per identity, in whatever order its partials come; their texts may be encoded."""
     return merged_encoded(partials).cast(PARTIALS)
 
 
 def merged_encoded(partials: pa.Table) -> pa.Table:
-    """The same, and the texts stay encoded."""
+    """`merged` with encoded texts."""
     if not partials.num_rows:
         return encoded(partials)
     found = grouped(partials, IDENTITY, [(state.name, state.merge) for state in STATES])
@@ -113,7 +113,7 @@ def merged_encoded(partials: pa.Table) -> pa.Table:
 
 
 def encoded(partials: pa.Table) -> pa.Table:
-    """Partials with their texts as codes, however they came."""
+    """Partials with their texts as codes, whether they were before or not."""
     for text in TEXTS:
         column = partials[text]
         if not pa.types.is_dictionary(column.type):
@@ -122,9 +122,9 @@ def encoded(partials: pa.Table) -> pa.Table:
 
 
 def _pruned(partials: pa.Table) -> pa.Table:
-    """Without what can no longer win: older times of `latest`, records beyond the first n of a top-n.
+    """Without older times of `latest` and records beyond the first n of a top-n.
 
-    The best of a union are the best of the parts' best, so leaving the others out changes no answer.
+    The first of a union are the first of the parts' first, so leaving the others out changes no answer.
     """
     functions = [function for _, function in functions_in(partials["function"])]
     pruned = [function for function in functions if function.spec.keeps_newest or function.spec.keeps_records]
@@ -145,7 +145,7 @@ def _pruned(partials: pa.Table) -> pa.Table:
 def first_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[tuple[str, str]], n: int) -> pa.Table:
     """The first `n` rows, by `order`, of each group of equal `keys`; sorted by keys and order.
 
-    The order begins with a number, from the greatest on.
+    The first column of the order holds numbers, and is descending.
     """
     if not table.num_rows:
         return table
