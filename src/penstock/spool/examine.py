@@ -19,7 +19,7 @@ from penstock.spool.recovery import Recovered, recover
 
 _MOST_LOOKS = 20
 Seen = TypeVar("Seen")
-_CHUNK_SIZE = 512 << 20  # nothing is appended here, so any value serves
+ANY_CHUNK_SIZE = 512 << 20  # nothing is appended here, so any value serves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +78,13 @@ class CheckReport:
 def overview(folder: str, files: Files | None = None) -> Overview:
     """Look at a folder without changing it; QueueError if there is no queue."""
     files = files or OsFiles()
-    return _while_in_use(_overview, files, folder)
+    return look_while_in_use(_overview, files, folder)
 
 
-def _while_in_use(look: Callable[[Files, str], Seen], files: Files, folder: str) -> Seen:
+def look_while_in_use(look: Callable[[Files, str], Seen], files: Files, folder: str) -> Seen:
+    """`look` again while chunks vanish under it: the queue's owner deletes those that are done."""
     for _ in range(_MOST_LOOKS):
-        with suppress(FileNotFoundError):  # a chunk was done with, and deleted, while we looked
+        with suppress(FileNotFoundError):
             return look(files, folder)
     return look(files, folder)
 
@@ -130,7 +131,7 @@ def check(
     lock = take(files, folder) if repair and files.names(folder) else None
     try:
         report = CheckReport(path=folder, is_in_use=lock is None and is_taken(files, folder))
-        state, report.meta = _while_in_use(_read_state, files, folder)
+        state, report.meta = look_while_in_use(_read_state, files, folder)
         expected: int | None = None
         for chunk in list(state.chunks.chunks):
             try:
@@ -140,7 +141,7 @@ def check(
             if advance is not None:
                 advance(chunk.size)
         if repair and report.meta == "damaged":
-            recover(files, folder, _CHUNK_SIZE).chunks.close()
+            recover(files, folder, ANY_CHUNK_SIZE).chunks.close()
             files.unlink(f"{folder}/{meta.META_NAME}")
             report.meta = "missing"
         state.chunks.close()
@@ -224,7 +225,7 @@ def _read_state(files: Files, folder: str) -> tuple[Recovered, str]:
         version = "missing" if known is None else f"version {known.version}"
     except DamagedMeta:
         version = "damaged"
-    state = recover(files, folder, _CHUNK_SIZE, repair=False)
+    state = recover(files, folder, ANY_CHUNK_SIZE, repair=False)
     if version == "missing" and not state.chunks.chunks:
         raise QueueError(f"there is no queue in {folder}")
     return state, version

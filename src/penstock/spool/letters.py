@@ -1,18 +1,14 @@
 """Looking at dead letters from outside: why they were given up, without leasing one or changing a byte."""
 
-from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TypeVar
 
 from penstock.spool import dead_letters
+from penstock.spool.examine import ANY_CHUNK_SIZE, look_while_in_use
 from penstock.spool.files import Files, OsFiles
 from penstock.spool.reader import FrameReader
 from penstock.spool.recovery import recover
-
-Seen = TypeVar("Seen")
-_MOST_LOOKS = 20  # as many as `examine` takes
-_CHUNK_SIZE = 512 << 20  # nothing is appended here, so any value serves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,19 +25,12 @@ def by_reason(folder: str, files: Files | None = None) -> list[Reason]:
 
     Every letter is read. Of a queue in use it is a moment's view: what comes meanwhile may be in it or not.
     """
-    return _while_in_use(_by_reason, files or OsFiles(), folder)
+    return look_while_in_use(_by_reason, files or OsFiles(), folder)
 
 
 def holds_letters(folder: str, files: Files | None = None) -> bool:
     """Whether the queue in `folder` is one of dead letters, by the first block that can be read."""
-    return _while_in_use(_holds_letters, files or OsFiles(), folder)
-
-
-def _while_in_use(look: Callable[[Files, str], Seen], files: Files, folder: str) -> Seen:
-    for _ in range(_MOST_LOOKS):
-        with suppress(FileNotFoundError):  # a chunk was done with, and deleted, while we looked
-            return look(files, folder)
-    return look(files, folder)
+    return look_while_in_use(_holds_letters, files or OsFiles(), folder)
 
 
 def _by_reason(files: Files, folder: str) -> list[Reason]:
@@ -70,7 +59,7 @@ def _read(block: bytes) -> tuple[str | None, int]:
 
 def _blocks(files: Files, folder: str) -> Generator[bytes, None, None]:
     """Those that are not acked, in order; damaged ones are passed over."""
-    state = recover(files, folder, _CHUNK_SIZE, repair=False)
+    state = recover(files, folder, ANY_CHUNK_SIZE, repair=False)
     try:
         reader = FrameReader(state.chunks, state.reader_offset, None)
         while (found := reader.next_header()) is not None:

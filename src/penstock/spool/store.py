@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 RESERVED_SEQUENCES = 1 << 20  # a crash skips so many, so that no sequence is ever given twice
 _KEEP_DRAINED = 16 << 20  # a drained queue may keep so much of its last chunk; to begin another one is not free
 _ONE_WRITE = 4 << 20
-_MOST_BUFFERS = 512  # a frame has at most 130; IOV_MAX is 1024
+_MOST_BUFFERS = 512  # a frame has two; IOV_MAX is 1024
 _ALONE = 32 << 10  # blocks from this size on have a frame of their own: they fit the processor's cache, a joint one not
 
 
