@@ -4,6 +4,7 @@ push ──► the memory layer ──► the log          every block in memory
 lease ◄── redeliveries that are due ◄── the log ◄── the memory layer
 """
 
+import errno
 from collections import ChainMap, deque
 from collections.abc import Sequence
 from itertools import repeat
@@ -40,6 +41,7 @@ class Backlog:
         self.count = self.store.unread_count
         self.bytes = self.store.unread_bytes
         self.flushes = 0
+        self._staged: Staged | None = None  # the youngest blocks: they get their sequences from the log's end
         self._keeps_in_memory = config.durability is Durability.MEMORY
         self._memory_blocks = config.inmemory_blocks
         self._memory_bytes = None if config.inmemory_bytes is None else size(config.inmemory_bytes)
@@ -55,9 +57,9 @@ class Backlog:
 
         An OSError leaves everything as it was.
         """
-        if not self._keeps_in_memory:
-            return self._write_one(block, now)
         length = len(block)
+        if not self._keeps_in_memory:
+            return self._write((block,), length, now)
         if len(self.memory) >= self._memory_blocks or (self._memory_bytes is not None and not self._fits(1, length)):
             return -1
         sequence = self.next_sequence
@@ -94,21 +96,11 @@ class Backlog:
 
     def _write(self, batch: Sequence[bytes], length: int, now: float) -> int:
         first = self.next_sequence
-        self._appended(self.store.append(batch, first, now))
+        one = len(batch) == 1
+        self._appended([self.store.append_one(batch[0], first, now)] if one else self.store.append(batch, first, now))
         self.store.unread_count += len(batch)
         self.store.unread_bytes += length
         self._count_in(len(batch), length)
-        self._log_has_more = True
-        return first
-
-    def _write_one(self, block: bytes, now: float) -> int:
-        first, length, store = self.next_sequence, len(block), self.store
-        ref = store.append_one(block, first, now)
-        if store.reads_backward:
-            self._appended([ref])
-        store.unread_count += 1
-        store.unread_bytes += length
-        self._count_in(1, length)
         self._log_has_more = True
         return first
 
@@ -117,22 +109,33 @@ class Backlog:
         self.count += count
         self.bytes += length
 
-    def stage(self, staged: Staged, batch: Sequence[bytes], length: int) -> int:
-        """Count the blocks and give them sequences, though they are not in the log yet; the first sequence."""
+    def stage(self, batch: Sequence[bytes], length: int, now: float) -> tuple[int, Staged]:
+        """Count the blocks and give them sequences, to be written later; the first sequence, and where they wait."""
+        if self._staged is None:
+            self._staged = Staged(now)
+            self.store.changed = True
         first = self.next_sequence
-        staged.blocks += batch
-        staged.bytes += length
+        self._staged.blocks += batch
+        self._staged.bytes += length
         self._count_in(len(batch), length)
-        return first
+        return first, self._staged
 
-    def write_staged(self, staged: Staged) -> None:
-        """Put what was staged last into the log, all or (with an OSError) none: then it was never counted."""
+    def write_staged(self) -> int:
+        """Write what is staged, all or none; how many blocks. If none, `Staged.error` tells the waiting pushes why."""
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return 0
         blocks = staged.blocks
         self._count_in(-len(blocks), -staged.bytes)
-        if len(blocks) == 1:
-            self._write_one(blocks[0], staged.at)
-        else:
+        try:
             self._write(blocks, staged.bytes, staged.at)
+        except OSError as error:
+            staged.error = error
+            return 0
+        except BaseException:
+            staged.error = OSError(errno.EINTR, "the write was interrupted")
+            raise
+        return len(blocks)
 
     def spill(self) -> None:
         """Move every block of the memory layer into the log; after an OSError what is not there is still in memory.

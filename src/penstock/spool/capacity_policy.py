@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.errors import BlockTooLarge, QueueFull
 from penstock.spool.backlog import Backlog
-from penstock.spool.config import FastQueueConfig, FullBehavior, seconds, size
+from penstock.spool.config import FastQueueConfig, FullBehavior, size
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ class CapacityPolicy:
     def __init__(self, backlog: Backlog, config: FastQueueConfig) -> None:
         self._backlog = backlog
         self.behavior = config.full_behavior
-        self.block_timeout = seconds(config.block_timeout)
         self.max_size = config.max_size
         self.max_bytes = size(config.max_bytes)
         self.max_block = size(config.max_block_bytes)

@@ -114,10 +114,6 @@ class ChunkLog:
             self._truncate(chunk, size)
         chunk.size = size
 
-    def begin_chunk(self) -> None:
-        """Let the next frame lie in a new chunk: the current one belongs to another writer or its sync has failed."""
-        self._writer = None
-
     def begin_empty_chunk(self, first: int) -> None:
         """Begin the next chunk now, so that the one before can be deleted."""
         self._begin_chunk(first)
@@ -226,24 +222,26 @@ class ChunkLog:
                 self._dirty.append(chunk)
                 self._names_changed = True
 
-    def take_dirty(self) -> tuple[list[ChunkFile], bool]:
-        """The chunks with writes that no sync has covered, pinned until `synced`, and whether names have changed."""
+    def begin_sync(self) -> tuple[list[ChunkFile], bool]:
+        """The chunks with writes that no sync has covered, pinned until `end_sync`; whether names have changed."""
         dirty, names = self._dirty, self._names_changed
         self._dirty, self._names_changed = [], False
         for chunk in dirty:
             chunk.syncing += 1
         return dirty, names
 
-    def synced(self, chunks: list[ChunkFile]) -> None:
+    def end_sync(self, chunks: list[ChunkFile], *, is_refused: bool, is_interrupted: bool) -> list[int]:
+        """Unpin the chunks of `begin_sync`; handles to close. After an interruption they are as dirty as before."""
         for chunk in chunks:
             chunk.syncing -= 1
             if chunk.deleted and not chunk.syncing:
                 self._let_go(chunk)
-
-    def not_synced(self, chunks: list[ChunkFile]) -> None:
-        """The sync was interrupted, not refused: those chunks and the names are as dirty as before."""
-        self._dirty += [chunk for chunk in chunks if chunk not in self._dirty and not chunk.deleted]
-        self._names_changed = True
+        if is_interrupted:
+            self._dirty += [chunk for chunk in chunks if chunk not in self._dirty and not chunk.deleted]
+            self._names_changed = True
+        if is_refused:  # the kernel has given up on those pages: another sync of this file would claim success
+            self._writer = None
+        return self.take_gone()
 
     def delete(self, chunk: ChunkFile) -> None:
         self._files.unlink(self.path(chunk))

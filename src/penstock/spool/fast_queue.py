@@ -55,6 +55,7 @@ class FastQueue:
         self.path, self.config = os.fspath(path), config or FastQueueConfig()
         self._clock, self._files = clock or SystemClock(), files or OsFiles()
         self._syncs = self.config.durability is Durability.FSYNC
+        self._block_timeout = seconds(self.config.block_timeout)
         self._dead = DeadLetterQueue(self._open_dead_letters, self._clock)
         self._dead_letters_refused = False
         with folder.opening(self.path):
@@ -133,7 +134,8 @@ class FastQueue:
     def _push_batch(self, batch: Sequence[bytes], timeout: float | None, *, may_drop: bool = True) -> int:
         """Take the blocks as the policies say; the first sequence."""
         lengths = list(map(len, batch))
-        demand = Demand(len(batch), sum(lengths), max(lengths), self._state.deadline(timeout), may_drop)
+        deadline = self._clock.monotonic() + (self._block_timeout if timeout is None else timeout)
+        demand = Demand(len(batch), sum(lengths), max(lengths), deadline, may_drop)
         push = self._push_synced if self._syncs else self._state.push
         while True:
             try:
@@ -142,7 +144,7 @@ class FastQueue:
                 except SequencesExhausted:
                     self._syncer.sync()
             except OSError as error:
-                if not (self._state.can_free_last_chunk(error) and self._free_last_chunk()):
+                if not (self._state.can_free_last_chunk(error) and self._syncer.free_last_chunk()):
                     self._state.wait_for_disk(error, demand)
 
     def _push_synced(self, batch: Sequence[bytes], demand: Demand) -> int:
@@ -160,14 +162,6 @@ class FastQueue:
         if staged.error is not None:
             raise staged.error
         return first
-
-    def _free_last_chunk(self) -> bool:
-        """Delete the last chunk, all of which is done; whether that was possible. It may be all of the disk's room."""
-        chunks = self._state.backlog.store.chunks
-        before = chunks.size_bytes
-        with suppress(OSError):
-            self._syncer.sync(is_disk_full=True)
-        return chunks.size_bytes < before
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -235,7 +229,7 @@ class FastQueue:
             if not self._dead_letters_refused:  # one line, however many there are and however often each is tried
                 self._dead_letters_refused = True
                 log.warning("Dead letters cannot be written, their blocks stay. queue=%s error=%s", self.path, error)
-            self._state.put_off(lease, DEAD_LETTER_RETRY)
+            self._state.defer(lease, DEAD_LETTER_RETRY)
             return
         self._dead_letters_refused = False
         self.ack(lease)

@@ -4,7 +4,6 @@
 `CapacityPolicy`, ...) is plain state: it has no lock and starts nothing.
 """
 
-import errno
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -59,7 +58,6 @@ class QueueState:
         self.backlog = backlog
         self.capacity = CapacityPolicy(backlog, config)
         self._gathering = SyncRound()  # the round that covers what is written now
-        self._staged: Staged | None = None
         self._memory_empty_at = clock.monotonic()
 
     def check_open(self) -> None:
@@ -121,25 +119,12 @@ class QueueState:
             return self._stage_locked((block,), length)
 
     def _stage_locked(self, batch: Sequence[bytes], length: int) -> tuple[int, Staged, SyncRound]:
-        if self._staged is None:
-            self._staged = Staged(self._time())
-            self.backlog.store.changed = True
-        return self.backlog.stage(self._staged, batch, length), self._staged, self._gathering
+        return *self.backlog.stage(batch, length, self._time()), self._gathering
 
     def _write_staged_locked(self) -> None:
-        """Write what is staged. If that fails, `Staged.error` says so to the pushes that wait for it."""
-        staged, self._staged = self._staged, None
-        if staged is None:
-            return
-        try:
-            self.backlog.write_staged(staged)
-        except OSError as error:
-            staged.error = error
-        except BaseException:
-            staged.error = OSError(errno.EINTR, "the write was interrupted")
-            raise
-        else:
-            self._accepted_locked(len(staged.blocks), True)
+        count = self.backlog.write_staged()
+        if count:
+            self._accepted_locked(count, True)
 
     def _accepted_locked(self, count: int, on_disk: bool) -> None:
         self._counters.pushed += count
@@ -189,19 +174,10 @@ class QueueState:
         self.check_open()
         return True
 
-    def deadline(self, timeout: float | None) -> float:
-        """Until when a push may wait for room."""
-        return self._monotonic() + (self.capacity.block_timeout if timeout is None else timeout)
-
     def fitting(self, blocks: Sequence[bytes]) -> int:
         """How many of the blocks, from the first on, there is room for now; 1 if there is none."""
         with self._lock:
             return self.capacity.fitting(blocks)
-
-    def wake_blocked_pushes(self) -> None:
-        """Let pushes that wait for the disk look again."""
-        with self._lock:
-            self._not_full.notify_all()
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -214,12 +190,11 @@ class QueueState:
         with self._lock:
             if self._is_closed:
                 self.check_open()
-            taken = backlog.take(most, self._monotonic() if backlog.returned.held else 0.0, max_bytes)
-            if not taken:
-                if deadline is not None:
-                    taken = self._wait_to_lease_locked(most, max_bytes, deadline)
-                if not taken:
+            now = self._monotonic() if deadline is not None or backlog.returned.held else 0.0
+            while not (taken := backlog.take(most, now, max_bytes)):
+                if deadline is None or now >= deadline:
                     return taken, ()
+                now = self._wait_for_block_locked(now, deadline)
             spent = self._withhold_spent_locked(taken) if backlog.store.attempts else ()
             if self._in_memory:
                 backlog.store.changed = True
@@ -227,19 +202,16 @@ class QueueState:
                 backlog.note_leased(taken)
             return taken, spent
 
-    def _wait_to_lease_locked(self, most: int, max_bytes: int | None, deadline: float) -> list[Lease]:
+    def _wait_for_block_locked(self, now: float, deadline: float) -> float:
+        """Wait until a block may have come or be due again; the time then."""
+        due_at = self.backlog.returned.next_due_at()
         self._waiting_to_lease += 1
         try:
-            while True:
-                now = self._monotonic()
-                taken = self.backlog.take(most, now, max_bytes)
-                if taken or now >= deadline:
-                    return taken
-                due_at = self.backlog.returned.next_due_at()
-                self._not_empty.wait((deadline if due_at is None else min(due_at, deadline)) - now)
-                self.check_open()
+            self._not_empty.wait((deadline if due_at is None else min(due_at, deadline)) - now)
         finally:
             self._waiting_to_lease -= 1
+        self.check_open()
+        return self._monotonic()
 
     def _withhold_spent_locked(self, taken: list[Lease]) -> list[Lease]:
         """Take out of `taken` what has had all its attempts; count the others that come again."""
@@ -267,8 +239,8 @@ class QueueState:
                 self._counters.nacked += 1
                 self._not_empty.notify()
 
-    def put_off(self, lease: Lease, delay: float) -> None:
-        """`nack` for a failure of ours: it is not counted, and a closed queue keeps the block as it is."""
+    def defer(self, lease: Lease, delay: float) -> None:
+        """`nack` for a failure of the queue itself: it is not counted, and no error if the queue is closed."""
         with self._lock:
             self.backlog.give_back(lease, self._monotonic() + delay)
 
@@ -323,18 +295,12 @@ class QueueState:
         with self._lock:
             current.following = self._gathering = SyncRound()
             self._write_staged_locked()
-            return self.backlog.store.chunks.take_dirty()
+            return self.backlog.store.chunks.begin_sync()
 
-    def end_round(self, dirty: list[ChunkFile], *, is_refused: bool = False, is_interrupted: bool = False) -> list[int]:
+    def end_round(self, dirty: list[ChunkFile], *, is_refused: bool, is_interrupted: bool) -> list[int]:
         """The sync of these chunks is over; handles to close."""
-        chunks = self.backlog.store.chunks
         with self._lock:
-            if is_interrupted:
-                chunks.not_synced(dirty)
-            chunks.synced(dirty)
-            if is_refused:  # the kernel has given up on those pages; another sync of this file would claim success
-                chunks.begin_chunk()
-            return chunks.take_gone()
+            return self.backlog.store.chunks.end_sync(dirty, is_refused=is_refused, is_interrupted=is_interrupted)
 
     def begin_meta(self, *, clean: bool) -> tuple[Meta, SyncRound] | None:
         """The meta as of now and the round that has to be on the disk before it; None if nothing has changed."""
@@ -367,6 +333,11 @@ class QueueState:
             if error.errno in DISK_FULL:
                 store.reclaim(store.acked, is_disk_full=True)
             return store.chunks.size_bytes < before, store.chunks.take_gone()
+
+    def disk_bytes(self) -> int:
+        """Bytes of the log."""
+        with self._lock:
+            return self.backlog.store.chunks.size_bytes
 
     def spill(self) -> None:
         """Move the memory layer into the log; OSError if there is no room for all of it."""

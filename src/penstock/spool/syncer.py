@@ -49,14 +49,13 @@ class Syncer:
         self._thread.start()
 
     def run_once(self) -> None:
-        """Spill what is stale, sync, and let blocked pushes look again."""
+        """Spill what is stale, and sync."""
         try:
             self._state.spill_stale()
         except OSError as error:
             self._reclaim_after(error)
         with suppress(OSError):  # logged and counted; the next turn tries again. There may be room though no spill fits
             self.sync()
-        self._state.wake_blocked_pushes()
 
     def close(self) -> None:
         self._stop.set()
@@ -81,6 +80,13 @@ class Syncer:
             if not self._reclaim_after(error):
                 raise error
             # Again, at once: until there is a meta, a kill takes the chunks that have just gone for lost ones.
+
+    def free_last_chunk(self) -> bool:
+        """Delete the last chunk if all of it is done: it may take all of a full disk's room. Whether that freed any."""
+        before = self._state.disk_bytes()
+        with suppress(OSError):
+            self.sync(is_disk_full=True)
+        return self._state.disk_bytes() < before
 
     def _write_meta(self, clean: bool, is_disk_full: bool) -> OSError | None:
         """What kept the meta from being written; raises what kept the log from being synced."""
