@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from itertools import repeat
 from operator import itemgetter
 
-from penstock.spool import journal, runs
-from penstock.spool.config import Durability, FastQueueConfig, size
+from penstock.spool import journal, lease_runs
+from penstock.spool.config import Durability, FastQueueConfig, parsed_bytes
+from penstock.spool.disk_store import RESERVED_SEQUENCES, DiskStore
 from penstock.spool.files import Files, disk_error
-from penstock.spool.group_commit import Staged
+from penstock.spool.group_commit import StagedBlocks
 from penstock.spool.lease import FrameRef, Lease
 from penstock.spool.meta import Meta
 from penstock.spool.redeliveries import Redeliveries
-from penstock.spool.store import RESERVED_SEQUENCES, Store
 
 _LARGEST_PIECE = 4 << 20  # of a spill: as much as is written at once
 _sequence_of = itemgetter(0)
@@ -34,17 +34,17 @@ class Backlog:
         self.memory: deque[Lease] = deque()
         self.leased: dict[int, Lease | FrameRef] = {}  # a Lease: the block is in memory only
         self.returned = Redeliveries()
-        self.store = Store(files, folder, config, ChainMap(self.leased, self.returned.held), now)
+        self.store = DiskStore(files, folder, config, ChainMap(self.leased, self.returned.held), now)
         self.next_sequence = self.store.next_sequence
         self.sequence_limit = self.next_sequence  # the meta on the disk has reserved the sequences below
         self.largest_batch = 1  # so many sequences at least have to be reserved
         self.count = self.store.unread_count
         self.bytes = self.store.unread_bytes
         self.flushes = 0
-        self._staged: Staged | None = None  # the youngest blocks: they get their sequences from the log's end
+        self._staged: StagedBlocks | None = None  # the youngest blocks: they get their sequences from the log's end
         self._keeps_in_memory = config.durability is Durability.MEMORY
         self._memory_blocks = config.inmemory_blocks
-        self._memory_bytes = None if config.inmemory_bytes is None else size(config.inmemory_bytes)
+        self._memory_bytes = None if config.inmemory_bytes is None else parsed_bytes(config.inmemory_bytes)
         self._piece_bytes = _LARGEST_PIECE
         self._ready: deque[Lease] = deque()  # read from the log, not handed out yet: the rest of a frame
         self._ready_ref = FrameRef(0, 0, 0)
@@ -97,7 +97,9 @@ class Backlog:
     def _write(self, batch: Sequence[bytes], length: int, now: float) -> int:
         first = self.next_sequence
         one = len(batch) == 1
-        self._appended([self.store.append_one(batch[0], first, now)] if one else self.store.append(batch, first, now))
+        self._on_appended(
+            [self.store.append_one(batch[0], first, now)] if one else self.store.append(batch, first, now)
+        )
         self.store.unread_count += len(batch)
         self.store.unread_bytes += length
         self._count_in(len(batch), length)
@@ -109,10 +111,10 @@ class Backlog:
         self.count += count
         self.bytes += length
 
-    def stage(self, batch: Sequence[bytes], length: int, now: float) -> tuple[int, Staged]:
+    def stage(self, batch: Sequence[bytes], length: int, now: float) -> tuple[int, StagedBlocks]:
         """Count the blocks and give them sequences, to be written later; the first sequence, and where they wait."""
         if self._staged is None:
-            self._staged = Staged(now)
+            self._staged = StagedBlocks(now)
             self.store.changed = True
         first = self.next_sequence
         self._staged.blocks += batch
@@ -121,7 +123,7 @@ class Backlog:
         return first, self._staged
 
     def write_staged(self) -> int:
-        """Write what is staged, all or none; how many blocks. If none, `Staged.error` tells the waiting pushes why."""
+        """Write what is staged, all or none; how many blocks. If none, `error` tells the waiting pushes why."""
         staged, self._staged = self._staged, None
         if staged is None:
             return 0
@@ -149,7 +151,7 @@ class Backlog:
             return
         if out:
             self.store.seen_below = max(self.store.seen_below, max(out).sequence + 1)
-        for run in runs.to_spill(waiting):
+        for run in lease_runs.split_for_spill(waiting):
             self._spill_in_pieces(run)
         self.flushes += 1
 
@@ -174,7 +176,7 @@ class Backlog:
 
     def _spill_run(self, run: list[Lease]) -> None:
         refs = self.store.append_run(run)
-        self._appended(refs)
+        self._on_appended(refs)
         at = 0
         for lease in run:
             while lease.sequence >= refs[at].end:  # there may be frames of nothing but holes between two blocks
@@ -190,7 +192,7 @@ class Backlog:
                 self.store.unread_bytes += len(lease.data)
         self._log_has_more = True
 
-    def _appended(self, refs: list[FrameRef]) -> None:
+    def _on_appended(self, refs: list[FrameRef]) -> None:
         """Frames have come to the end of the log."""
 
     # -- out -------------------------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ class Backlog:
     def _take_one(self) -> Lease | None:
         """Lease the next block the short way; None if there is no such block or it takes more than that."""
         if self._log_has_more:
-            found = self.store.read_upcoming()
+            found = self.store.read_cached()
             if found is None:
                 return None
             ref, lease = found
@@ -227,7 +229,7 @@ class Backlog:
 
     def _take_into(self, taken: list[Lease], most: int, now: float) -> None:
         while self.returned.held and len(taken) < most and (sequence := self.returned.due(now)) is not None:
-            lease = self._take_again(sequence)
+            lease = self._take_returned(sequence)
             if lease is not None:
                 taken.append(lease)
         while len(taken) < most:
@@ -257,12 +259,14 @@ class Backlog:
                 return
             total += len(taken[-1].data)
 
-    def note_leased(self, taken: list[Lease]) -> None:
+    def journal_leases(self, taken: list[Lease]) -> None:
         """Journal what has been handed out, so that a crash counts as an attempt."""
         if len(taken) == 1:
-            self.store.note(journal.leased(taken[0].sequence, 1, taken[0].attempts))
+            self.store.write_journal(journal.pack_leased(taken[0].sequence, 1, taken[0].attempts))
         else:
-            self.store.note(b"".join([journal.leased(*run) for run in runs.by_attempts(taken)]))
+            self.store.write_journal(
+                b"".join([journal.pack_leased(*run) for run in lease_runs.group_by_attempts(taken)])
+            )
 
     def finish(self, leases: Sequence[Lease]) -> int:
         """Take the leases as done, in any order; how many of them were out. The others were done or dropped before."""
@@ -279,7 +283,7 @@ class Backlog:
         if not done:
             return 0
         self.count -= len(done)
-        self.bytes -= store.ack(runs.with_bytes(done))
+        self.bytes -= store.ack(lease_runs.group_with_bytes(done))
         return len(done)
 
     def give_back(self, lease: Lease, due_at: float | None) -> bool:
@@ -298,7 +302,7 @@ class Backlog:
         An OSError (it could not be read) leaves everything as it was.
         """
         if self.returned.held:  # what came back is older than all that was never out
-            lease = self._take_again(min(self.returned.held))
+            lease = self._take_returned(min(self.returned.held))
             return lease is None or bool(self.finish([lease]))
         taken: list[Lease] = []
         self._take_into(taken, 1, now)
@@ -323,14 +327,14 @@ class Backlog:
 
     def _peek(self, now: float) -> Lease | None:
         if self.returned.held and (sequence := self.returned.due(now)) is not None:
-            return self._again(sequence)
+            return self._read_returned(sequence)
         if self._ready or (self._log_has_more and self._read_log()):
             return self._ready[0]
         return self.memory[0] if self.memory else None
 
-    def _take_again(self, sequence: int) -> Lease | None:
+    def _take_returned(self, sequence: int) -> Lease | None:
         """Lease a block that came back; None if it has been damaged since it was read first."""
-        lease = self._again(sequence)
+        lease = self._read_returned(sequence)
         held = self.returned.remove(sequence)
         self.leased[sequence] = lease if lease is not None and isinstance(held, Lease) else held
         if lease is None:
@@ -338,7 +342,7 @@ class Backlog:
             self.finish([Lease(sequence, 1, b"", 0.0)])
         return lease
 
-    def _again(self, sequence: int) -> Lease | None:
+    def _read_returned(self, sequence: int) -> Lease | None:
         held = self.returned.held[sequence]
         if isinstance(held, Lease):
             return held._replace(attempts=self.store.attempts[sequence] + 1)
@@ -346,8 +350,8 @@ class Backlog:
 
     def _read_log(self) -> bool:
         """Fill `_ready` from the next frame; False at the end of the log."""
-        if (upcoming := self.store.read_upcoming()) is not None:
-            self._ready_ref, lease = upcoming
+        if (cached := self.store.read_cached()) is not None:
+            self._ready_ref, lease = cached
             self._ready.append(lease)
             return True
         found = self._correct_counts(self.store.read())

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.errors import BlockTooLarge, QueueFull
 from penstock.spool.backlog import Backlog
-from penstock.spool.config import FastQueueConfig, FullBehavior, size
+from penstock.spool.config import FastQueueConfig, FullBehavior, parsed_bytes
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ class CapacityPolicy:
         self._backlog = backlog
         self.behavior = config.full_behavior
         self.max_size = config.max_size
-        self.max_bytes = size(config.max_bytes)
-        self.max_block = size(config.max_block_bytes)
+        self.max_bytes = parsed_bytes(config.max_bytes)
+        self.max_block = parsed_bytes(config.max_block_bytes)
         self.dropped = dict.fromkeys(("oldest", "newest", "timeout", "disk_full"), 0)
         self.disk_full = 0
         self.disk_failures = 0
@@ -46,7 +46,7 @@ class CapacityPolicy:
         """Whether `count` blocks of `length` bytes together exceed a limit."""
         return self._backlog.count + count > self.max_size or self._backlog.bytes + length > self.max_bytes
 
-    def fitting(self, blocks: Sequence[bytes]) -> int:
+    def count_fitting(self, blocks: Sequence[bytes]) -> int:
         """How many of the blocks, from the first on, there is room for now; 1 if there is none."""
         lengths = accumulate(map(len, blocks), initial=self._backlog.bytes)
         most = bisect_right(list(lengths), self.max_bytes) - 1

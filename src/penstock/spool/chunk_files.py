@@ -53,7 +53,7 @@ class ChunkLog:
         self._writer: ChunkFile | None = None
         self._dirty: list[ChunkFile] = []
         self._opened: list[ChunkFile] = []
-        self._gone: list[int] = []  # handles of deleted chunks
+        self._deleted_handles: list[int] = []  # handles of deleted chunks
         self._names_changed = False
         self.rotations = 0
         for chunk in self.chunks:
@@ -153,33 +153,33 @@ class ChunkLog:
             chunk.handle = -1
             self._opened.remove(chunk)
 
-    def _let_go(self, chunk: ChunkFile) -> None:
-        """Leave the handle of a deleted chunk to whoever asks for `take_gone`."""
+    def _release_handle(self, chunk: ChunkFile) -> None:
+        """Leave the handle of a deleted chunk to whoever asks for `take_deleted_handles`."""
         if chunk.handle >= 0:
-            self._gone.append(chunk.handle)
+            self._deleted_handles.append(chunk.handle)
             chunk.handle = -1
             self._opened.remove(chunk)
 
-    def take_gone(self) -> list[int]:
+    def take_deleted_handles(self) -> list[int]:
         """The handles of chunks deleted since the last time, to be closed without the queue's lock.
 
         The last handle of a deleted file is what keeps its bytes: to close it takes 0.1 s for 512 MiB.
         """
-        gone, self._gone = self._gone, []
+        gone, self._deleted_handles = self._deleted_handles, []
         return gone
 
-    def at(self, offset: int) -> ChunkFile | None:
+    def chunk_at(self, offset: int) -> ChunkFile | None:
         """The chunk in which a reader at `offset` goes on, None at the end of the log."""
         index = bisect_right(self._starts, offset) - 1
         if index >= 0 and offset < self.chunks[index].end:
             return self.chunks[index]
-        return self._from(index + 1)
+        return self._first_nonempty(index + 1)
 
-    def after(self, chunk: ChunkFile) -> ChunkFile | None:
+    def chunk_after(self, chunk: ChunkFile) -> ChunkFile | None:
         """The next chunk that holds anything."""
-        return self._from(bisect_right(self._starts, chunk.start))
+        return self._first_nonempty(bisect_right(self._starts, chunk.start))
 
-    def _from(self, index: int) -> ChunkFile | None:
+    def _first_nonempty(self, index: int) -> ChunkFile | None:
         while index < len(self.chunks) and not self.chunks[index].size:
             index += 1
         return self.chunks[index] if index < len(self.chunks) else None
@@ -198,7 +198,7 @@ class ChunkLog:
         at = offset - chunk.start
         return self._files.pread(chunk.handle, min(length, chunk.size - at), at)
 
-    def cut(self, offset: int) -> None:
+    def truncate_at(self, offset: int) -> None:
         """End the last chunk at `offset`: what lay behind was never accepted."""
         self._truncate(self.chunks[-1], offset - self.chunks[-1].start)
 
@@ -214,7 +214,7 @@ class ChunkLog:
             self._open(chunk)
             self._writer = chunk
 
-    def doubt(self, offset: int) -> None:
+    def mark_unsynced(self, offset: int) -> None:
         """Sync what lies behind `offset` the next time: the process that wrote it may not have come to it."""
         for chunk in self.chunks:
             if chunk.end > offset:
@@ -235,13 +235,13 @@ class ChunkLog:
         for chunk in chunks:
             chunk.syncing -= 1
             if chunk.deleted and not chunk.syncing:
-                self._let_go(chunk)
+                self._release_handle(chunk)
         if is_interrupted:
             self._dirty += [chunk for chunk in chunks if chunk not in self._dirty and not chunk.deleted]
             self._names_changed = True
         if is_refused:  # the kernel has given up on those pages: another sync of this file would claim success
             self._writer = None
-        return self.take_gone()
+        return self.take_deleted_handles()
 
     def delete(self, chunk: ChunkFile) -> None:
         self._files.unlink(self.path(chunk))
@@ -253,14 +253,14 @@ class ChunkLog:
         if chunk in self._dirty:
             self._dirty.remove(chunk)
         if not chunk.syncing:
-            self._let_go(chunk)
+            self._release_handle(chunk)
 
     def close(self) -> None:
         for chunk in self.chunks:
             chunk.deleted = True  # one that is being synced is closed when that is over
             if not chunk.syncing:
                 self._close(chunk)
-        for handle in self.take_gone():
+        for handle in self.take_deleted_handles():
             self._files.close(handle)
 
     def _first_sequence(self, chunk: ChunkFile) -> int | None:

@@ -17,9 +17,9 @@ from typing import Self
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import QueueError, QueueFull
-from penstock.spool import dead_letters, folder, process
+from penstock.spool import dead_letters, folder, open_queues
 from penstock.spool.capacity_policy import Demand, SequencesExhausted
-from penstock.spool.config import Durability, FastQueueConfig, seconds
+from penstock.spool.config import Durability, FastQueueConfig, parsed_seconds
 from penstock.spool.dead_letters import DeadLetterQueue
 from penstock.spool.files import Files, OsFiles, disk_error
 from penstock.spool.lease import Lease, as_block
@@ -55,13 +55,13 @@ class FastQueue:
         self.path, self.config = os.fspath(path), config or FastQueueConfig()
         self._clock, self._files = clock or SystemClock(), files or OsFiles()
         self._syncs = self.config.durability is Durability.FSYNC
-        self._block_timeout = seconds(self.config.block_timeout)
+        self._block_timeout = parsed_seconds(self.config.block_timeout)
         self._dead = DeadLetterQueue(self._open_dead_letters, self._clock)
         self._dead_letters_refused = False
-        with folder.opening(self.path):
-            self._folder_lock = folder.take(self._files, self.path)
+        with folder.name_in_errors(self.path):
+            self._folder_lock = folder.lock_folder(self._files, self.path)
         try:
-            with folder.opening(self.path):
+            with folder.name_in_errors(self.path):
                 self._state = QueueState(self._files, self.path, self.config, self._clock)
         except BaseException:
             self._files.close(self._folder_lock)
@@ -74,17 +74,17 @@ class FastQueue:
             with suppress(OSError):  # a full disk must not prevent draining the queue
                 self._syncer.sync()
             name = f"penstock-spool-{os.path.basename(self.path)}"
-            self._syncer.start(name, seconds(self.config.meta_sync_interval))
+            self._syncer.start(name, parsed_seconds(self.config.meta_sync_interval))
         except BaseException:  # the system has no thread left: the folder must not stay locked for that
             self._state.end_close()
             self._files.close(self._folder_lock)
             raise
-        process.watch(self)
+        open_queues.register(self)
 
     @property
     def id(self) -> str:
         """What tells this queue's sequences from every other queue's, for as long as its folder lives."""
-        return folder.identity(self._files, self.path)
+        return folder.read_or_create_id(self._files, self.path)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class FastQueue:
                 except SequencesExhausted:
                     self._syncer.sync()
             except OSError as error:
-                if not (self._state.can_free_last_chunk(error) and self._syncer.free_last_chunk()):
+                if not (self._state.record_disk_error(error) and self._syncer.free_last_chunk()):
                     self._state.wait_for_disk(error, demand)
 
     def _push_synced(self, batch: Sequence[bytes], demand: Demand) -> int:
@@ -254,7 +254,7 @@ class FastQueue:
     def _put_back(self, blocks: Sequence[bytes]) -> int:
         """Take as many of the blocks, from the first on, as there is room for; how many, 0 if there is none."""
         while True:
-            count = self._state.fitting(blocks)
+            count = self._state.count_fitting(blocks)
             try:
                 self._push_batch(blocks[:count], None, may_drop=False)
             except QueueFull:
@@ -323,7 +323,7 @@ class FastQueue:
             self._state.reopen()
             raise
         self._syncer.close()
-        process.unwatch(self)
+        open_queues.unregister(self)
         self._state.end_close()
         self._files.close(self._folder_lock)
 
@@ -349,4 +349,4 @@ class FastQueue:
 
     def _open_dead_letters(self) -> "FastQueue":
         path = self.config.dead_letter or f"{self.path}/{dead_letters.FOLDER_NAME}"
-        return FastQueue(path, dead_letters.settings_of(self.config), clock=self._clock, files=self._files)
+        return FastQueue(path, dead_letters.dead_letter_config(self.config), clock=self._clock, files=self._files)

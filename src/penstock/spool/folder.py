@@ -12,13 +12,13 @@ ID_NAME = "fastqueue.id"
 _ID_LENGTH = 32
 
 
-def take(files: Files, folder: str) -> int:
+def lock_folder(files: Files, folder: str) -> int:
     """Make the folder if need be and have it for ourselves until the handle is closed; QueueLocked if others do."""
     files.make_folder(folder)
     return files.lock(f"{folder}/{LOCK_NAME}")
 
 
-def is_taken(files: Files, folder: str) -> bool:
+def is_locked(files: Files, folder: str) -> bool:
     """Whether somebody has the queue open."""
     if LOCK_NAME not in files.names(folder):
         return False
@@ -30,7 +30,7 @@ def is_taken(files: Files, folder: str) -> bool:
 
 
 @contextmanager
-def opening(folder: str) -> Iterator[None]:
+def name_in_errors(folder: str) -> Iterator[None]:
     """Say of an OSError in here which folder it kept from being opened."""
     try:
         yield
@@ -39,7 +39,7 @@ def opening(folder: str) -> Iterator[None]:
         raise kind(f"cannot open a queue in {folder}: {error.strerror or error}") from error
 
 
-def identity(files: Files, folder: str) -> str:
+def read_or_create_id(files: Files, folder: str) -> str:
     """The id in `folder`, made on first asking: 32 hex digits that survive a power cut once they were handed out."""
     path = f"{folder}/{ID_NAME}"
     if ID_NAME in files.names(folder):

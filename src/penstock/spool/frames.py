@@ -145,7 +145,7 @@ def _header(
     return header + CRC.pack(google_crc32c.value(header))
 
 
-def filler(size: int, first: int, count: int) -> bytes | None:
+def encode_holes(size: int, first: int, count: int) -> bytes | None:
     """A frame of exactly `size` bytes that holds nothing but holes; None if that is too small for them."""
     lengths = struct.pack(f"<{count}I", *[HOLE] * count)
     if not 0 < count <= MOST_HOLES or HEADER_SIZE + len(lengths) > size:

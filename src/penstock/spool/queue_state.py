@@ -1,7 +1,7 @@
 """The state of one queue behind its one lock: every critical section of the queue is a method here.
 
-`FastQueue` and `Syncer` call these methods and never see the lock. What `QueueState` is made of (`Backlog`, `Store`,
-`CapacityPolicy`, ...) is plain state: it has no lock and starts nothing.
+`FastQueue` and `Syncer` call these methods and never see the lock. The parts of `QueueState` (`Backlog`, `DiskStore`,
+`CapacityPolicy`, ...) are plain state: they have no lock and start nothing.
 """
 
 import threading
@@ -11,16 +11,16 @@ from typing import NoReturn
 
 from penstock.clock import Clock
 from penstock.errors import QueueClosed, QueueError
-from penstock.spool.acked import Acked
 from penstock.spool.backlog import Backlog
 from penstock.spool.capacity_policy import CapacityPolicy, Demand, SequencesExhausted
 from penstock.spool.chunk_files import ChunkFile
-from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, seconds
+from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, parsed_seconds
 from penstock.spool.files import DISK_FULL, Files, disk_error
 from penstock.spool.freshest import FreshestBacklog
-from penstock.spool.group_commit import Staged, SyncRound
+from penstock.spool.group_commit import StagedBlocks, SyncRound
 from penstock.spool.lease import Lease
 from penstock.spool.meta import Meta
+from penstock.spool.sequence_set import SequenceSet
 from penstock.spool.stats import Counters, QueueStats, snapshot
 
 _DISK_RETRY = 0.25  # how often a blocked push looks whether the disk has room again
@@ -38,7 +38,7 @@ class QueueState:
         self._folder = folder
         self._in_memory = config.durability is Durability.MEMORY
         self._max_attempts = config.max_attempts
-        self._stale_flush = seconds(config.stale_flush)
+        self._stale_flush = parsed_seconds(config.stale_flush)
         kind = FreshestBacklog if config.order == "freshest" else Backlog
         backlog = kind(files, folder, config, clock.time())
         # _lock guards everything below. It is held while blocks are moved in memory, written to the page cache or read
@@ -99,7 +99,7 @@ class QueueState:
             self._accepted_locked(demand.blocks, True)
             return first
 
-    def stage(self, batch: Sequence[bytes], demand: Demand) -> tuple[int, Staged, SyncRound]:
+    def stage(self, batch: Sequence[bytes], demand: Demand) -> tuple[int, StagedBlocks, SyncRound]:
         """Take the blocks as soon as there is room, to be written with all that come before the next sync.
 
         Their first sequence, the object that says whether they could be written, and the round to wait for. Raises as
@@ -109,7 +109,7 @@ class QueueState:
             self._make_room_locked(demand)
             return self._stage_locked(batch, demand.bytes)
 
-    def stage_at_once(self, block: bytes) -> tuple[int, Staged, SyncRound] | None:
+    def stage_at_once(self, block: bytes) -> tuple[int, StagedBlocks, SyncRound] | None:
         """`stage` for one block; None if it would have to wait or to evict."""
         backlog, capacity, length = self.backlog, self.capacity, len(block)
         with self._lock:
@@ -118,7 +118,7 @@ class QueueState:
                 return None
             return self._stage_locked((block,), length)
 
-    def _stage_locked(self, batch: Sequence[bytes], length: int) -> tuple[int, Staged, SyncRound]:
+    def _stage_locked(self, batch: Sequence[bytes], length: int) -> tuple[int, StagedBlocks, SyncRound]:
         return *self.backlog.stage(batch, length, self._time()), self._gathering
 
     def _write_staged_locked(self) -> None:
@@ -174,10 +174,10 @@ class QueueState:
         self.check_open()
         return True
 
-    def fitting(self, blocks: Sequence[bytes]) -> int:
+    def count_fitting(self, blocks: Sequence[bytes]) -> int:
         """How many of the blocks, from the first on, there is room for now; 1 if there is none."""
         with self._lock:
-            return self.capacity.fitting(blocks)
+            return self.capacity.count_fitting(blocks)
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class QueueState:
             if self._in_memory:
                 backlog.store.changed = True
             elif taken:
-                backlog.note_leased(taken)
+                backlog.journal_leases(taken)
             return taken, spent
 
     def _wait_for_block_locked(self, now: float, deadline: float) -> float:
@@ -258,8 +258,8 @@ class QueueState:
 
     # -- a disk that refuses ---------------------------------------------------------------------------------------
 
-    def can_free_last_chunk(self, error: OSError) -> bool:
-        """Count the refusal. True if the disk is full and all of the log is done: then the next sync may free it."""
+    def record_disk_error(self, error: OSError) -> bool:
+        """Count what the disk refused. Whether it is full and all of the log is done: then a sync can free the log."""
         backlog = self.backlog
         with self._lock:
             is_full = error.errno in DISK_FULL
@@ -316,10 +316,10 @@ class QueueState:
         store = self.backlog.store
         with self._lock:
             self.backlog.sequence_limit = written.next_sequence
-            store.reclaim(Acked(written.low, written.acked), is_disk_full=is_disk_full)
-            return store.chunks.take_gone()
+            store.reclaim(SequenceSet(written.low, written.acked), is_disk_full=is_disk_full)
+            return store.chunks.take_deleted_handles()
 
-    def meta_says_closed(self) -> None:
+    def forget_reserved_sequences(self) -> None:
         """Only the name of a clean meta could not be synced: it has no sequences to spare."""
         with self._lock:
             self.backlog.sequence_limit = self.backlog.next_sequence
@@ -332,7 +332,7 @@ class QueueState:
             store.changed, before = True, store.chunks.size_bytes
             if error.errno in DISK_FULL:
                 store.reclaim(store.acked, is_disk_full=True)
-            return store.chunks.size_bytes < before, store.chunks.take_gone()
+            return store.chunks.size_bytes < before, store.chunks.take_deleted_handles()
 
     def disk_bytes(self) -> int:
         """Bytes of the log."""

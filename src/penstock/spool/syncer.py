@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
+from penstock.spool.disk_store import DiskStore
 from penstock.spool.files import Files
 from penstock.spool.group_commit import GroupCommit, SyncRound
 from penstock.spool.queue_state import QueueState
-from penstock.spool.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Syncer:
     Threads: every method may be called from any thread. No sync runs under the queue's lock.
     """
 
-    def __init__(self, state: QueueState, store: Store, files: Files) -> None:
+    def __init__(self, state: QueueState, store: DiskStore, files: Files) -> None:
         self._state = state
         self._store = store
         self._files = files
@@ -69,7 +69,7 @@ class Syncer:
 
     def wait_for_async(self, gathering: SyncRound) -> "asyncio.Future[None]":
         """`wait_for` for a coroutine."""
-        return self._commit.wait_in(self._executor, gathering)
+        return self._commit.wait_async(self._executor, gathering)
 
     def sync(self, *, clean: bool = False, is_disk_full: bool = False) -> None:
         """Write the meta if anything has changed; then delete the chunks that it does not need. Raises OSError.
@@ -103,8 +103,8 @@ class Syncer:
             try:
                 self._store.write_meta(meta)
             except OSError as error:
-                if clean and self._store.says_closed():
-                    self._state.meta_says_closed()
+                if clean and self._store.is_marked_closed():
+                    self._state.forget_reserved_sequences()
                 return error
             self._close(self._state.end_meta(meta, is_disk_full=is_disk_full))
             if self._failing:

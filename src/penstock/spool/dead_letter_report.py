@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from penstock.spool import dead_letters
 from penstock.spool.examine import ANY_CHUNK_SIZE, look_while_in_use
 from penstock.spool.files import Files, OsFiles
-from penstock.spool.reader import FrameReader
+from penstock.spool.frame_reader import FrameReader
 from penstock.spool.recovery import recover
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reason:
+class ReasonCount:
     """Dead letters of one reason; None: blocks that are no dead letters, which a replay leaves where they are."""
 
     reason: str | None
@@ -20,7 +20,7 @@ class Reason:
     bytes: int  # of the blocks as they were pushed
 
 
-def by_reason(folder: str, files: Files | None = None) -> list[Reason]:
+def by_reason(folder: str, files: Files | None = None) -> list[ReasonCount]:
     """The dead letters in `folder`, those of the most frequent reason first; none if there is no such folder.
 
     Every letter is read. Of a queue in use it is a moment's view: what comes meanwhile may be in it or not.
@@ -28,18 +28,18 @@ def by_reason(folder: str, files: Files | None = None) -> list[Reason]:
     return look_while_in_use(_by_reason, files or OsFiles(), folder)
 
 
-def holds_letters(folder: str, files: Files | None = None) -> bool:
+def holds_dead_letters(folder: str, files: Files | None = None) -> bool:
     """Whether the queue in `folder` is one of dead letters, by the first block that can be read."""
     return look_while_in_use(_holds_letters, files or OsFiles(), folder)
 
 
-def _by_reason(files: Files, folder: str) -> list[Reason]:
+def _by_reason(files: Files, folder: str) -> list[ReasonCount]:
     found: dict[str | None, tuple[int, int]] = {}
     for block in _blocks(files, folder):
         reason, size = _read(block)
         letters, total = found.get(reason, (0, 0))
         found[reason] = letters + 1, total + size
-    reasons = [Reason(reason=reason, letters=count, bytes=size) for reason, (count, size) in found.items()]
+    reasons = [ReasonCount(reason=reason, letters=count, bytes=size) for reason, (count, size) in found.items()]
     return sorted(reasons, key=lambda one: -one.letters)
 
 
