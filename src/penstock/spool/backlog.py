@@ -53,9 +53,9 @@ class Backlog:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def add_one(self, block: bytes, now: float) -> int:
-        """Take one block to where the durability level wants it; its sequence, or -1 if memory has to be spilled.
+        """Put one block into memory or the log, as `durability` says.
 
-        An OSError leaves everything as it was.
+        Returns its sequence, -1 if memory has to be spilled first. An OSError leaves everything as it was.
         """
         length = len(block)
         if not self._keeps_in_memory:
@@ -70,7 +70,7 @@ class Backlog:
         return sequence
 
     def add(self, batch: Sequence[bytes], length: int, now: float) -> int:
-        """Take the blocks, all or (with an OSError) none, spilling memory if need be; the first sequence."""
+        """Add all blocks or, with an OSError, none; spills memory to make room. Returns the first sequence."""
         if self._keeps_in_memory:
             if not self._fits(len(batch), length):
                 try:
@@ -83,7 +83,7 @@ class Backlog:
         return self._write(batch, length, now)
 
     def _fits(self, count: int, length: int) -> bool:
-        """Whether memory may hold so much more. Blocks on lease are in memory, too."""
+        """Whether the memory layer has room for so much more. Blocks on lease take room, too."""
         most = self._memory_bytes
         in_memory = self.bytes - self.store.unread_bytes
         return len(self.memory) + count <= self._memory_blocks and (most is None or in_memory + length <= most)
@@ -112,7 +112,7 @@ class Backlog:
         self.bytes += length
 
     def stage(self, batch: Sequence[bytes], length: int, now: float) -> tuple[int, StagedBlocks]:
-        """Count the blocks and give them sequences, to be written later; the first sequence, and where they wait."""
+        """Count the blocks and give them sequences, to be written later. Returns the first, and where they wait."""
         if self._staged is None:
             self._staged = StagedBlocks(now)
             self.store.changed = True
@@ -123,7 +123,7 @@ class Backlog:
         return first, self._staged
 
     def write_staged(self) -> int:
-        """Write what is staged, all or none; how many blocks. If none, `error` tells the waiting pushes why."""
+        """Write the staged blocks, all or none. Returns how many; if none, their `error` says why."""
         staged, self._staged = self._staged, None
         if staged is None:
             return 0
@@ -140,7 +140,7 @@ class Backlog:
         return len(blocks)
 
     def spill(self) -> None:
-        """Move every block of the memory layer into the log; after an OSError what is not there is still in memory.
+        """Move every block of the memory layer into the log. After an OSError the rest is still in memory.
 
         Blocks on lease move with the others, so a crash after it loses none of them.
         """
@@ -156,8 +156,11 @@ class Backlog:
         self.flushes += 1
 
     def _spill_in_pieces(self, run: list[Lease]) -> None:
-        """Move as much as the disk has room for. Behind a refusal it is one block, then twice as much each time: a full
-        disk must not cost the writing of all that is in memory on every push."""
+        """Move as much as the disk has room for.
+
+        After a refusal the next piece is one block, then twice as much each time: on a full disk no push pays for
+        writing all of the memory layer.
+        """
         at = 0
         while at < len(run):
             stop, length = at, 0
@@ -193,12 +196,12 @@ class Backlog:
         self._log_has_more = True
 
     def _on_appended(self, refs: list[FrameRef]) -> None:
-        """Frames have come to the end of the log."""
+        """For subclasses: frames were appended to the log."""
 
     # -- out -------------------------------------------------------------------------------------------------------
 
     def take(self, most: int, now: float, max_bytes: int | None = None) -> list[Lease]:
-        """Lease up to `most` blocks, oldest first; the first, and of the others what `max_bytes` allows."""
+        """Lease up to `most` blocks, oldest first. `max_bytes` limits all but the first."""
         if most == 1 and not self.returned.held and not self._ready and (lease := self._take_one()) is not None:
             return [lease]
         taken: list[Lease] = []
@@ -213,7 +216,7 @@ class Backlog:
         return taken
 
     def _take_one(self) -> Lease | None:
-        """Lease the next block the short way; None if there is no such block or it takes more than that."""
+        """Lease the next block if it is in memory. Returns None if it has to be read, or if there is none."""
         if self._log_has_more:
             found = self.store.read_cached()
             if found is None:
@@ -247,7 +250,7 @@ class Backlog:
                 return
 
     def _take_bytes_into(self, taken: list[Lease], most: int, now: float, max_bytes: int) -> None:
-        """One by one: a limit of bytes is for large blocks, or for so many that a peek at each is nothing."""
+        """Lease one by one: where a limit of bytes matters, blocks are large and a peek at each is cheap."""
         total = 0
         while len(taken) < most:
             following = self._peek(now) if taken else None
@@ -260,7 +263,7 @@ class Backlog:
             total += len(taken[-1].data)
 
     def journal_leases(self, taken: list[Lease]) -> None:
-        """Journal what has been handed out, so that a crash counts as an attempt."""
+        """Write the leases to the journal, so that a crash counts as an attempt."""
         if len(taken) == 1:
             self.store.write_journal(journal.pack_leased(taken[0].sequence, 1, taken[0].attempts))
         else:
@@ -269,7 +272,7 @@ class Backlog:
             )
 
     def finish(self, leases: Sequence[Lease]) -> int:
-        """Take the leases as done, in any order; how many of them were out. The others were done or dropped before."""
+        """Take the leases as done, in any order. Returns how many of them were out; the others were done before."""
         leased, store = self.leased, self.store
         if len(leases) == 1:  # the common case, without a list of runs
             sequence, _, data, _ = leases[0]
@@ -287,7 +290,7 @@ class Backlog:
         return len(done)
 
     def give_back(self, lease: Lease, due_at: float | None) -> bool:
-        """Let the block go out again, at once or at `due_at`; False if it was not out any more."""
+        """Let the block go out again, at once or at `due_at`. Returns False if it was not out any more."""
         held = self.leased.pop(lease.sequence, None)
         if held is None:
             return False
@@ -297,7 +300,7 @@ class Backlog:
         return True
 
     def evict(self, now: float) -> bool:
-        """Drop the oldest block that is not on lease, else the oldest of all; False if there is none.
+        """Drop the oldest block that is not on lease, else the oldest of all. Returns False if there is none.
 
         An OSError (it could not be read) leaves everything as it was.
         """
@@ -309,7 +312,7 @@ class Backlog:
         return bool(self.finish(taken)) if taken else self._evict_leased()
 
     def _evict_leased(self) -> bool:
-        """Everything is on lease: let go of the oldest. Its holder may still succeed with it, only not fail."""
+        """Drop the oldest leased block. Its consumer may still finish it; a nack has no effect."""
         if not self.leased:
             return False
         oldest = min(self.leased)
@@ -319,7 +322,7 @@ class Backlog:
         return True
 
     def peek(self, now: float) -> Lease | None:
-        """What `take` would hand out first; nothing changes."""
+        """Returns what `take` would hand out first; nothing changes."""
         try:
             return self._peek(now)
         except OSError as error:
@@ -333,7 +336,7 @@ class Backlog:
         return self.memory[0] if self.memory else None
 
     def _take_returned(self, sequence: int) -> Lease | None:
-        """Lease a block that came back; None if it has been damaged since it was read first."""
+        """Lease a block that came back. Returns None if it has been damaged since it was read first."""
         lease = self._read_returned(sequence)
         held = self.returned.remove(sequence)
         self.leased[sequence] = lease if lease is not None and isinstance(held, Lease) else held
@@ -349,7 +352,7 @@ class Backlog:
         return self.store.read_again(held, sequence)
 
     def _read_log(self) -> bool:
-        """Fill `_ready` from the next frame; False at the end of the log."""
+        """Fill `_ready` from the next frame. Returns False at the end of the log."""
         if (cached := self.store.read_cached()) is not None:
             self._ready_ref, lease = cached
             self._ready.append(lease)
@@ -363,7 +366,7 @@ class Backlog:
         return True
 
     def _correct_counts(self, found: tuple[FrameRef, list[Lease]] | None) -> tuple[FrameRef, list[Lease]] | None:
-        """Reading has shown what was counted and is not there."""
+        """Subtract the blocks that were counted and, as reading has shown, are not there."""
         self.count -= self.store.drift_count
         self.bytes -= self.store.drift_bytes
         self.store.drift_count = self.store.drift_bytes = 0
@@ -372,7 +375,7 @@ class Backlog:
     # -- remembering -----------------------------------------------------------------------------------------------
 
     def snapshot(self, *, clean: bool) -> Meta:
-        """The meta as of now; the log's part only, memory is gone after a crash."""
+        """Returns the meta as of now. It covers the log only: memory is gone after a crash."""
         only_memory = list(self.memory)
         attempts = {s: n for s, n in self.store.attempts.items() if s not in self.leased}
         for part in (self.leased, self.returned.held):

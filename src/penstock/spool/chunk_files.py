@@ -1,4 +1,4 @@
-"""The log: one endless row of bytes, cut into chunk files named by the offset at which each begins (16 hex digits).
+"""The log: one endless sequence of bytes, cut into chunk files that are named by their offset (16 hex digits).
 
 A frame never crosses from one chunk into the next. A chunk is as long as its file; the next one begins at or behind
 its end (the seed leaves gaps in the offsets, and consumed chunks leave gaps too), so to read on behind the end of a
@@ -42,7 +42,7 @@ class ChunkLog:
     """The chunk files of one folder. Not thread-safe: the queue's lock guards it."""
 
     def __init__(self, files: Files, folder: str, chunk_size: int, seed_end: int | None) -> None:
-        """`seed_end`: only chunks below this offset are in the seed's format; None where nobody wrote that down."""
+        """`seed_end`: only chunks below this offset are in the seed's format; None where no meta says it."""
         self._files = files
         self._folder = folder
         self._chunk_size = chunk_size
@@ -76,7 +76,7 @@ class ChunkLog:
         return f"{self._folder}/{chunk.start:016x}"
 
     def append(self, buffers: Buffers, length: int, first: int) -> int:
-        """Write a frame (or several, whole) and say at which offset; OSError leaves the log as it was."""
+        """Write one or more whole frames. Returns their offset; an OSError leaves the log as it was."""
         writer = self._writer
         if writer is None or (writer.size and writer.size + length > self._chunk_size):
             writer = self._begin_chunk(first)
@@ -97,7 +97,7 @@ class ChunkLog:
         return len(self.chunks), self.chunks[-1].size if self.chunks else 0
 
     def rollback(self, mark: tuple[int, int]) -> None:
-        """Take back what was appended since `mark`, as far as the disk lets us; the next frame overwrites the rest."""
+        """Take back what was appended since `mark`, as far as the disk allows; the next frame overwrites the rest."""
         count, size = mark
         for chunk in reversed(self.chunks[count:]):  # a kill in between leaves a beginning, not a gap
             self._shorten(chunk, 0)  # first: one that cannot be deleted has at least to be empty
@@ -138,7 +138,7 @@ class ChunkLog:
         return chunk
 
     def _open(self, chunk: ChunkFile, *, create: bool = False) -> None:
-        """Have a handle of the chunk; the one that was opened longest ago may lose its own."""
+        """Open the chunk unless it is open; the chunk that was opened longest ago may be closed for it."""
         if chunk.handle >= 0:
             return
         chunk.handle = self._files.open(self.path(chunk), create=create)
@@ -154,7 +154,7 @@ class ChunkLog:
             self._opened.remove(chunk)
 
     def _release_handle(self, chunk: ChunkFile) -> None:
-        """Leave the handle of a deleted chunk to whoever asks for `take_deleted_handles`."""
+        """Keep the handle of a deleted chunk for `take_deleted_handles`."""
         if chunk.handle >= 0:
             self._deleted_handles.append(chunk.handle)
             chunk.handle = -1
@@ -185,7 +185,7 @@ class ChunkLog:
         return self.chunks[index] if index < len(self.chunks) else None
 
     def with_ends(self) -> list[tuple[ChunkFile, int | None]]:
-        """Each chunk and the first sequence that is known to lie behind it; None of the last."""
+        """Returns each chunk with the first sequence that is known to lie behind it, None for the last."""
         ends: list[int | None] = [None]
         for chunk in reversed(self.chunks):  # one that is empty or begins with damage does not know its own
             ends.append(ends[-1] if chunk.first is None else chunk.first)
@@ -208,14 +208,14 @@ class ChunkLog:
         chunk.size = size
 
     def resume_writing(self) -> None:
-        """Go on in the last chunk, if it is ours and has room."""
+        """Append to the last chunk, if it has checked frames and room."""
         if self.chunks and self.chunks[-1].checked and self.chunks[-1].size < self._chunk_size and not self.overlaps:
             chunk = self.chunks[-1]
             self._open(chunk)
             self._writer = chunk
 
     def mark_unsynced(self, offset: int) -> None:
-        """Sync what lies behind `offset` the next time: the process that wrote it may not have come to it."""
+        """Let the next sync cover what lies behind `offset`: its writer may have died before its own sync."""
         for chunk in self.chunks:
             if chunk.end > offset:
                 self._open(chunk)
@@ -231,7 +231,7 @@ class ChunkLog:
         return dirty, names
 
     def end_sync(self, chunks: list[ChunkFile], *, is_refused: bool, is_interrupted: bool) -> list[int]:
-        """Unpin the chunks of `begin_sync`; handles to close. After an interruption they are as dirty as before."""
+        """Unpin the chunks of `begin_sync`, dirty again after an interruption. Returns handles to close."""
         for chunk in chunks:
             chunk.syncing -= 1
             if chunk.deleted and not chunk.syncing:
@@ -271,7 +271,7 @@ class ChunkLog:
             return None
 
     def _looks_like_seed(self, chunk: ChunkFile) -> bool:
-        """Whether frames of the seed follow one another here, and none of ours is to be seen."""
+        """Whether frames of the seed follow one another here, and there is no checked frame."""
         data = self.read(chunk, chunk.start, _LOOK)
         if frames.MAGIC in data:
             return False

@@ -1,4 +1,4 @@
-"""Looking at dead letters from outside: why they were given up, without leasing one or changing a byte."""
+"""Counts dead letters by reason from outside the queue, without leasing one or changing a byte."""
 
 from collections.abc import Generator
 from contextlib import closing
@@ -23,7 +23,7 @@ class ReasonCount:
 def by_reason(folder: str, files: Files | None = None) -> list[ReasonCount]:
     """The dead letters in `folder`, those of the most frequent reason first; none if there is no such folder.
 
-    Every letter is read. Of a queue in use it is a moment's view: what comes meanwhile may be in it or not.
+    Every letter is read. For a queue in use it is a snapshot: letters that come during the read may be missing.
     """
     return look_while_in_use(_by_reason, files or OsFiles(), folder)
 
@@ -52,7 +52,7 @@ def _holds_letters(files: Files, folder: str) -> bool:
 def _read(block: bytes) -> tuple[str | None, int]:
     try:
         letter = dead_letters.unpack(block)
-    except (ValueError, RecursionError):  # JSON of somebody else may be nested as deep as it likes
+    except (ValueError, RecursionError):  # a block that is no letter may be JSON of any depth
         return None, len(block)
     return (letter.reason, len(letter.data)) if isinstance(letter.reason, str) else (None, len(block))
 

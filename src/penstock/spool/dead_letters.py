@@ -65,7 +65,7 @@ def unpack(block: bytes) -> DeadLetter:
 
 
 def dead_letter_config(config: FastQueueConfig) -> FastQueueConfig:
-    """At least as durable as the queue itself, and never in its way: letters have no letters of their own."""
+    """The settings of the dead-letter queue: at least as durable as the queue, and without dead letters of its own."""
     return replace(
         config,
         durability=Durability.FSYNC if config.durability is Durability.FSYNC else Durability.DISK,
@@ -79,7 +79,7 @@ def dead_letter_config(config: FastQueueConfig) -> FastQueueConfig:
 
 
 def _matching_letter(lease: Lease, reason: str, largest: int) -> DeadLetter | None:
-    """The letter; None if its reason is another, it is too large, or somebody pushed what is no letter."""
+    """The letter; None if its reason is another, if it is too large, or if the block is no letter."""
     try:
         letter = unpack(lease.data)
     except ValueError:
@@ -138,7 +138,7 @@ class DeadLetterQueue:
         """Hand the blocks whose reason contains `reason` to `into`, then forget them; how many, and how many stay.
 
         `into` says how many of them it has taken, from the first on; 0 ends it. Those of more than `largest` bytes
-        stay. What is given up meanwhile, perhaps the same blocks, waits for the next time.
+        stay. Letters that arrive during the replay, perhaps of the same blocks, wait for the next one.
         """
         with self._lock:
             letters = self._opened_locked()

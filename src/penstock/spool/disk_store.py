@@ -1,4 +1,4 @@
-"""The disk side of a queue: the log of frames, who acked what, and the meta that remembers both."""
+"""The disk side of a queue: the log of frames, the acks, and the meta file that records both."""
 
 import logging
 from bisect import bisect_right
@@ -57,7 +57,7 @@ class DiskStore:
         self._reader = FrameReader(self.chunks, state.reader_offset, self.quarantine)
         self._expected = state.acked.low
         self._refs: deque[FrameRef] = deque()
-        # Backwards, frames are read in another order than they lie in; where chunks overlap, an offset is no place.
+        # No cache if frames are read backwards, or if chunks overlap: then an offset may mean two places.
         self._cache = FrameCache(0 if self.reads_backward or self.chunks.overlaps else config.inmemory_blocks)
         self._journal: Journal | None = None
         self._journal_generation = state.journal_generation
@@ -114,7 +114,7 @@ class DiskStore:
         return self.append(blocks, first, at, times if max(times) > at else None)
 
     def append_one(self, block: bytes, first: int, at: float) -> FrameRef:
-        """Write one block, the short way: an OSError leaves everything as it was."""
+        """Write one block in a frame of its own. An OSError leaves everything as it was."""
         follows = self.log_end
         header, body = frames.encode_one(block, first, follows, at, self._codec)
         length = len(header) + len(body)
@@ -122,7 +122,7 @@ class DiskStore:
         self.log_end = end = first + 1
         self.changed = True
         ref = FrameRef(offset, first, end)
-        if first == follows:  # else it has to be read, so that the sequences before it that nobody has are passed
+        if first == follows:  # else reading it has to pass the sequences before it that were never given
             self._cache.add(ref, offset + length, Lease(first, 1, block, at), self._reader.offset)
         return ref
 
@@ -153,9 +153,9 @@ class DiskStore:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, *, is_counted: bool = True) -> tuple[FrameRef, list[Lease]] | None:
-        """The blocks of the next frame that are still to be delivered, None at the end of the log.
+        """Returns the blocks of the next frame that are still to be delivered, None at the end of the log.
 
-        They count as read then; without `is_counted` somebody else will read and count them.
+        They count as read then, unless `is_counted` is False: then another read will count them.
         """
         while (found := self._reader.next_header()) is not None:
             offset, header = found
@@ -182,7 +182,7 @@ class DiskStore:
         return None
 
     def read_cached(self) -> tuple[FrameRef, Lease] | None:
-        """The same for a frame of one block, if it is in memory already."""
+        """Returns the next frame's block if it is in the cache. It counts as read then."""
         found = self._cache.take(self._reader.offset)
         if found is None:
             return None
@@ -202,7 +202,7 @@ class DiskStore:
         self.unread_bytes -= sum([len(lease.data) for lease in leases])
 
     def read_again(self, ref: FrameRef, sequence: int) -> Lease | None:
-        """A block that was read before, to be handed out once more; None if it is damaged by now."""
+        """Returns a block that was read before, to be handed out once more; None if it is damaged by now."""
         reader = FrameReader(self.chunks, ref.offset, None)
         found = reader.next_header()
         if found is None or found[0] != ref.offset or found[1].first != ref.first:
@@ -235,7 +235,7 @@ class DiskStore:
         return leases
 
     def _pass_gap(self, header: FrameHeader) -> None:
-        """Sequences between two frames: never given, acked before they were written, or lost to damage."""
+        """Take sequences between two frames as done: never given, acked before they were written, or lost to damage."""
         expected = self._expected
         if header.follows > expected:
             self.count_lost(expected, header.follows)
@@ -243,7 +243,7 @@ class DiskStore:
         self._expected = header.first
 
     def settle_at_end(self) -> None:
-        """At the end of the log there is nothing unread: whatever was still counted was lost."""
+        """Set the unread counts to 0 at the end of the log: what they still counted was lost."""
         if self._expected < self.log_end:
             self.count_lost(self._expected, self.log_end)
             self.acked.add(self._expected, self.log_end)
@@ -272,7 +272,7 @@ class DiskStore:
             self.write_journal(journal.pack_acked(sequence, 1, length))
 
     def ack(self, done: list[tuple[int, int, int]]) -> int:
-        """Take blocks as done, each entry a run of them: (first, count, bytes). How many bytes they were."""
+        """Take runs of blocks, (first, count, bytes) each, as done. Returns the bytes of all."""
         total = 0
         for first, count, length in done:
             self.acked.add(first, first + count)
@@ -286,12 +286,12 @@ class DiskStore:
         return total
 
     def write_journal(self, records: bytes) -> None:
-        """Write the records to the journal. Where that fails the next meta says it all, and until then, memory."""
+        """Write the records to the journal. If that fails, only the next meta records them."""
         if (self._journal is None or not self._journal.append(records)) and records:
             self._write_next_journals(records)
 
     def _write_next_journals(self, records: bytes) -> None:
-        """Go on in the next generation, or in as many of them as it takes."""
+        """Write the records to the next generation, or to several if they are too long for one."""
         try:
             for at in range(0, len(records), journal.FILE_BYTES):
                 self._begin_journal().append(records[at : at + journal.FILE_BYTES])
@@ -301,7 +301,7 @@ class DiskStore:
             self.journal_failed = self.changed = True
 
     def _begin_journal(self) -> Journal:
-        """Go on in the next generation; with an OSError (it has to be reserved) in the one that there is."""
+        """Begin the next generation. After an OSError (its room has to be reserved) the current one stays in use."""
         following = Journal(self._files, self.folder, self._journal_generation)
         self._journal_generation += 1
         if self._journal is not None:
@@ -312,7 +312,7 @@ class DiskStore:
     def snapshot(
         self, next_sequence: int, count: int, size_bytes: int, attempts: list[tuple[int, int]], *, clean: bool
     ) -> meta.Meta:
-        """The meta as of now. `count` and `size_bytes` are those of blocks in the log that are not acked."""
+        """Returns the meta as of now. `count` and `size_bytes` are those of blocks in the log that are not acked."""
         while self._refs and self._refs[0].end <= self.acked.low:
             self._refs.popleft()
         if self._journal is not None and self._journal.offset >= journal.ROTATE_BYTES and not clean:
@@ -360,7 +360,7 @@ class DiskStore:
         return acked.low >= self.log_end and self.chunks.size_bytes > 0
 
     def reclaim(self, acked: SequenceSet, *, is_disk_full: bool = False) -> int:
-        """Delete the chunks of which every block is done as `acked` says; how many.
+        """Delete the chunks in which every block is in `acked`. Returns how many.
 
         That is what the meta on the disk says: sequences that a kill has skipped are in no journal. The last chunk
         stays, unless all of it is done and it is large or its room is wanted: then the next frame has a new chunk.

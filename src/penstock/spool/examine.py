@@ -1,4 +1,4 @@
-"""Looking into a queue's folder from outside: what it holds, whether it is whole, and mending it where it is not."""
+"""Examines a queue's folder from outside: what it holds, whether it is whole; repairs it if asked."""
 
 import json
 import os
@@ -24,7 +24,7 @@ ANY_CHUNK_SIZE = 512 << 20  # nothing is appended here, so any value serves
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overview:
-    """A queue's folder at a glance. It costs the same whatever the backlog; of a queue in use it is a moment's view."""
+    """A queue's folder at a glance. Its cost does not depend on the backlog. For a queue in use it is a snapshot."""
 
     path: str
     is_in_use: bool
@@ -49,7 +49,7 @@ class Damage:
     offset: int
     bytes: int
     reason: str
-    blocks: int | None  # that were lost with them, None where nobody can know
+    blocks: int | None  # that were lost with them, None if that cannot be known
     is_mended: bool = False
 
 
@@ -125,7 +125,7 @@ def check(
     """Read every frame. With `repair`, which wants the queue to be closed (QueueLocked), leave the folder whole:
 
     the torn tail is cut, the meta rebuilt at the next open, and damaged bytes are copied to the quarantine and
-    replaced by a frame of the same length that says which blocks are gone. `advance` is told the bytes read.
+    replaced by a frame of the same length that says which blocks are gone. `advance` gets the bytes read.
     """
     files = files or OsFiles()
     lock = lock_folder(files, folder) if repair and files.names(folder) else None
@@ -137,7 +137,7 @@ def check(
             try:
                 expected = _check_chunk(files, state, chunk, report, expected, repair=repair)
             except FileNotFoundError:
-                expected = None  # done with, and deleted by whoever has the queue
+                expected = None  # done, and deleted by the process that has the queue open
             if advance is not None:
                 advance(chunk.size)
         if repair and report.meta == "damaged":

@@ -69,7 +69,7 @@ class Files(Protocol):
 
 
 class OsFiles:
-    """The real one."""
+    """The operating system's files."""
 
     # Bound straight to the C functions: on a hot path the call is all there is to pay.
     close = staticmethod(os.close)
@@ -146,7 +146,7 @@ def read_file(files: Files, path: str) -> bytes:
 
 
 def disk_error(error: OSError) -> QueueError:
-    """What the kernel said, as one of ours."""
+    """The kernel's error as DiskFull or DiskFailed."""
     if error.errno in DISK_FULL:
         return DiskFull(f"no room on the disk, what was accepted is safe: {error}")
     return DiskFailed(f"the disk failed, what was accepted before is safe: {error}")

@@ -1,4 +1,4 @@
-"""Reading frames: forward through the log, past damage, without ever failing on what the bytes say."""
+"""Reads frames forward through the log and past damage; no content of the bytes makes it fail."""
 
 from contextlib import suppress
 
@@ -71,7 +71,7 @@ class FrameReader:
             return self.offset, header
 
     def jump(self, offset: int) -> None:
-        """Go on at `offset`, the end of a frame that somebody knows already."""
+        """Go on at `offset`, the end of a frame that was taken from the cache."""
         self.offset = offset
         self._chunk = self._skipped = None
 
@@ -106,7 +106,7 @@ class FrameReader:
         return self._successor_inside(chunk, offset, header) or end
 
     def _goes_back_into_skipped(self, chunk: ChunkFile) -> bool:
-        """No frame follows one whose body nobody has looked at: its successor may be inside, for the same reason."""
+        """No frame follows a skipped one. Its body was not checked, so its successor may have been drawn inside it."""
         skipped, self._skipped = self._skipped, None
         if skipped is None or skipped[0] + skipped[1].size != self.offset or skipped[0] < chunk.start:
             return False

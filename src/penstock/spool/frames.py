@@ -55,7 +55,7 @@ MOST_HOLES = 0xFFFF
 CODECS: dict[Compression, int] = {"none": 0, "snappy": 1, "lz4": 2, "zstd": 3}
 _NONE, _SNAPPY, _LZ4, _ZSTD = range(4)
 _ZSTD_LEVEL = 1  # a queue's data lives for seconds: the fastest level already halves what snappy leaves
-_SNAPPY_RATIO = 32  # snappy's best is 64 bytes from 3; a damaged length must not make us allocate gigabytes
+_SNAPPY_RATIO = 32  # snappy's best is 64 bytes from 3; a damaged length must not allocate gigabytes
 
 
 class DamagedFrame(Exception):
@@ -133,7 +133,7 @@ def encode_one(block: bytes, first: int, follows: int, at: float, codec: int) ->
 
 
 def _milliseconds(seconds: float) -> int:
-    return min(max(0, round(seconds * 1000)), 0xFFFFFFFF)  # a clock that was set meanwhile must not stop a spill
+    return min(max(0, round(seconds * 1000)), 0xFFFFFFFF)  # a clock that was set in between must not stop a spill
 
 
 def _header(

@@ -35,7 +35,7 @@ class SyncRound:
         ] = {}  # each is its loop's alone
 
     def add_waiter(self) -> threading.Lock:
-        """A lock that is released when the round is over, or when the waiting thread has to lead it."""
+        """Returns a lock that is released when the round is over, or when the waiting thread has to lead it."""
         turn = threading.Lock()
         turn.acquire()
         self._waiting.append(turn)
@@ -77,7 +77,7 @@ class GroupCommit:
             raise mine.error
 
     def wait_async(self, executor: Executor, mine: SyncRound) -> "asyncio.Future[None]":
-        """`wait` for a coroutine: a future that is its own to await or to cancel. A loop needs one thread a round."""
+        """`wait` for a coroutine: returns a future of its own. An event loop needs one thread a round."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         if (waiting := mine.waiters_by_loop.get(loop)) is None:

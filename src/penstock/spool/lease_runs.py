@@ -1,4 +1,4 @@
-"""Runs: leases in a row that one frame or one journal record can stand for."""
+"""Runs: leases with consecutive sequences, which one frame or one journal record can hold."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,7 +10,7 @@ _LONGEST_RUN = 30 * 86400.0  # seconds from its first block to its last; a frame
 
 
 def split_for_spill(leases: list[Lease]) -> Iterator[list[Lease]]:
-    """Cut leases in order of sequence where holes cannot fill the gap, and where the clock was set."""
+    """Split leases in order of sequence where a gap is too large for holes, and where the clock was set."""
     start = 0
     for index, (lease, following) in enumerate(pairwise(leases), 1):
         since_first = following.enqueued_at - leases[start].enqueued_at

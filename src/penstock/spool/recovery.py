@@ -1,4 +1,4 @@
-"""Opening a folder: what the meta says, corrected by what really lies in the chunks and the journals.
+"""Opening a folder: what the meta says, corrected by what lies in the chunks and the journals.
 
 The cost depends on what came after the last meta, not on the backlog: one header per chunk, the frames behind the
 meta's `writer_offset`, one journal. Only a folder without a believable meta is walked through, header by header.
@@ -27,7 +27,7 @@ _SEQUENCES_PER_SECOND = 1_000_000  # more than any queue gives, a kill a second 
 
 @dataclass(slots=True)
 class RecoveredState:
-    """Where a queue goes on."""
+    """The state in which a queue is opened."""
 
     chunks: ChunkLog
     quarantine: Quarantine
@@ -46,7 +46,7 @@ class RecoveredState:
 def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, repair: bool = True) -> RecoveredState:
     """Read the folder's state. With `repair`, torn tails are cut; without, nothing is written but to the quarantine.
 
-    `now`, in seconds since the epoch, is what sequences begin again with where nobody knows which have been given.
+    If no meta says which sequences were given, they begin again at the microseconds of `now` (seconds since the epoch).
     """
     quarantine = Quarantine(files, folder)
     known = _load_meta(files, folder, quarantine, repair)
@@ -156,7 +156,7 @@ def _is_believable(known: Meta, state: RecoveredState, end: int) -> bool:
 def _replay_journals(
     files: Files, folder: str, state: RecoveredState, known: Meta | None
 ) -> list[journal.JournalRecord]:
-    """Take in what the journals say; the acks of blocks that came after the meta, which are not counted yet."""
+    """Apply the journals. Returns the acks of blocks that came after the meta: those are not counted yet."""
     damaged = 0
     late: list[journal.JournalRecord] = []
     log_end = state.log_end
@@ -192,12 +192,12 @@ def _replay_journals(
 
 
 def _count_tail(state: RecoveredState, known: Meta | None, late: list[journal.JournalRecord], repair: bool) -> None:
-    """Add what was written after the meta, or count everything where the meta cannot know; cut a torn end."""
+    """Add what was written after the meta, or recount everything if the meta cannot be right. Cuts a torn end."""
     chunks = state.chunks
     end = chunks.end
     start = known.writer_offset if known is not None else 0
     seed_counts = known is not None and known.version < meta.VERSION and not _is_believable(known, state, end)
-    # Bytes behind a log that was closed properly came there by damage: where its frames begin now, nobody knows.
+    # Bytes behind a log that was closed properly came there by damage: where its frames begin now is unknown.
     has_grown = known is not None and known.clean and start < end
     recounts = (
         known is None or start > end or seed_counts or has_grown or not _frame_follows_at(chunks, start, state.log_end)
@@ -245,13 +245,13 @@ def _count_tail(state: RecoveredState, known: Meta | None, late: list[journal.Jo
 
 
 def _pass_missing(state: RecoveredState, expected: int, follows: int, first: int) -> None:
-    """What is missing before a frame is not in the count: take it as done, so that nobody subtracts it later."""
+    """Take sequences missing before a frame as done: they are not in the count and must not be subtracted later."""
     state.quarantine.lost_blocks += max(0, follows - expected - state.acked.overlap(expected, follows))
     state.acked.add(expected, first)
 
 
 def _bytes_still_held(record: journal.JournalRecord, held: int, sizes: list[tuple[int, int, int]]) -> int:
-    """The bytes of the `held` blocks of an ack that are still in the log: by their frames, or by the average."""
+    """Returns the bytes of the `held` blocks of an ack that are still in the log: by frames, or by the average."""
     end, total = record.first + record.block_count, 0
     for at in range(bisect_left(sizes, (record.first,)), len(sizes)):
         frame_first, frame_end, length = sizes[at]

@@ -1,4 +1,4 @@
-"""What brings a queue to the disk: group commit of the log, the meta file, and the thread that does it in time."""
+"""Brings a queue to the disk: group commit of the log, the meta file, and the thread that writes it in time."""
 
 import asyncio
 import logging
@@ -82,14 +82,14 @@ class Syncer:
             # Again, at once: until there is a meta, a kill takes the chunks that have just gone for lost ones.
 
     def free_last_chunk(self) -> bool:
-        """Delete the last chunk if all of it is done: it may take all of a full disk's room. Whether that freed any."""
+        """Delete the last chunk if all of it is done: it may fill the disk. Returns whether that freed room."""
         before = self._state.disk_bytes()
         with suppress(OSError):
             self.sync(is_disk_full=True)
         return self._state.disk_bytes() < before
 
     def _write_meta(self, clean: bool, is_disk_full: bool) -> OSError | None:
-        """What kept the meta from being written; raises what kept the log from being synced."""
+        """Returns the error of writing the meta, None if it is written. Raises the error of syncing the log."""
         with self._one_meta_at_a_time:
             begun = self._state.begin_meta(clean=clean)
             if begun is None:
@@ -113,7 +113,7 @@ class Syncer:
         return None
 
     def _reclaim_after(self, error: OSError) -> bool:
-        """The disk has failed. If it is full, delete the chunks that are done; whether there were any."""
+        """Log the failure. If the disk is full, delete the chunks that are done; returns whether there were any."""
         self.failures += 1
         if not self._failing:
             self._failing = True
@@ -148,7 +148,7 @@ class Syncer:
 
 @contextmanager
 def _collected(failures: list[OSError]) -> Iterator[None]:
-    """Put an OSError aside until the rest is done."""
+    """Collect an OSError instead of raising it."""
     try:
         yield
     except OSError as error:
