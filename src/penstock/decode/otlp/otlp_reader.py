@@ -165,9 +165,8 @@ class OtlpReader:
 
     def _scan(self, blob: bytes, data: Bytes, metrics: list[MetricData], context: DecodeContext) -> _ReadMetrics:
         """Reads the points of metrics that have no known shape."""
-        places = np.array([(m.start, m.end, m.request, m.layout, m.number) for m in metrics], np.int64)
-        starts, ends, request_of, layout_of, number_of = places.T
-        children = child_messages(blob, data, starts, ends)
+        request_of, layout_of, number_of = np.array([(m.request, m.layout, m.number) for m in metrics], np.int64).T
+        children = child_messages(blob, ((metric.start, metric.end) for metric in metrics))
         for number in children.malformed:
             context.outcomes.fail(metrics[number].request, "points that are not messages")
         families, family_of = self._families(blob, metrics, children, context)
