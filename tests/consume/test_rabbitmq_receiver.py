@@ -20,7 +20,7 @@ from penstock.receive.rabbitmq_receiver import RabbitReceiver, intake_handler
 from penstock.testing import wait_until
 from tests.consume.conftest import Client
 from tests.consume.test_consuming import with_dead_letters
-from tests.decode.test_deltas import exponential, histogram
+from tests.decode.support import exponential, histogram
 from tests.receive.support import NOW, KeepingSink, counter, gauge, request
 
 EVENT = json.dumps({"metric": "orders", "value": 2}).encode()
