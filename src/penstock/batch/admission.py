@@ -7,9 +7,9 @@ from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, BufferStrategy
 from penstock.batch.drain import wake_owner
-from penstock.batch.drain_threads import drains_for
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Lane
+from penstock.batch.scheduler import drains_for
 from penstock.batch.waiting import AsyncWaiter, ThreadWaiter, WakeLine
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge
@@ -36,7 +36,7 @@ class Admission:
         self._hinted = False
 
     def reset(self) -> None:
-        """We are the child of a fork: those who wait are the parent's."""
+        """In the child of a fork: the waiters are the parent's."""
         self._line.reset()
 
     def patience(self, timeout: float | None) -> float | None:
@@ -77,11 +77,11 @@ class Admission:
             granted = partition.offer(lane, items, sizes, None)
             if partition.asleep:
                 wake_owner(partition.asleep)
-            # Also a drain thread of this queue may run a loop, which is then no less a reason not to wait for itself.
+            # A drain thread of this queue may run an event loop, and must not wait for itself either.
             if granted < len(items) and patience != 0 and not partition.closed and not drains_for(self._served):
                 granted += await self._wait_async(lane, items[granted:], sizes and sizes[granted:], patience)
         except asyncio.CancelledError:
-            raise  # it comes while we wait, and costs nothing
+            raise  # it comes during the wait, and costs no slot
         except BaseException:
             self.interrupted = True
             raise
