@@ -8,7 +8,7 @@ from penstock import BatchQueueConfig, BatchQueueManager, PartitionPolicy, Parti
 from penstock.batch.drain import DrainTask, wake_owner
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Partition
-from penstock.batch.waiting import ThreadWaiter, WakeLine
+from penstock.batch.waiting import ThreadWaiter
 from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, join_all, open_queue, run_threads
 
@@ -310,7 +310,7 @@ def test_no_credit_is_handed_out_while_a_producer_is_in_line() -> None:
 
     partition.credits = Watched()
     partition.offer(lane, [A(), A(), A(), A()], None, None)
-    waiters = [ThreadWaiter(lane, (A(),), None, WakeLine()) for _ in range(2)]
+    waiters = [ThreadWaiter(lane, (A(),), None) for _ in range(2)]
     for waiter in waiters:
         partition.offer(lane, waiter.items, None, waiter)
     _, woken, _ = partition.take(lane, None)

@@ -326,7 +326,6 @@ class BatchQueue:
         """Start over in the child of a fork, with nothing held and no thread until the first item."""
         self._lock = threading.Lock()
         self._layout.reset()
-        self._admission.reset()
         self._rebalancer.reset()
         self._finished = threading.Event()
         if self._closing:
