@@ -93,7 +93,7 @@ def test_nobody_is_answered_before_the_sync_that_covers_him() -> None:
     blocks = pushers.come(5)
     assert pushers.outcomes == {}
     pushers.finish()
-    pushers.queue._keeper.close()
+    pushers.queue._syncer.close()
     pushers.files.cut_power(random.Random(1))
     with FastQueue("q", CONFIG, files=pushers.files) as queue:
         assert drain(queue) == [b"first", b"leader", *blocks]
@@ -122,7 +122,7 @@ def test_a_sync_that_fails_is_told_to_all_who_shared_it() -> None:
     assert all(isinstance(pushers.outcomes[block], DiskFailed) for block in blocks)
     assert pushers.queue.stats().dropped["disk_full"] == 5
     pushers.queue.push(b"after")
-    pushers.queue._keeper.close()
+    pushers.queue._syncer.close()
     pushers.files.cut_power(random.Random(2))
     with FastQueue("q", CONFIG, files=pushers.files) as queue:
         assert [block for block in drain(queue) if block not in blocks] == [b"first", b"leader", b"after"]
@@ -136,9 +136,9 @@ def test_under_block_a_full_disk_is_tried_again_and_nothing_comes_twice() -> Non
         threads = [threading.Thread(target=queue.push, args=(b"%d" % i,), kwargs={"timeout": 60}) for i in range(4)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: queue._gate.waiting == 4)
+        wait_until(lambda: queue._state._waiting_to_push == 4)
         files.heal()
-        queue._keep()
+        queue._syncer.run_once()
         for thread in threads:
             thread.join()
         assert sorted(drain(queue)) == [b"0", b"1", b"2", b"3"]
@@ -149,21 +149,19 @@ def test_what_is_staged_makes_room_before_what_somebody_has_on_lease() -> None:
     with FastQueue("q", FastQueueConfig(durability=Durability.FSYNC, max_size=2), files=files) as queue:
         queue.push(b"on lease")
         leases = queue.lease()
-        with queue._lock:
-            queue._keeper.stage([b"staged"], 6, 0.0)
+        queue._state.stage_at_once(b"staged")
         queue.push(b"newest")
         queue.ack(leases)
         assert drain(queue) == [b"newest"]
         assert (queue.stats().acked, queue.dropped) == (2, 1)
 
 
-def test_a_staged_block_whose_pusher_is_gone_is_written_by_the_keeper() -> None:
+def test_a_staged_block_whose_pusher_is_gone_is_written_by_the_syncer() -> None:
     files = FakeFiles()
     queue = FastQueue("q", CONFIG, files=files)
-    with queue._lock:
-        queue._keeper.stage([b"interrupted"], 11, 0.0)
-    queue._keep()
-    queue._keeper.close()
+    queue._state.stage_at_once(b"interrupted")
+    queue._syncer.run_once()
+    queue._syncer.close()
     files.cut_power(random.Random(0))
     with FastQueue("q", CONFIG, files=files) as queue:
         assert drain(queue) == [b"interrupted"]
@@ -235,7 +233,7 @@ def test_coroutines_share_a_write_and_a_sync_and_keep_their_order() -> None:
     assert sorted(chain.from_iterable(sequences)) == list(range(1, 201))
     assert all(mine == sorted(mine) for mine in sequences)
     assert files.calls.count("write") == files.calls.count("sync") <= 40  # 10 if the loop is always faster
-    queue._keeper.close()
+    queue._syncer.close()
     files.cut_power(random.Random(0))
     with FastQueue("q", CONFIG, files=files) as reopened:
         blocks = drain(reopened)[1:]
@@ -299,9 +297,9 @@ def test_a_full_disk_lets_the_loop_go_on() -> None:
         async def main() -> None:
             files.fail(0, until=10**9)
             pushing = asyncio.create_task(queue.push_async(b"patient", timeout=60))
-            await turns_until(lambda: queue._gate.waiting == 1)
+            await turns_until(lambda: queue._state._waiting_to_push == 1)
             files.heal()
-            queue._keep()
+            queue._syncer.run_once()
             await pushing
 
         run(main())
@@ -316,7 +314,7 @@ def test_a_full_queue_lets_the_loop_go_on(durability: Durability) -> None:
         async def main() -> int:
             await queue.push_async(b"first")
             second = asyncio.create_task(queue.push_async(b"second", timeout=60))
-            await turns_until(lambda: queue._gate.waiting == 1)  # the loop turns: that is the test
+            await turns_until(lambda: queue._state._waiting_to_push == 1)  # the loop turns: that is the test
             assert queue.pop() == b"first"
             return await second
 
@@ -339,10 +337,11 @@ def test_a_queue_closed_between_staging_and_waiting_has_the_block() -> None:
     queue = FastQueue("q", CONFIG, files=files)
 
     async def main() -> None:
-        with queue._lock:
-            _, staged, gathering = queue._keeper.stage([b"just in time"], 12, 0.0)
+        found = queue._state.stage_at_once(b"just in time")
+        assert found is not None
+        _, staged, gathering = found
         queue.close()
-        await queue._keeper.wait_for_async(gathering)
+        await queue._syncer.wait_for_async(gathering)
         assert staged.error is None
 
     run(main())

@@ -82,7 +82,7 @@ def test_block_waits_until_an_ack_makes_room(tmp_path: Path, durability: Durabil
         lease = queue.lease()[0]
         thread = threading.Thread(target=lambda: queue.push(b"2"))
         thread.start()
-        wait_until(lambda: queue._gate.waiting)
+        wait_until(lambda: queue._state._waiting_to_push)
         assert len(queue) == 2  # on lease is not gone
         queue.ack(lease)
         thread.join()
@@ -230,12 +230,12 @@ def test_dead_letters_that_had_to_go_are_counted(tmp_path: Path, monkeypatch: py
 
 def test_drop_oldest_never_loops_whatever_the_counts_say(tmp_path: Path) -> None:
     with FastQueue(tmp_path, FastQueueConfig(max_bytes=1000)) as queue:
-        queue._backlog.bytes = 10**9
+        queue._state.backlog.bytes = 10**9
         queue.push(b"taken in all the same")
         assert drain(queue) == [b"taken in all the same"]
 
 
 def test_the_document_names_every_setting() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "durability.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "durable-queue.md").read_text()
     settings = text.partition("## Settings")[2].partition("\n## ")[0]
     assert [field.name for field in fields(FastQueueConfig) if f"`{field.name}`" not in settings] == []

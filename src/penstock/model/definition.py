@@ -184,20 +184,21 @@ class Definitions:
     metrics: tuple[Definition, ...] = ()
     undefined: Literal["keep", "drop"] = "keep"
 
+    _by_source: dict[str, tuple[Definition, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for metric in self.metrics:
+            self._by_source[metric.source] = (*self._by_source.get(metric.source, ()), metric)
+
+    def with_source(self, source: str) -> tuple[Definition, ...]:
+        """The definitions that have that source; none where it is `undefined`."""
+        return self._by_source.get(source, ())
+
     def of(self, source: str, kind: Kind = Kind.GAUGE) -> tuple[Definition, ...]:
-        """What is made of the points of `source`."""
-        found = tuple(metric for metric in self.metrics if metric.source == source)
-        if not found and self.undefined == "keep":
+        """What is made of the points of `source`: also where it is undefined and kept."""
+        if self.undefined == "keep" and source not in self._by_source:
             return (Definition(name=source, source=source, function=UNDEFINED[kind]),)
-        return found
-
-    def is_plain(self, source: str) -> bool:
-        """Whether points of `source` are kept as they are, by their own labels."""
-        return self.undefined == "keep" and not self.count_of(source)
-
-    def count_of(self, source: str) -> int:
-        """How many definitions have that source."""
-        return sum(metric.source == source for metric in self.metrics)
+        return self.with_source(source)
 
     def not_at(self, level: Level) -> tuple[str, ...]:
         """The metrics that `level` does without."""

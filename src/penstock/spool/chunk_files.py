@@ -19,7 +19,7 @@ _LOOK_FRAMES = 8  # so many plausible lengths in a row are no accident
 _OPEN_CHUNKS = 16  # handles kept open; a backlog of a terabyte has two thousand chunks
 
 
-class Chunk:
+class ChunkFile:
     """One chunk file. `first` is the sequence of its first whole frame, None while that is unknown."""
 
     __slots__ = ("checked", "deleted", "first", "handle", "size", "start", "syncing")
@@ -44,16 +44,15 @@ class ChunkLog:
     def __init__(self, files: Files, folder: str, chunk_size: int, seed_end: int | None) -> None:
         """`seed_end`: only chunks below this offset are in the seed's format; None where nobody wrote that down."""
         self._files = files
-        self.pread = files.pread
         self._folder = folder
         self._chunk_size = chunk_size
-        self.chunks = [Chunk(int(name, 16), 0) for name in sorted(files.names(folder)) if _NAME.fullmatch(name)]
+        self.chunks = [ChunkFile(int(name, 16), 0) for name in sorted(files.names(folder)) if _NAME.fullmatch(name)]
         for chunk in self.chunks:
             chunk.size = files.size_of(self.path(chunk))
         self._starts = [chunk.start for chunk in self.chunks]
-        self._writer: Chunk | None = None
-        self._dirty: list[Chunk] = []
-        self._opened: list[Chunk] = []
+        self._writer: ChunkFile | None = None
+        self._dirty: list[ChunkFile] = []
+        self._opened: list[ChunkFile] = []
         self._gone: list[int] = []  # handles of deleted chunks
         self._names_changed = False
         self.rotations = 0
@@ -73,7 +72,7 @@ class ChunkLog:
     def size_bytes(self) -> int:
         return sum(chunk.size for chunk in self.chunks)
 
-    def path(self, chunk: Chunk) -> str:
+    def path(self, chunk: ChunkFile) -> str:
         return f"{self._folder}/{chunk.start:016x}"
 
     def append(self, buffers: Buffers, length: int, first: int) -> int:
@@ -110,7 +109,7 @@ class ChunkLog:
         if len(self.chunks) > count:
             self._writer = None  # the next frame uses the empty file that is left, under its own first sequence
 
-    def _shorten(self, chunk: Chunk, size: int) -> None:
+    def _shorten(self, chunk: ChunkFile, size: int) -> None:
         with suppress(OSError):
             self._truncate(chunk, size)
         chunk.size = size
@@ -127,8 +126,8 @@ class ChunkLog:
     def last_size(self) -> int:
         return self.chunks[-1].size if self.chunks else 0
 
-    def _begin_chunk(self, first: int) -> Chunk:
-        chunk = Chunk(self.end, 0)
+    def _begin_chunk(self, first: int) -> ChunkFile:
+        chunk = ChunkFile(self.end, 0)
         if self.chunks and self.chunks[-1].start == chunk.start:  # an empty file: nothing to keep
             chunk = self.chunks[-1]
             self._open(chunk)
@@ -142,7 +141,7 @@ class ChunkLog:
         self._names_changed = True
         return chunk
 
-    def _open(self, chunk: Chunk, *, create: bool = False) -> None:
+    def _open(self, chunk: ChunkFile, *, create: bool = False) -> None:
         """Have a handle of the chunk; the one that was opened longest ago may lose its own."""
         if chunk.handle >= 0:
             return
@@ -152,13 +151,13 @@ class ChunkLog:
             if other is not self._writer and not other.syncing and other not in self._dirty:
                 self._close(other)
 
-    def _close(self, chunk: Chunk) -> None:
+    def _close(self, chunk: ChunkFile) -> None:
         if chunk.handle >= 0:
             self._files.close(chunk.handle)
             chunk.handle = -1
             self._opened.remove(chunk)
 
-    def _let_go(self, chunk: Chunk) -> None:
+    def _let_go(self, chunk: ChunkFile) -> None:
         """Leave the handle of a deleted chunk to whoever asks for `take_gone`."""
         if chunk.handle >= 0:
             self._gone.append(chunk.handle)
@@ -173,45 +172,41 @@ class ChunkLog:
         gone, self._gone = self._gone, []
         return gone
 
-    def at(self, offset: int) -> Chunk | None:
+    def at(self, offset: int) -> ChunkFile | None:
         """The chunk in which a reader at `offset` goes on, None at the end of the log."""
         index = bisect_right(self._starts, offset) - 1
         if index >= 0 and offset < self.chunks[index].end:
             return self.chunks[index]
         return self._from(index + 1)
 
-    def after(self, chunk: Chunk) -> Chunk | None:
+    def after(self, chunk: ChunkFile) -> ChunkFile | None:
         """The next chunk that holds anything."""
         return self._from(bisect_right(self._starts, chunk.start))
 
-    def _from(self, index: int) -> Chunk | None:
+    def _from(self, index: int) -> ChunkFile | None:
         while index < len(self.chunks) and not self.chunks[index].size:
             index += 1
         return self.chunks[index] if index < len(self.chunks) else None
 
-    def with_ends(self) -> list[tuple[Chunk, int | None]]:
+    def with_ends(self) -> list[tuple[ChunkFile, int | None]]:
         """Each chunk and the first sequence that is known to lie behind it; None of the last."""
         ends: list[int | None] = [None]
         for chunk in reversed(self.chunks):  # one that is empty or begins with damage does not know its own
             ends.append(ends[-1] if chunk.first is None else chunk.first)
         return list(zip(self.chunks, ends[-2::-1]))
 
-    def read(self, chunk: Chunk, offset: int, length: int) -> bytes:
+    def read(self, chunk: ChunkFile, offset: int, length: int) -> bytes:
         """At most `length` bytes of the chunk from the log's `offset` on."""
-        at = offset - chunk.start
-        return self.pread(self.handle_of(chunk), min(length, chunk.size - at), at)
-
-    def handle_of(self, chunk: Chunk) -> int:
-        """What `pread` wants: good until another chunk is opened. Who reads with it minds the end of the chunk."""
         if chunk.handle < 0:
             self._open(chunk)
-        return chunk.handle
+        at = offset - chunk.start
+        return self._files.pread(chunk.handle, min(length, chunk.size - at), at)
 
     def cut(self, offset: int) -> None:
         """End the last chunk at `offset`: what lay behind was never accepted."""
         self._truncate(self.chunks[-1], offset - self.chunks[-1].start)
 
-    def _truncate(self, chunk: Chunk, size: int) -> None:
+    def _truncate(self, chunk: ChunkFile, size: int) -> None:
         self._open(chunk)
         self._files.truncate(chunk.handle, size)
         chunk.size = size
@@ -231,7 +226,7 @@ class ChunkLog:
                 self._dirty.append(chunk)
                 self._names_changed = True
 
-    def take_dirty(self) -> tuple[list[Chunk], bool]:
+    def take_dirty(self) -> tuple[list[ChunkFile], bool]:
         """The chunks with writes that no sync has covered, pinned until `synced`, and whether names have changed."""
         dirty, names = self._dirty, self._names_changed
         self._dirty, self._names_changed = [], False
@@ -239,18 +234,18 @@ class ChunkLog:
             chunk.syncing += 1
         return dirty, names
 
-    def synced(self, chunks: list[Chunk]) -> None:
+    def synced(self, chunks: list[ChunkFile]) -> None:
         for chunk in chunks:
             chunk.syncing -= 1
             if chunk.deleted and not chunk.syncing:
                 self._let_go(chunk)
 
-    def not_synced(self, chunks: list[Chunk]) -> None:
+    def not_synced(self, chunks: list[ChunkFile]) -> None:
         """The sync was interrupted, not refused: those chunks and the names are as dirty as before."""
         self._dirty += [chunk for chunk in chunks if chunk not in self._dirty and not chunk.deleted]
         self._names_changed = True
 
-    def delete(self, chunk: Chunk) -> None:
+    def delete(self, chunk: ChunkFile) -> None:
         self._files.unlink(self.path(chunk))
         index = self.chunks.index(chunk)
         del self.chunks[index], self._starts[index]
@@ -270,14 +265,14 @@ class ChunkLog:
         for handle in self.take_gone():
             self._files.close(handle)
 
-    def _first_sequence(self, chunk: Chunk) -> int | None:
+    def _first_sequence(self, chunk: ChunkFile) -> int | None:
         data = self.read(chunk, chunk.start, frames.HEADER_SIZE)
         try:
             return frames.parse_header(data, 0, chunk.start, checked=chunk.checked).first
         except frames.DamagedFrame:
             return None
 
-    def _looks_like_seed(self, chunk: Chunk) -> bool:
+    def _looks_like_seed(self, chunk: ChunkFile) -> bool:
         """Whether frames of the seed follow one another here, and none of ours is to be seen."""
         data = self.read(chunk, chunk.start, _LOOK)
         if frames.MAGIC in data:

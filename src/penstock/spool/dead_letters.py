@@ -104,7 +104,7 @@ class _Queue(Protocol):
     def __len__(self) -> int: ...
 
 
-class DeadLetters:
+class DeadLetterQueue:
     """The dead-letter queue of one queue, opened when the first letter comes.
 
     Threads: every method may be called from any thread.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from penstock.errors import QueueError
 from penstock.spool import frames, meta
-from penstock.spool.chunk_files import Chunk
+from penstock.spool.chunk_files import ChunkFile
 from penstock.spool.dead_letters import FOLDER_NAME
 from penstock.spool.files import Files, OsFiles, write_all
 from penstock.spool.folder import is_taken, take
@@ -151,7 +151,7 @@ def check(
 
 
 def _check_chunk(
-    files: Files, state: Recovered, chunk: Chunk, report: CheckReport, expected: int | None, *, repair: bool
+    files: Files, state: Recovered, chunk: ChunkFile, report: CheckReport, expected: int | None, *, repair: bool
 ) -> int | None:
     """Read one chunk; the sequence after its last block, None if no frame has said one yet."""
     is_last = chunk is state.chunks.chunks[-1]
@@ -183,7 +183,7 @@ def _check_chunk(
     return expected
 
 
-def _pieces(state: Recovered, chunk: Chunk) -> Iterator[tuple[int, int, frames.FrameHeader | None, str]]:
+def _pieces(state: Recovered, chunk: ChunkFile) -> Iterator[tuple[int, int, frames.FrameHeader | None, str]]:
     """(start, end, header, what is wrong) of everything that lies in the chunk, damaged or not."""
     reader = FrameReader(state.chunks, chunk.start, None)
     while (at := reader.offset) < chunk.end:
@@ -205,7 +205,7 @@ def _following(state: Recovered, offset: int) -> int | None:
 
 
 def _mend(
-    files: Files, state: Recovered, chunk: Chunk, span: tuple[int, int], first: int, lost: int, reason: str
+    files: Files, state: Recovered, chunk: ChunkFile, span: tuple[int, int], first: int, lost: int, reason: str
 ) -> bool:
     """Put a frame of holes in the place of damaged bytes; False if they are too few for one."""
     start, end = span

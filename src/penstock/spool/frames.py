@@ -210,15 +210,6 @@ def begins_behind(data: bytes, log_end: int) -> bool:
     return data[MAGIC_AT : MAGIC_AT + len(MAGIC)] == MAGIC and SEED_HEADER.pack(log_end).startswith(follows)
 
 
-def is_checked(data: bytes) -> bool:
-    """Whether `data` begins with a checked frame."""
-    try:
-        parse_header(data, 0, 0, checked=True)
-    except DamagedFrame:
-        return False
-    return True
-
-
 def decode(offset: int, header: FrameHeader, body: bytes) -> Frame:
     """The blocks of a frame; DamagedFrame if the body is not what was written."""
     if header.checked and google_crc32c.value(body) != header.body_crc:

@@ -4,17 +4,15 @@ Frames know where they begin, not where the one before does. So the newest chunk
 through, header by header, and the offsets of its frames are kept on a stack (8 bytes a frame, one chunk at a time).
 """
 
-import heapq
 from array import array
 from collections import deque
 
 from penstock.spool.backlog import Backlog
 from penstock.spool.config import FastQueueConfig
 from penstock.spool.files import Files
-from penstock.spool.lease import Lease
+from penstock.spool.lease import FrameRef, Lease
 from penstock.spool.reader import FrameReader
 from penstock.spool.store import Store
-from penstock.spool.upcoming import FrameRef
 
 
 class BackwardReader:
@@ -113,20 +111,18 @@ class FreshestBacklog(Backlog):
                 return
 
     def _take_into(self, taken: list[Lease], most: int, now: float) -> None:
-        self._wake_delayed(now)
         while len(taken) < most:
             self._read_if_newer()
-            due = max(self._due, default=-1)
-            if self.memory and self.memory[-1].sequence > due:
+            due = self.returned.due(now, newest=True)
+            older_than = -1 if due is None else due
+            if self.memory and self.memory[-1].sequence > older_than:
                 lease = self.memory.pop()
                 self.leased[lease.sequence] = lease
-            elif self._ready and self._ready[-1].sequence > due:
+            elif self._ready and self._ready[-1].sequence > older_than:
                 lease = self._ready.pop()
                 self.leased[lease.sequence] = self._refs.pop(lease.sequence)
-            elif due >= 0:
+            elif due is not None:
                 again = self._take_again(due)
-                self._due.remove(due)
-                heapq.heapify(self._due)
                 if again is None:
                     continue
                 lease = again
@@ -135,19 +131,21 @@ class FreshestBacklog(Backlog):
             taken.append(lease)
 
     def _peek(self, now: float) -> Lease | None:
-        self._wake_delayed(now)
         self._read_if_newer()
         candidates = [source[-1] for source in (self.memory, self._ready) if source]
-        if self._due and (again := self._again(max(self._due))) is not None:
+        due = self.returned.due(now, newest=True)
+        if due is not None and (again := self._again(due)) is not None:
             candidates.append(again)
         return max(candidates, default=None)
 
     def evict(self, now: float) -> bool:
         oldest = self._oldest_in_log()
         waiting = oldest or (self.memory[0] if self.memory else None)
-        if self.returned and (waiting is None or min(self.returned) < waiting.sequence):
+        returned = self.returned.held
+        if returned and (waiting is None or min(returned) < waiting.sequence):
             self._oldest.extendleft([oldest] if oldest is not None else [])
-            return self._evict_returned()
+            lease = self._take_again(min(returned))
+            return lease is None or bool(self.finish([lease]))
         if oldest is not None:
             self.leased[oldest.sequence] = self._refs.pop(oldest.sequence, self._ready_ref)
             if self._ready and self._ready[0].sequence == oldest.sequence:

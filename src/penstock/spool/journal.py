@@ -2,7 +2,7 @@
 
 A file `acks-<generation, 8 hex digits>` of 1 MiB, reserved at once, with 32-byte records, little-endian; zeros follow:
 
-     0  u8   kind: 1 acked, 2 leased, 3 one block acked and another leased
+     0  u8   kind: 1 acked, 2 leased, 3 one block acked and another leased (read, not written any more)
      2  u16  leased: how often, this time included (65535 stands for more)
      4  u32  how many blocks; of kind 3: bytes of the one that is acked
      8  u64  sequence of the first; of kind 3: of the one that is acked
@@ -53,15 +53,6 @@ def acked(first: int, count: int, size: int) -> bytes:
 def leased(first: int, count: int, attempts: int) -> bytes:
     """The record of blocks that were handed out, all for the same time."""
     body = _pack(LEASED, attempts if attempts < _MOST_ATTEMPTS else _MOST_ATTEMPTS, count, first, 0)
-    return body + _pack_crc(_crc_of(body))
-
-
-def exchanged(first: int, size: int, following: int) -> bytes:
-    """The record of one block that is done, `size` bytes, and of another that was handed out for the first time.
-
-    One instead of two: where blocks are worked through one by one, packing records is what the journal costs.
-    """
-    body = _pack(EXCHANGED, 1, size, first, following)
     return body + _pack_crc(_crc_of(body))
 
 

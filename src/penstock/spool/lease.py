@@ -1,4 +1,4 @@
-"""A block on loan: what `FastQueue.lease` hands out and `ack` or `nack` takes back."""
+"""A block on loan: what `FastQueue.lease` hands out and `ack` or `nack` takes back, and where it lies in the log."""
 
 from typing import NamedTuple
 
@@ -19,6 +19,14 @@ class Lease(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Lease(sequence={self.sequence}, attempts={self.attempts}, {len(self.data)} bytes)"
+
+
+class FrameRef(NamedTuple):
+    """Where a block that was read lies: its frame's offset and sequences [first, end)."""
+
+    offset: int
+    first: int
+    end: int
 
 
 def as_block(value: object) -> bytes:

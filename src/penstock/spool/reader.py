@@ -3,23 +3,16 @@
 import logging
 from contextlib import suppress
 
-import google_crc32c
-
 from penstock.spool import frames
-from penstock.spool.chunk_files import Chunk, ChunkLog
+from penstock.spool.chunk_files import ChunkFile, ChunkLog
 from penstock.spool.files import Files, write_all
-from penstock.spool.frames import HEADER_SIZE, LENGTH_MASK, MAGIC, DamagedFrame, Frame, FrameHeader
-from penstock.spool.lease import Lease
-from penstock.spool.upcoming import FrameRef
+from penstock.spool.frames import HEADER_SIZE, MAGIC, DamagedFrame, Frame, FrameHeader
 
 log = logging.getLogger(__name__)
 
 _WINDOW = 64 * 1024  # many small frames come with one read
 _SMALL_FRAME = 16 * 1024  # behind a larger one, reading ahead would only copy bytes twice
 _SEARCH = 1 << 20
-_SEED_HEADER_SIZE, _CHECKED_SIZE = frames.SEED_HEADER.size, frames.HEADER.size
-_unpack, _crc_of = frames.CHECKED_HEADER.unpack_from, google_crc32c.value
-_new = tuple.__new__  # of a named tuple, without the call of its own that it makes
 
 
 class Quarantine:
@@ -33,7 +26,7 @@ class Quarantine:
         self.lost_blocks = 0
         self.foreign_files = 0
 
-    def keep(self, chunks: ChunkLog, chunk: Chunk, start: int, end: int, reason: str) -> None:
+    def keep(self, chunks: ChunkLog, chunk: ChunkFile, start: int, end: int, reason: str) -> None:
         """Copy [start, end) of the log aside. A disk too full for the copy does not stop the reading."""
         self.regions += 1
         self.bytes += end - start
@@ -69,14 +62,14 @@ class FrameReader:
         self._chunks = chunks
         self._quarantine = quarantine  # None: look, but neither count nor keep what is damaged
         self.offset = offset
-        self._chunk: Chunk | None = None
+        self._chunk: ChunkFile | None = None
         self._window = b""
         self._window_at = 0
-        self._window_of: Chunk | None = None
-        self._ahead = _WINDOW
+        self._window_of: ChunkFile | None = None
+        self._read_size = _WINDOW
         self._skipped: tuple[int, FrameHeader] | None = None
 
-    def _current(self) -> Chunk | None:
+    def _current(self) -> ChunkFile | None:
         """The chunk in which the next frame lies, None at the end of the log.
 
         One file after the other, whatever their names say: bytes that came into a chunk by damage make it reach over
@@ -96,7 +89,7 @@ class FrameReader:
             self.offset = max(self.offset, chunk.start)
         return chunk
 
-    def has_passed(self, chunk: Chunk) -> bool:
+    def has_passed(self, chunk: ChunkFile) -> bool:
         current = self._chunk
         if current is None:
             return chunk.end <= self.offset
@@ -145,56 +138,7 @@ class FrameReader:
         self.offset = end
         return frame
 
-    def ahead(self, first: int, most: int, most_bytes: int) -> list[tuple[Lease, FrameRef]]:
-        """The next frames of one block each, from sequence `first` on without a gap: so many, and so many bytes.
-
-        Moves behind them. What is no such frame, or cannot be read, ends the row: `read` will come to it and say what
-        it is.
-
-        All in one loop: where reading alternates with other things, half of its price is the way through functions.
-        """
-        found: list[tuple[Lease, FrameRef]] = []
-        chunk = self._current()
-        if chunk is None or not chunk.checked:
-            return found
-        offset, start, log_end, ahead = self.offset, chunk.start, chunk.end, self._ahead
-        window, window_at = (self._window, self._window_at) if self._window_of is chunk else (b"", offset)
-        try:
-            handle, pread = self._chunks.handle_of(chunk), self._chunks.pread
-            while offset < log_end and len(found) < most:
-                at = offset - window_at
-                if at < 0 or at + HEADER_SIZE > len(window):
-                    window, window_at, at = pread(handle, min(ahead, log_end - offset), offset - start), offset, 0
-                    if len(window) < HEADER_SIZE:
-                        break
-                prefix, magic, codec, flags, _, sequence, _, pushed, count, length, crc, check = _unpack(window, at)
-                size = _SEED_HEADER_SIZE + (prefix & LENGTH_MASK)
-                most_bytes -= length
-                if magic != MAGIC or check != _crc_of(window[at : at + _CHECKED_SIZE]):
-                    break
-                if sequence != first or count != 1 or flags or offset + size > log_end or most_bytes < 0:
-                    break
-                if at + size <= len(window):
-                    body = window[at + HEADER_SIZE : at + size]
-                else:
-                    body = pread(handle, size - HEADER_SIZE, offset - start + HEADER_SIZE)
-                if crc != _crc_of(body) or HEADER_SIZE + len(body) != size:
-                    break
-                block = frames.decompress(body, codec, length) if codec else body
-                following = first + 1
-                found.append((_new(Lease, (first, 1, block, pushed)), _new(FrameRef, (offset, first, following))))
-                ahead = _WINDOW if size < _SMALL_FRAME else HEADER_SIZE
-                offset += size
-                first = following
-        except (DamagedFrame, OSError):
-            pass  # the next call or `read` meets it again
-        self._ahead = ahead
-        self._window, self._window_at, self._window_of = window, window_at, chunk
-        if found:
-            self.offset, self._skipped = offset, None
-        return found
-
-    def _end_of_damaged(self, chunk: Chunk, offset: int, header: FrameHeader) -> int:
+    def _end_of_damaged(self, chunk: ChunkFile, offset: int, header: FrameHeader) -> int:
         """Where reading goes on behind a damaged body: at its end, or at the successor that missing bytes drew inside.
 
         Only the frame that follows this one by its sequences is believed there: a block may hold frames of its own.
@@ -204,7 +148,7 @@ class FrameReader:
             return end
         return self._successor_inside(chunk, offset, header) or end
 
-    def _goes_back_into_skipped(self, chunk: Chunk) -> bool:
+    def _goes_back_into_skipped(self, chunk: ChunkFile) -> bool:
         """No frame follows one whose body nobody has looked at: its successor may be inside, for the same reason."""
         skipped, self._skipped = self._skipped, None
         if skipped is None or skipped[0] + skipped[1].size != self.offset or skipped[0] < chunk.start:
@@ -214,7 +158,7 @@ class FrameReader:
             self.offset = found
         return found is not None
 
-    def _successor_inside(self, chunk: Chunk, offset: int, header: FrameHeader) -> int | None:
+    def _successor_inside(self, chunk: ChunkFile, offset: int, header: FrameHeader) -> int | None:
         start, end = offset + header.header_size, offset + header.size
         while header.checked and (start := self._next_good(chunk, start)) < end:
             found = self._good_header(chunk, start)
@@ -223,15 +167,15 @@ class FrameReader:
             start += 1
         return None
 
-    def _good_header(self, chunk: Chunk, offset: int) -> FrameHeader | None:
+    def _good_header(self, chunk: ChunkFile, offset: int) -> FrameHeader | None:
         with suppress(DamagedFrame):
             return self._header(chunk, offset)
         return None
 
-    def _frame(self, chunk: Chunk, offset: int, header: FrameHeader) -> Frame:
+    def _frame(self, chunk: ChunkFile, offset: int, header: FrameHeader) -> Frame:
         at = offset + header.header_size
         length = header.size - header.header_size
-        self._ahead = _WINDOW if header.size < _SMALL_FRAME else HEADER_SIZE
+        self._read_size = _WINDOW if header.size < _SMALL_FRAME else HEADER_SIZE
         inside = at - self._window_at if self._window_of is chunk else -1
         if inside >= 0 and inside + length <= len(self._window):
             body = self._window[inside : inside + length]
@@ -239,10 +183,10 @@ class FrameReader:
             body = self._chunks.read(chunk, at, length)
         return frames.decode(offset, header, body)
 
-    def _header(self, chunk: Chunk, offset: int) -> FrameHeader:
+    def _header(self, chunk: ChunkFile, offset: int) -> FrameHeader:
         inside = offset - self._window_at if self._window_of is chunk else -1
         if inside < 0 or inside + HEADER_SIZE > len(self._window):
-            self._window = self._chunks.read(chunk, offset, self._ahead)
+            self._window = self._chunks.read(chunk, offset, self._read_size)
             self._window_at, self._window_of = offset, chunk
             inside = 0
         header = frames.parse_header(self._window, inside, offset, checked=chunk.checked)
@@ -250,7 +194,7 @@ class FrameReader:
             raise DamagedFrame("cut frame")
         return header
 
-    def _next_good(self, chunk: Chunk, start: int) -> int:
+    def _next_good(self, chunk: ChunkFile, start: int) -> int:
         """The offset of the next whole header behind `start`, or the end of the chunk."""
         while chunk.checked and start < chunk.end:
             data = self._chunks.read(chunk, start, _SEARCH)
