@@ -9,7 +9,8 @@ import threading
 from itertools import count
 
 from penstock import Durability, FastQueue, FastQueueConfig
-from penstock.aggregate.l1 import L1, L1Config
+from penstock.aggregate.config import L1Config
+from penstock.aggregate.l1 import L1
 from penstock.model.point import Chunk, chunk_type
 
 METRICS = ("cpu", "rps", "disk")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.aggregate.l1 import L1, L1Config
+from penstock.aggregate.config import L1Config
+from penstock.aggregate.l1 import L1
 from penstock.aggregate.merger import OTHERS
 from penstock.batch import BatchQueue, BatchQueueConfig, ThreadPolicy
 from penstock.errors import ConfigError, QueueClosed, QueueFull

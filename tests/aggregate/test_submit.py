@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from penstock import BlockTooLarge, Durability
-from penstock.aggregate.l1 import L1, L1Config
+from penstock.aggregate.config import L1Config
+from penstock.aggregate.l1 import L1
 from penstock.batch import BatchQueue, BatchQueueConfig, ThreadPolicy
 from penstock.errors import DiskFailed, QueueClosed, QueueError
 from penstock.model.definition_file import parse_definitions

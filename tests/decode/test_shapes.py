@@ -14,7 +14,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
-from penstock.decode.otlp import reader as otlp
+from penstock.decode.otlp import otlp_reader as otlp
 from penstock.decode.outcome import Format
 from penstock.testing import FakeClock
 from tests.decode.test_otlp import requests

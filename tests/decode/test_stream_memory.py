@@ -10,16 +10,14 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
-from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.outcome import Format, Status
 from penstock.errors import QueueFull
 from penstock.protobuf import field_bytes, field_varint
-from penstock.receive.bodies import Encoding
 from penstock.receive.intake import Intake
-from penstock.receive.waiting_requests import Request
 from penstock.testing import FakeClock, wait_until
 from tests.decode.test_deltas import exponential, histogram, increments, sum_of
 from tests.decode.test_remote_write import MILLIS, rows, write
-from tests.receive.support import NOW, SECOND, KeepingSink, counter, request
+from tests.receive.support import NOW, SECOND, KeepingSink, Sender, counter, request
 
 KINDS = ("counter", "histogram", "exponential")
 
@@ -234,7 +232,7 @@ def test_a_damaged_file_is_set_aside_and_said(runs: Runs, caplog: pytest.LogCapt
     assert "cannot be read and is set aside" in caplog.text
 
 
-def test_the_file_is_nobody_elses_business(runs: Runs) -> None:
+def test_the_file_is_private(runs: Runs) -> None:
     increments(runs.now, counter("c", (NOW + SECOND, 5.0), start=NOW))
     runs.now.save(runs.path)
 
@@ -242,47 +240,38 @@ def test_the_file_is_nobody_elses_business(runs: Runs) -> None:
     assert [path.name for path in runs.path.parent.iterdir()] == ["streams.arrow"]
 
 
-class Sending:
-    """An intake with a sender that waits for each answer."""
+def started(path: Path, sink: KeepingSink) -> Sender:
+    """A sender to an intake that keeps its streams there."""
+    return Sender(Intake(sink, clock=FakeClock(NOW / SECOND), memory=path).start())
 
-    def __init__(self, path: Path, sink: KeepingSink) -> None:
-        self.intake = Intake(sink, clock=FakeClock(NOW / SECOND), memory=path).start()
 
-    def send(self, *metrics: Metric) -> Status:
-        answers: list[Answer] = []
-        body = request(*metrics).SerializeToString()
-        sent = Request(
-            Format.OTLP, body, Encoding.IDENTITY, 10**6, None, lambda got: answers.extend(one for _, one in got)
-        )
-        assert self.intake.submit(sent)
-        wait_until(lambda: answers)
-        return answers[0].status
+def report(second: int, value: float) -> bytes:
+    return bytes(request(counter("c", (NOW + second * SECOND, value), start=NOW)).SerializeToString())
 
 
 def test_an_intake_that_closes_keeps_what_it_answered_for_and_not_what_it_refused(
     tmp_path: Path, sink: KeepingSink
 ) -> None:
-    first = Sending(tmp_path / "streams.arrow", sink)
-    assert first.send(counter("c", (NOW + SECOND, 5.0), start=NOW)) is Status.TAKEN
+    first = started(tmp_path / "streams.arrow", sink)
+    assert first.ask(report(1, 5.0)).status is Status.TAKEN
     sink.refuses = True
-    assert first.send(counter("c", (NOW + 2 * SECOND, 7.0), start=NOW)) is Status.BUSY
+    assert first.ask(report(2, 7.0)).status is Status.BUSY
     sink.refuses, sink.fails = False, QueueFull("no room")
-    assert first.send(counter("c", (NOW + 2 * SECOND, 7.0), start=NOW)) is Status.BROKEN
+    assert first.ask(report(2, 7.0)).status is Status.BROKEN
     assert first.intake.close(10.0)
     sink.fails = None
 
-    second = Sending(tmp_path / "streams.arrow", sink)
-    assert second.send(counter("c", (NOW + 2 * SECOND, 7.0), start=NOW)) is Status.TAKEN
+    second = started(tmp_path / "streams.arrow", sink)
+    assert second.ask(report(2, 7.0)).status is Status.TAKEN
     assert second.intake.close(10.0)
 
     assert sink.values("c") == [5.0, 2.0]
 
 
-def test_an_intake_that_cannot_answer_everybody_keeps_nothing(tmp_path: Path, sink: KeepingSink) -> None:
-    one = Sending(tmp_path / "streams.arrow", sink)
+def test_an_intake_that_cannot_answer_all_requests_keeps_nothing(tmp_path: Path, sink: KeepingSink) -> None:
+    one = started(tmp_path / "streams.arrow", sink)
     sink.hold()
-    body = request(counter("c", (NOW + SECOND, 5.0), start=NOW)).SerializeToString()
-    assert one.intake.submit(Request(Format.OTLP, body, Encoding.IDENTITY, 10**6, None, lambda _: None))
+    one.send(report(1, 5.0))
     wait_until(lambda: sink.held)
 
     assert not one.intake.close(0.2)

@@ -30,11 +30,11 @@ from penstock.export import (
 from penstock.export import (
     send_workers as workers,
 )
-from penstock.export.lease_source import LeasedMemory
-from penstock.export.limits import AdaptiveLimit
+from penstock.export.adaptive_limit import AdaptiveLimit
+from penstock.export.leased_memory import LeasedMemory
 from penstock.spool import DeadLetter, FastQueue, FastQueueConfig, FullBehavior, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
-from tests.export.quick import DOWN, SPLIT, dead_letters, entered, numbered, quick
+from tests.export.quick import DOWN, SPLIT, begun, dead_letters, numbered, quick
 
 
 def _letter(data: bytes, reason: str) -> DeadLetter:
@@ -154,8 +154,8 @@ class TestMemory:
             return push(block)
 
         monkeypatch.setattr(memory, "push", push_while_another_replays)
-        assert memory.replay_dead_letters() == (1, 0)
-        assert others == [(2, 0)]
+        assert memory.replay_dead_letters() == (3, 0)
+        assert others == [(0, 0)]
         assert sorted(lease.data for lease in memory.lease(10)) == numbered(3)
 
     def test_the_age_of_what_waits_is_known(self) -> None:
@@ -293,7 +293,9 @@ class TestFailover:
         split: PipelineSplitConfig,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(workers, "TURN", 60.0)  # whoever waits for a batch while it has the probe has it for good
+        monkeypatch.setattr(
+            workers, "IDLE_WAIT", 60.0
+        )  # whoever waits for a batch while it has the probe has it for good
         exporter = FailingExporter([DOWN])
         breaker = BreakerConfig(threshold=1, reset_timeout=0.01)
         config = quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=0.2), pipeline_split=split)
@@ -493,7 +495,7 @@ class TestFailover:
     def test_a_probe_of_it_is_given_back_where_preparing_ends_as_nobody_foresaw(
         self, queue: FastQueue, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
+        monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
 
         class Odd(FailingExporter):
             def prepare(self, batch: bytes) -> Prepared:
@@ -514,7 +516,7 @@ class TestFailover:
         breaker = BreakerConfig(threshold=1, reset_timeout=0.0)
         config = quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=0.01))
         sender = SendQueue(queue, exporter, config)
-        sender._gate.failed(entered(sender._gate), TransientExportError("503"), attempts=1)
+        sender._gate.failed(begun(sender._gate), TransientExportError("503"), attempts=1)
         sender.push(b"bad")
         sender.push(b"one")
         assert sender.flush()
@@ -565,7 +567,7 @@ class TestFailover:
     def test_it_goes_on_after_what_nobody_foresaw(
         self, queue: FastQueue, full: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
+        monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
 
         class Odd(MemoryExporter):
             def take(self, prepared: Prepared) -> Any:
@@ -616,18 +618,10 @@ class TestFailover:
             assert sender.stats().queue.dead_lettered == 1
         assert sender.stats().data_loss == 1
 
-    @pytest.mark.parametrize(
-        "failover",
-        [
-            FailoverConfig(drain_interval=0.02, max_size=3),
-            FailoverConfig(drain_interval=0.02, max_bytes=3 * len(numbered(1)[0])),
-        ],
-    )
     def test_dead_letters_of_it_that_find_no_room_in_memory_either_are_lost_and_counted(
         self,
         queue: FastQueue,
         full: Callable[[bool], None],
-        failover: FailoverConfig,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -636,6 +630,7 @@ class TestFailover:
 
         exporter = FailingExporter()
         exporter.fail_with(PermanentExportError("400"))
+        failover = FailoverConfig(drain_interval=0.02, max_bytes=3 * len(numbered(1)[0]))
         with SendQueue(queue, exporter, quick(failover=failover)) as sender:
             with monkeypatch.context() as patch:
                 patch.setattr(queue, "bury", refuse)
@@ -656,7 +651,7 @@ class TestFailover:
         sender.push(b"good")  # its thread starts
         failover = sender._failover
         assert failover is not None
-        failover._leased.dead_letters.extend([_letter(b"bad", "400"), _letter(b"worse", "422")])
+        failover._memory.dead_letters.extend([_letter(b"bad", "400"), _letter(b"worse", "422")])
         full(False)
         if drain_interval < 1:
             wait_until(lambda: not failover.dead_letters)
@@ -804,8 +799,8 @@ class TestLimits:
     def test_the_limit_looks_back_on_the_last_blocks_and_not_on_all(self) -> None:
         limit = AdaptiveLimit(max_bytes=1_000_000, target=1.0)
         for _ in range(100_000):
-            limit.seen(10)
-        found = [limit.seen(1000) for _ in range(20_000)]
+            limit.record(10)
+        found = [limit.record(1000) for _ in range(20_000)]
         assert 1000 <= (found[-1] or 0) <= 1500
 
     def test_a_queue_of_yours_keeps_its_own_limits(self, tmp_path: Path) -> None:

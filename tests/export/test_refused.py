@@ -23,7 +23,7 @@ from penstock.export import (
     Prepared,
     SendQueue,
 )
-from penstock.export.batch_delivery import _Progress
+from penstock.export.batch_delivery import _Unfinished
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
@@ -215,7 +215,7 @@ def test_dead_letters_are_replayed_while_it_runs(queue: FastQueue) -> None:
 def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
     queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
+    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
     bury, refusals = queue.bury, iter([DiskFull("no room"), DiskFull("no room")])
 
     def refuse_twice(block: bytes, reason: str) -> None:
@@ -237,7 +237,7 @@ def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
 def test_a_probe_that_finds_only_refused_parts_left_gives_its_place_back(
     queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
+    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
     bury, can_be_kept = queue.bury, threading.Event()
     refused = []
 
@@ -271,11 +271,10 @@ def test_how_far_batches_are_that_go_in_parts_is_not_remembered_for_ever(queue: 
     sender = SendQueue(queue, exporter, quick())
     delivery = sender._delivery
     assert delivery is not None
-    exporter.fail_with(DOWN)
     for number in range(200):
         lease = Lease(number, 1, b"ab", 0.0)
-        delivery._send_parts(lease, _Progress(deque([b"a", b"b"])))
-    assert sorted(delivery._progress) == list(range(100, 200))
+        delivery._remember(lease, _Unfinished(deque([b"a", b"b"]), is_split=True))
+    assert sorted(delivery._unfinished) == list(range(100, 200))
 
 
 def _raise(batch: bytes) -> None:

@@ -28,7 +28,7 @@ from penstock.export import (
     SendQueueConfig,
     send_queue,
 )
-from penstock.export.pool import Pool
+from penstock.export.thread_pool import ThreadPool
 from penstock.spool import FastQueue, Lease
 from penstock.spool.files import OsFiles
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
@@ -306,8 +306,8 @@ def test_close_cuts_a_hanging_send_off_and_its_batch_stays(tmp_path: Path, caplo
 def test_a_worker_that_meets_the_unforeseen_gives_its_batch_back_and_goes_on(
     queue: FastQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
-    monkeypatch.setattr("penstock.export.pool._REST", 0.01)
+    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
+    monkeypatch.setattr("penstock.export.thread_pool._ERROR_PAUSE", 0.01)
     ack, failures = queue.ack, iter([True])
 
     def fail_once(lease: Lease) -> None:
@@ -478,13 +478,13 @@ def test_nobody_is_waited_for_beyond_the_deadline(queue: FastQueue, monkeypatch:
             """Does not cut anything off."""
 
     deadlines: list[float] = []
-    join = Pool.join
+    join = ThreadPool.join
 
-    def noted(pool: Pool, deadline: float) -> list[str]:
+    def noted(pool: ThreadPool, deadline: float) -> list[str]:
         deadlines.append(deadline)
         return join(pool, min(deadline, time.monotonic()))
 
-    monkeypatch.setattr(Pool, "join", noted)
+    monkeypatch.setattr(ThreadPool, "join", noted)
     exporter = Deaf()
     exporter.hold()
     sender = SendQueue(queue, exporter, quick(workers=1)).start()

@@ -15,9 +15,9 @@ Invariants
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, Self
 
+from penstock.aggregate.config import L1Config
 from penstock.aggregate.handlers import MetricHandlers
 from penstock.aggregate.merger import PointCounts
 from penstock.aggregate.pending import Done, PendingPoints, SubmittedRequest
@@ -25,42 +25,14 @@ from penstock.aggregate.pusher import Push, Pusher
 from penstock.batch import BatchQueue, BatchQueueConfig, DrainBalancer, PartitionPolicy, ThreadPolicy
 from penstock.batch.config import BufferStrategy
 from penstock.clock import Clock, SystemClock
-from penstock.errors import ConfigError, QueueClosed, QueueError
+from penstock.errors import QueueClosed, QueueError
 from penstock.model.definition import Definitions
 from penstock.model.point import Chunk
 from penstock.spool import Durability
 from penstock.telemetry import Sample
-from penstock.units import parse_bytes, parse_duration
 
 BUFFER_CHUNKS = 20_000  # the seed's buffer for L1; ours is bounded by bytes first
 BALANCE_INTERVAL = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class L1Config:
-    """Settings of one L1.
-
-    durability      when a sender is answered: `memory` as soon as the points are held, otherwise once they are pushed
-    max_bytes       the most that is held, in all its stages
-    flush_interval  how long points that no request waits for may collect, in seconds
-    flush_rows      the most rows of one block, about 4 MB
-    max_metrics     metrics that are counted by name and, if defined, have a handler; the others share one
-    """
-
-    durability: Durability = Durability.MEMORY
-    max_bytes: int | str = "64Mi"
-    flush_interval: float | str = 0.5
-    flush_rows: int = 50_000
-    max_metrics: int = 1_000
-
-    def __post_init__(self) -> None:
-        for field in ("flush_rows", "max_metrics"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"l1.{field} must be >= 1, got {getattr(self, field)}")
-        if parse_bytes(self.max_bytes, "l1.max_bytes") < 1:
-            raise ConfigError(f"l1.max_bytes must be >= 1, got {self.max_bytes}")
-        if not parse_duration(self.flush_interval, "l1.flush_interval") > 0:
-            raise ConfigError(f"l1.flush_interval must be > 0, got {self.flush_interval}")
 
 
 class L1:
@@ -89,9 +61,9 @@ class L1:
         self._answers_late = config.durability is not Durability.MEMORY
         self._counts = PointCounts(config.max_metrics)
         self._pending = PendingPoints(
-            max_bytes=parse_bytes(config.max_bytes, "l1.max_bytes"),
+            max_bytes=int(config.max_bytes),
             max_chunks=queue.config.buffer_size,  # all of them may be of one partition
-            flush_interval=parse_duration(config.flush_interval, "l1.flush_interval"),
+            flush_interval=float(config.flush_interval),
             clock=self._clock,
         )
         self._handlers = MetricHandlers(queue, self._pending, self._counts, config.max_metrics)
@@ -193,7 +165,7 @@ class L1:
     def samples(self) -> Iterable[Sample]:
         """For `Telemetry.watch`."""
         yield Sample("penstock_l1_held_bytes", self._pending.held_bytes)
-        yield Sample("penstock_l1_limit_bytes", parse_bytes(self.config.max_bytes, "l1.max_bytes"))
+        yield Sample("penstock_l1_limit_bytes", int(self.config.max_bytes))
         yield Sample("penstock_l1_turned_away_total", self._pending.turned_away)
         yield Sample("penstock_l1_blocks_total", self._pusher.blocks)
         yield Sample("penstock_l1_partials_total", self._pusher.partials)

@@ -1,4 +1,4 @@
-"""Handlers that hand messages to the intake: JSON events and OTLP bodies, acknowledged only when they are safe."""
+"""Handlers that submit messages of a broker to the intake: they are acknowledged only when they are safe."""
 
 import logging
 import time
@@ -12,22 +12,22 @@ from penstock.consume.message import Message, Reject, Retry
 from penstock.decode.outcome import Answer, Format, Status
 from penstock.receive.bodies import Encoding
 from penstock.receive.intake import Intake
-from penstock.receive.waiting_requests import Request
+from penstock.receive.request_group import ReceivedRequest
 
 log = logging.getLogger(__name__)
 
 MOST = 64 << 20  # bytes of a message once decompressed
-MOST_JSON = 16 << 20  # which takes ten times as long to read, and others wait meanwhile
-_SAY_EVERY = 60.0
+MOST_JSON = 16 << 20  # JSON takes ten times as long to read, while other requests wait
+_LOG_EVERY = 60.0  # seconds
 PROTOBUF, JSON = ("application/x-protobuf", "application/protobuf"), ("application/json", "")
 
 
 def into_intake(intake: Intake, kind: Format | None = None, *, most: int = MOST) -> Callable[[Message], None]:
-    """A handler that hands each message over and waits until it is safe.
+    """Returns a handler that submits each message and waits until it is safe.
 
-    `kind` is what the bodies are; without it the content type says so: protobuf is OTLP, JSON (or none) is events. What
-    can never be read, or has nothing that can be taken, is dead-lettered; what has no room is tried again for as long
-    as it takes.
+    `kind` is the format of the bodies; without it the content type says so: protobuf is OTLP, JSON (or none) is events.
+    A message that can never be read, or of which nothing can be taken, is dead-lettered. One for which there is no room
+    is tried again for as long as it takes.
     """
     batch = batches_into_intake(intake, kind, most=most)
 
@@ -42,30 +42,29 @@ def into_intake(intake: Intake, kind: Format | None = None, *, most: int = MOST)
 def batches_into_intake(
     intake: Intake, kind: Format | None = None, *, most: int = MOST
 ) -> Callable[[Sequence[Message]], BatchAnswer]:
-    """The same for batches: all of them are under way at once, and each is answered for itself."""
-
-    partly = _TakenInPart()
+    """Does the same for batches: all messages are submitted at once, and each is answered for itself."""
+    partial_successes = _PartialSuccessLog()
 
     def handle(messages: Sequence[Message]) -> BatchAnswer:
-        futures = [_submitted(intake, message, kind, most) for message in messages]
+        futures = [_submit(intake, message, kind, most) for message in messages]
         answers = [future.result() for future in futures]
-        partly.note(answers)
+        partial_successes.log_rejected(answers)
         return [_outcome(answer) for answer in answers]
 
     return handle
 
 
-class _TakenInPart:
-    """Says once a minute how much of messages that were taken was refused; `penstock_receive_refused_total` has it all.
+class _PartialSuccessLog:
+    """Logs once a minute how many points of taken messages were rejected; `penstock_receive_refused_total` has all.
 
-    Threads: any. Two at once may both say something, and then each says its own.
+    Threads: any. Two at once may both write a line, each with its own counts.
     """
 
     def __init__(self) -> None:
         self._messages = self._points = 0
-        self._said_at = -_SAY_EVERY
+        self._logged_at = -_LOG_EVERY
 
-    def note(self, answers: Sequence[Answer]) -> None:
+    def log_rejected(self, answers: Sequence[Answer]) -> None:
         partly = [
             answer for answer in answers if answer.status is Status.TAKEN and answer.rejected and not answer.is_useless
         ]
@@ -74,15 +73,15 @@ class _TakenInPart:
         self._messages += len(partly)
         self._points += sum(answer.rejected for answer in partly)
         now = time.monotonic()
-        if now - self._said_at >= _SAY_EVERY:
-            messages, points, self._messages, self._points, self._said_at = self._messages, self._points, 0, 0, now
+        if now - self._logged_at >= _LOG_EVERY:
+            messages, points, self._messages, self._points, self._logged_at = self._messages, self._points, 0, 0, now
             log.warning(
                 "Messages were taken in part. messages=%d rejected=%d reason=%s", messages, points, partly[-1].message
             )
 
 
-def _submitted(intake: Intake, message: Message, kind: Format | None, most: int) -> "Future[Answer]":
-    """The answer to come."""
+def _submit(intake: Intake, message: Message, kind: Format | None, most: int) -> "Future[Answer]":
+    """Returns the answer to come."""
     future: Future[Answer] = Future()
     content_type = (message.properties.content_type or "").partition(";")[0].strip().lower()
     if kind is None:
@@ -97,8 +96,7 @@ def _submitted(intake: Intake, message: Message, kind: Format | None, most: int)
         return future
     if kind in (Format.EVENTS, Format.OTLP_JSON):
         most = min(most, MOST_JSON)
-    if not intake.submit(Request(kind, message.body, encoding, most, future, _deliver)):
-        future.set_result(Answer(Status.BUSY, "too many requests wait for their answer"))
+    intake.submit(ReceivedRequest(kind, message.body, encoding, most, future, _deliver))
     return future
 
 

@@ -1,4 +1,4 @@
-"""The RabbitMQ receiver: the consumer pool before the intake, with the life of a receiver.
+"""The RabbitMQ receiver: the consumer pool in front of the intake, started and stopped as a receiver.
 
 broker ─► a batch of messages ─► intake ─► answers ─┬─ taken: ack
                                                     ├─ nothing of it can be taken: dead letter, with the reason
@@ -51,7 +51,7 @@ class RabbitReceiver:
         self._registry = ConsumerRegistry(config.url, declarations, password_file=_text(config.password_file), tls=tls)
 
     def start(self) -> Self:
-        """Consume; BrokerError if the broker cannot be reached or refuses us. Later losses are repaired."""
+        """Consumes; BrokerError if the broker cannot be reached or refuses. A connection lost later is made again."""
         try:
             self._registry.start()
         except BrokerError as error:
@@ -59,7 +59,7 @@ class RabbitReceiver:
         return self
 
     def stop_accepting(self) -> None:
-        """Give back what was not begun, finish what was: the intake must still answer."""
+        """Gives back messages that were not begun, finishes the others: the intake must still answer."""
         self._registry.stop(_STOP)
 
     def close(self, timeout: float = 30.0) -> None:

@@ -25,7 +25,7 @@ _sequence_of = itemgetter(0)
 class Backlog:
     """The blocks of one queue, oldest first. Not thread-safe: the queue's lock guards it.
 
-    Each block is in one place: in `memory`, unread in the log, read from it (`_ready`, `_ahead`), in `leased` or in
+    Each block is in one place: in `memory`, unread in the log, read from it (`_ready`), in `leased` or in
     `returned`. `count` and `bytes` are those of all blocks that are not acked, wherever they are.
     """
 
@@ -44,11 +44,8 @@ class Backlog:
         self._memory_blocks = config.inmemory_blocks
         self._memory_bytes = None if config.inmemory_bytes is None else size(config.inmemory_bytes)
         self._piece_bytes = _LARGEST_PIECE
-        # Read from the log, not handed out yet: the rest of a frame, or frames of one block each. At most one of the
-        # two holds anything, since reading goes on only when both are empty.
-        self._ready: deque[Lease] = deque()
+        self._ready: deque[Lease] = deque()  # read from the log, not handed out yet: the rest of a frame
         self._ready_ref = FrameRef(0, 0, 0)
-        self._ahead: deque[tuple[Lease, FrameRef]] = deque()
         self._log_has_more = True
 
     # -- in --------------------------------------------------------------------------------------------------------
@@ -212,17 +209,14 @@ class Backlog:
 
     def _take_one(self) -> Lease | None:
         """Lease the next block the short way; None if there is no such block or it takes more than that."""
-        if not self._ahead and self._log_has_more:
-            if (upcoming := self.store.read_upcoming()) is not None:
-                ref, leases = upcoming
-                self.leased[ref.first] = ref
-                return leases[0]
-            self._ahead.extend(self.store.read_ahead())
-        if self._ahead:
-            lease, ref = self._ahead.popleft()
-            self.leased[lease.sequence] = ref
+        if self._log_has_more:
+            found = self.store.read_upcoming()
+            if found is None:
+                return None
+            ref, lease = found
+            self.leased[ref.first] = ref
             return lease
-        if self._log_has_more or not self.memory:
+        if not self.memory:
             return None
         lease = self.memory.popleft()
         self.leased[lease.sequence] = lease
@@ -234,11 +228,7 @@ class Backlog:
             if lease is not None:
                 taken.append(lease)
         while len(taken) < most:
-            if self._ahead:
-                lease, ref = self._ahead.popleft()
-                self.leased[lease.sequence] = ref
-                taken.append(lease)
-            elif self._ready:
+            if self._ready:
                 part = _take_some(self._ready, most - len(taken))
                 self.leased.update(zip(map(_sequence_of, part), repeat(self._ready_ref)))
                 taken += part
@@ -331,8 +321,8 @@ class Backlog:
     def _peek(self, now: float) -> Lease | None:
         if self.returned.held and (sequence := self.returned.due(now)) is not None:
             return self._again(sequence)
-        if self._ready or self._ahead or (self._log_has_more and self._read_log()):
-            return self._ready[0] if self._ready else self._ahead[0][0]
+        if self._ready or (self._log_has_more and self._read_log()):
+            return self._ready[0]
         return self.memory[0] if self.memory else None
 
     def _take_again(self, sequence: int) -> Lease | None:
@@ -352,14 +342,12 @@ class Backlog:
         return self.store.read_again(held, sequence)
 
     def _read_log(self) -> bool:
-        """Fill `_ready` from the next frame, or `_ahead` from the next ones; False at the end of the log."""
-        store = self.store
-        found = store.read_upcoming()
-        if found is None:
-            self._ahead.extend(store.read_ahead())
-            if self._ahead:
-                return True
-            found = self._correct_counts(store.read())
+        """Fill `_ready` from the next frame; False at the end of the log."""
+        if (upcoming := self.store.read_upcoming()) is not None:
+            self._ready_ref, lease = upcoming
+            self._ready.append(lease)
+            return True
+        found = self._correct_counts(self.store.read())
         if found is None:
             self._log_has_more = False
             return False

@@ -44,7 +44,6 @@ class ChunkLog:
     def __init__(self, files: Files, folder: str, chunk_size: int, seed_end: int | None) -> None:
         """`seed_end`: only chunks below this offset are in the seed's format; None where nobody wrote that down."""
         self._files = files
-        self.pread = files.pread
         self._folder = folder
         self._chunk_size = chunk_size
         self.chunks = [ChunkFile(int(name, 16), 0) for name in sorted(files.names(folder)) if _NAME.fullmatch(name)]
@@ -198,14 +197,10 @@ class ChunkLog:
 
     def read(self, chunk: ChunkFile, offset: int, length: int) -> bytes:
         """At most `length` bytes of the chunk from the log's `offset` on."""
-        at = offset - chunk.start
-        return self.pread(self.handle_of(chunk), min(length, chunk.size - at), at)
-
-    def handle_of(self, chunk: ChunkFile) -> int:
-        """What `pread` wants: good until another chunk is opened. Who reads with it minds the end of the chunk."""
         if chunk.handle < 0:
             self._open(chunk)
-        return chunk.handle
+        at = offset - chunk.start
+        return self._files.pread(chunk.handle, min(length, chunk.size - at), at)
 
     def cut(self, offset: int) -> None:
         """End the last chunk at `offset`: what lay behind was never accepted."""

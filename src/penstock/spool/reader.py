@@ -3,22 +3,16 @@
 import logging
 from contextlib import suppress
 
-import google_crc32c
-
 from penstock.spool import frames
 from penstock.spool.chunk_files import ChunkFile, ChunkLog
 from penstock.spool.files import Files, write_all
-from penstock.spool.frames import HEADER_SIZE, LENGTH_MASK, MAGIC, DamagedFrame, Frame, FrameHeader
-from penstock.spool.lease import FrameRef, Lease
+from penstock.spool.frames import HEADER_SIZE, MAGIC, DamagedFrame, Frame, FrameHeader
 
 log = logging.getLogger(__name__)
 
 _WINDOW = 64 * 1024  # many small frames come with one read
 _SMALL_FRAME = 16 * 1024  # behind a larger one, reading ahead would only copy bytes twice
 _SEARCH = 1 << 20
-_SEED_HEADER_SIZE, _CHECKED_SIZE = frames.SEED_HEADER.size, frames.HEADER.size
-_unpack, _crc_of = frames.CHECKED_HEADER.unpack_from, google_crc32c.value
-_new = tuple.__new__  # of a named tuple, without the call of its own that it makes
 
 
 class Quarantine:
@@ -72,7 +66,7 @@ class FrameReader:
         self._window = b""
         self._window_at = 0
         self._window_of: ChunkFile | None = None
-        self._ahead = _WINDOW
+        self._read_size = _WINDOW
         self._skipped: tuple[int, FrameHeader] | None = None
 
     def _current(self) -> ChunkFile | None:
@@ -144,55 +138,6 @@ class FrameReader:
         self.offset = end
         return frame
 
-    def ahead(self, first: int, most: int, most_bytes: int) -> list[tuple[Lease, FrameRef]]:
-        """The next frames of one block each, from sequence `first` on without a gap: so many, and so many bytes.
-
-        Moves behind them. What is no such frame, or cannot be read, ends the row: `read` will come to it and say what
-        it is.
-
-        All in one loop: where reading alternates with other things, half of its price is the way through functions.
-        """
-        found: list[tuple[Lease, FrameRef]] = []
-        chunk = self._current()
-        if chunk is None or not chunk.checked:
-            return found
-        offset, start, log_end, ahead = self.offset, chunk.start, chunk.end, self._ahead
-        window, window_at = (self._window, self._window_at) if self._window_of is chunk else (b"", offset)
-        try:
-            handle, pread = self._chunks.handle_of(chunk), self._chunks.pread
-            while offset < log_end and len(found) < most:
-                at = offset - window_at
-                if at < 0 or at + HEADER_SIZE > len(window):
-                    window, window_at, at = pread(handle, min(ahead, log_end - offset), offset - start), offset, 0
-                    if len(window) < HEADER_SIZE:
-                        break
-                prefix, magic, codec, flags, _, sequence, _, pushed, count, length, crc, check = _unpack(window, at)
-                size = _SEED_HEADER_SIZE + (prefix & LENGTH_MASK)
-                most_bytes -= length
-                if magic != MAGIC or check != _crc_of(window[at : at + _CHECKED_SIZE]):
-                    break
-                if sequence != first or count != 1 or flags or offset + size > log_end or most_bytes < 0:
-                    break
-                if at + size <= len(window):
-                    body = window[at + HEADER_SIZE : at + size]
-                else:
-                    body = pread(handle, size - HEADER_SIZE, offset - start + HEADER_SIZE)
-                if crc != _crc_of(body) or HEADER_SIZE + len(body) != size:
-                    break
-                block = frames.decompress(body, codec, length) if codec else body
-                following = first + 1
-                found.append((_new(Lease, (first, 1, block, pushed)), _new(FrameRef, (offset, first, following))))
-                ahead = _WINDOW if size < _SMALL_FRAME else HEADER_SIZE
-                offset += size
-                first = following
-        except (DamagedFrame, OSError):
-            pass  # the next call or `read` meets it again
-        self._ahead = ahead
-        self._window, self._window_at, self._window_of = window, window_at, chunk
-        if found:
-            self.offset, self._skipped = offset, None
-        return found
-
     def _end_of_damaged(self, chunk: ChunkFile, offset: int, header: FrameHeader) -> int:
         """Where reading goes on behind a damaged body: at its end, or at the successor that missing bytes drew inside.
 
@@ -230,7 +175,7 @@ class FrameReader:
     def _frame(self, chunk: ChunkFile, offset: int, header: FrameHeader) -> Frame:
         at = offset + header.header_size
         length = header.size - header.header_size
-        self._ahead = _WINDOW if header.size < _SMALL_FRAME else HEADER_SIZE
+        self._read_size = _WINDOW if header.size < _SMALL_FRAME else HEADER_SIZE
         inside = at - self._window_at if self._window_of is chunk else -1
         if inside >= 0 and inside + length <= len(self._window):
             body = self._window[inside : inside + length]
@@ -241,7 +186,7 @@ class FrameReader:
     def _header(self, chunk: ChunkFile, offset: int) -> FrameHeader:
         inside = offset - self._window_at if self._window_of is chunk else -1
         if inside < 0 or inside + HEADER_SIZE > len(self._window):
-            self._window = self._chunks.read(chunk, offset, self._ahead)
+            self._window = self._chunks.read(chunk, offset, self._read_size)
             self._window_at, self._window_of = offset, chunk
             inside = 0
         header = frames.parse_header(self._window, inside, offset, checked=chunk.checked)

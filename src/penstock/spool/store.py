@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 RESERVED_SEQUENCES = 1 << 20  # a crash skips so many, so that no sequence is ever given twice
 _KEEP_DRAINED = 16 << 20  # a drained queue may keep so much of its last chunk; to begin another one is not free
-_AHEAD = 64  # frames read at a time: a quarter of a millisecond, for which the queue's lock is held
-_AHEAD_BYTES = 256 << 10  # small enough to be in the processor's cache still when the last of it is handed out
 _ONE_WRITE = 4 << 20
 _MOST_BUFFERS = 512  # a frame has at most 130; IOV_MAX is 1024
 _ALONE = 32 << 10  # blocks from this size on have a frame of their own: they fit the processor's cache, a joint one not
@@ -61,7 +59,6 @@ class Store:
         self._refs: deque[FrameRef] = deque()
         # Backwards, frames are read in another order than they lie in; where chunks overlap, an offset is no place.
         self._upcoming = Upcoming(0 if self.reads_backward or self.chunks.overlaps else config.inmemory_blocks)
-        self._looks_ahead = True  # not behind a frame that could not have been read ahead: the next is like it
         self._journal: Journal | None = None
         self._journal_generation = state.journal_generation
         self.journals = config.durability is not Durability.MEMORY
@@ -126,7 +123,7 @@ class Store:
         self.changed = True
         ref = FrameRef(offset, first, end)
         if first == follows:  # else it has to be read, so that the sequences before it that nobody has are passed
-            self._upcoming.add(ref, offset + length, [Lease(first, 1, block, at)], len(block), self._reader.offset)
+            self._upcoming.add(ref, offset + length, Lease(first, 1, block, at), self._reader.offset)
         return ref
 
     def _write(
@@ -175,7 +172,6 @@ class Store:
             ref = FrameRef(offset, first, end)
             self._refs.append(ref)
             self._expected = end
-            self._looks_ahead = header.block_count == 1 and header.payload_bytes <= _AHEAD_BYTES
             leases = self.leases(frame)
             if is_counted:
                 self.count_read(leases)
@@ -185,43 +181,18 @@ class Store:
             self.pass_end()
         return None
 
-    def read_upcoming(self) -> tuple[FrameRef, list[Lease]] | None:
-        """The same, if it is in memory already."""
+    def read_upcoming(self) -> tuple[FrameRef, Lease] | None:
+        """The same for a frame of one block, if it is in memory already."""
         found = self._upcoming.take(self._reader.offset)
         if found is None:
             return None
-        ref, frame_end, leases, length = found
+        ref, frame_end, lease = found
         self._reader.jump(frame_end)
         self._refs.append(ref)
         self._expected = ref.end
-        self.unread_count -= len(leases)
-        self.unread_bytes -= length
-        return ref, leases
-
-    def read_ahead(self) -> list[tuple[Lease, FrameRef]]:
-        """The next frames, if they are of one block each; empty if the next one is not. They count as read then."""
-        first = self._expected
-        if not self._looks_ahead or not self._upcoming.most_blocks:
-            return []
-        most = _AHEAD if first >= self.seen_below else self._untouched(first, _AHEAD)
-        found = self._reader.ahead(first, min(most, self._upcoming.most_blocks), _AHEAD_BYTES) if most else []
-        if not found:
-            self._looks_ahead = False
-            return []
-        self._expected = first + len(found)
-        self._refs.extend([ref for _, ref in found])
-        self.count_read([lease for lease, _ in found])
-        return found
-
-    def _untouched(self, first: int, most: int) -> int:
-        """How many sequences from `first` on nobody was handed or has acked, up to `most`; they are below `seen_below`.
-
-        Behind every kill lie sequences that count as acked, so all of a backlog from before it is below.
-        """
-        if self.attempts:  # of what was handed out; a frame that was spilled on lease has some, too
-            return 0
-        done = self.acked.next_from(first)
-        return most if done is None else min(most, done - first)
+        self.unread_count -= 1
+        self.unread_bytes -= len(lease.data)
+        return ref, lease
 
     def is_done_or_held(self, sequence: int) -> bool:
         return sequence in self.acked or sequence in self._held
@@ -247,12 +218,10 @@ class Store:
     def leases(self, frame: Frame) -> list[Lease]:
         header = frame.header
         times = frame.times or repeat(header.enqueued_at)
-        first, blocks = header.first, header.block_count
-        is_new = first >= self.seen_below or self._untouched(first, blocks) == blocks
-        if is_new and not header.holes and header.checked and not self.reads_backward:
+        if header.first >= self.seen_below and not header.holes and header.checked and not self.reads_backward:
             if header.block_count == 1:
                 return [Lease(header.first, 1, frame.blocks[0], header.enqueued_at)]  # type: ignore[arg-type]
-            rows = zip(range(first, header.end), repeat(1), frame.blocks, times)
+            rows = zip(range(header.first, header.end), repeat(1), frame.blocks, times)
             return list(map(Lease._make, rows))
         if not header.checked:
             self.acked.add(header.first + 1, header.end)

@@ -1,4 +1,7 @@
-"""The frames that the reader comes to next, in memory since they were pushed: who keeps up reads nothing back."""
+"""The frames that the reader comes to next, kept in memory when they are written.
+
+A consumer that keeps up with its producers reads nothing back from the disk.
+"""
 
 from collections import deque
 
@@ -8,38 +11,37 @@ _MOST_BYTES = 4 << 20
 
 
 class Upcoming:
-    """Frames that lie one behind another in the log, up to so many blocks and bytes; the others have to be read.
+    """Frames of one block each that follow one another in the log, up to `most_blocks` and 4 MiB.
 
-    Each is known by its offset, so a reader that stands there may take it from here or from the disk: it is the same.
+    A frame is found by its offset. The reader takes a frame that is not here from the disk: it is the same.
     """
 
     def __init__(self, most_blocks: int) -> None:
-        self._frames: deque[tuple[FrameRef, int, list[Lease], int]] = deque()
-        self.most_blocks = most_blocks
-        self._blocks = self._bytes = 0
+        self._frames: deque[tuple[FrameRef, int, Lease]] = deque()
+        self._most_blocks = most_blocks
+        self._bytes = 0
         self._end = -1  # where the last one ends
 
-    def add(self, ref: FrameRef, end: int, leases: list[Lease], length: int, reader_offset: int) -> None:
+    def add(self, ref: FrameRef, end: int, lease: Lease, reader_offset: int) -> None:
         """A frame from `ref.offset` to `end` has been written, the reader stands at `reader_offset`."""
         if ref.offset != (self._end if self._frames else reader_offset):
             return  # between those that are here and this one lie others
-        if self._blocks + len(leases) > self.most_blocks or self._bytes + length > _MOST_BYTES:
+        length = len(lease.data)
+        if len(self._frames) >= self._most_blocks or self._bytes + length > _MOST_BYTES:
             return
-        self._frames.append((ref, end, leases, length))
-        self._blocks += len(leases)
+        self._frames.append((ref, end, lease))
         self._bytes += length
         self._end = end
 
-    def take(self, offset: int) -> tuple[FrameRef, int, list[Lease], int] | None:
-        """The frame at `offset`, its end, its blocks and their bytes, if it is here."""
+    def take(self, offset: int) -> tuple[FrameRef, int, Lease] | None:
+        """The frame at `offset`, its end and its block, if it is here."""
         frames = self._frames
         while frames:
             found = frames[0]
             if found[0].offset > offset:
                 return None
             frames.popleft()
-            self._blocks -= len(found[2])
-            self._bytes -= found[3]
+            self._bytes -= len(found[2].data)
             if found[0].offset == offset:
                 return found
         return None

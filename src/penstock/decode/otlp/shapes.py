@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.decode.column_scan import Bytes, Ints, within
+from penstock.decode.otlp.scanned_points import ScannedPoints
 from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUM, SUMMARY, MetricData, MetricHead, MetricSpan
-from penstock.decode.scanned_points import ScannedPoints
 from penstock.decode.series import NO_STREAM
 
 _ABSENT = -(1 << 30)  # a position that no request has, whatever is added to it

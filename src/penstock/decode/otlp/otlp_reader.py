@@ -15,9 +15,10 @@ import numpy as np
 
 from penstock.decode.column_scan import PADDING, Bytes, Ints, MessageLayout, Scanned, scan
 from penstock.decode.config import IntakeConfig
-from penstock.decode.decode_context import DecodeContext
+from penstock.decode.decode_context import DecodeContext, RequestOutcomes
 from penstock.decode.message_spans import ChildMessages, child_messages
 from penstock.decode.otlp.attributes import attributes
+from penstock.decode.otlp.scanned_points import ScannedPoints
 from penstock.decode.otlp.shapes import PointColumns, ShapeCache, ShapeHit, merge_points, points_of
 from penstock.decode.otlp.walk import (
     CUMULATIVE,
@@ -34,8 +35,7 @@ from penstock.decode.otlp.walk import (
     data_of,
     walk,
 )
-from penstock.decode.outcome import Refusal, RequestOutcomes
-from penstock.decode.scanned_points import ScannedPoints
+from penstock.decode.outcome import Refusal
 from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
 from penstock.decode.stream_owners import as_request
 from penstock.model.point import Kind
