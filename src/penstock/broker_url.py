@@ -1,4 +1,4 @@
-"""The address of a message broker, as those who consume and those who publish read it. What is secret stays inside."""
+"""The address of a message broker, for consumers and publishers. Its text form holds no secret."""
 
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
