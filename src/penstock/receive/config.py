@@ -4,9 +4,10 @@ Sizes are bytes or strings like `16Mi`, durations seconds or strings like `30s`.
 needs: the configuration can be read where its extra is not installed.
 """
 
+import hmac
 import os
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -79,7 +80,7 @@ class ServerTlsConfig:
     """Authorities of client certificates; with it, a client without one is refused (mTLS)."""
 
     def context(self) -> ssl.SSLContext:
-        """For an HTTP server; ConfigError if a file cannot be read, or if they do not belong together."""
+        """Returns the context of an HTTP server; ConfigError if a file cannot be read, or if they do not match."""
         for problem in self.problems():
             raise problem
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.client_ca_file)
@@ -93,7 +94,7 @@ class ServerTlsConfig:
         return context
 
     def problems(self) -> Iterator[ConfigError]:
-        """Files that cannot be read: not an error until they are needed, a configuration may be written elsewhere."""
+        """Yields files that cannot be read. They may be on another machine than the one where this is loaded."""
         return _unreadable(self, "cert_file", "key_file", "client_ca_file")
 
 
@@ -111,7 +112,7 @@ class AuthConfig:
             raise ConfigError("must have token_file or token_env", field="auth")
 
     def tokens(self) -> tuple[bytes, ...]:
-        """The tokens as they are now; ConfigError if there is none or one is too short."""
+        """Returns the tokens as they are now; ConfigError if there is none or one is too short."""
         found: list[bytes] = []
         if self.token_file is not None:
             try:
@@ -125,6 +126,15 @@ class AuthConfig:
         if any(len(token) < _SHORTEST_TOKEN for token in found):
             raise ConfigError(f"must have tokens of at least {_SHORTEST_TOKEN} characters", field="auth")
         return tuple(found)
+
+
+def is_authorized(headers: Sequence[str], tokens: Sequence[bytes]) -> bool:
+    """Says whether there is one `Authorization` header and it holds one of the tokens."""
+    scheme, _, token = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
+    given = token.strip().encode("utf-8", "replace")
+    # Every token is compared, in constant time: how long it takes does not tell which one came close.
+    matches = [hmac.compare_digest(given, known) for known in tokens]
+    return scheme.lower() == "bearer" and any(matches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +167,7 @@ class ListenerConfig:
             )
 
     def problems(self) -> Iterator[ConfigError]:
-        """What would keep it from starting here, as files that cannot be read."""
+        """Yields what would keep it from starting here, as files that cannot be read."""
         if self.tls is not None:
             yield from self.tls.problems()
         if self.auth is not None:
@@ -216,7 +226,7 @@ class BrokerTlsConfig:
             raise ConfigError("is set, but tls.cert_file is not", field="tls.key_file")
 
     def problems(self) -> Iterator[ConfigError]:
-        """Files that cannot be read: not an error until they are needed, a configuration may be written elsewhere."""
+        """Yields files that cannot be read. They may be on another machine than the one where this is loaded."""
         return _unreadable(self, "ca_file", "cert_file", "key_file")
 
 
@@ -257,7 +267,7 @@ class RabbitReceiverConfig:
             raise ConfigError("must begin with amqps:// where tls is set, got amqp://", field="url")
 
     def problems(self) -> Iterator[ConfigError]:
-        """What would keep it from starting here, as files that cannot be read."""
+        """Yields what would keep it from starting here, as files that cannot be read."""
         if self.tls is not None:
             yield from self.tls.problems()
 
@@ -274,7 +284,7 @@ class ReceiversConfig:
     amqp: RabbitReceiverConfig = field(default_factory=RabbitReceiverConfig)
 
     def enabled(self) -> dict[str, ReceiverConfig]:
-        """Those that are to be started, by name."""
+        """Returns those that are to be started, by name."""
         every: dict[str, ReceiverConfig] = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: config for name, config in every.items() if config.enabled}
 

@@ -71,7 +71,7 @@ def ingest(seconds: float) -> Result:
     from penstock.decode.outcome import Answer, Format, Status
     from penstock.receive.bodies import Encoding
     from penstock.receive.intake import Intake
-    from penstock.receive.waiting_requests import Request
+    from penstock.receive.request_group import ReceivedRequest
 
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         queue = FastQueue(Path(folder), FastQueueConfig(durability=Durability.DISK))
@@ -88,7 +88,7 @@ def ingest(seconds: float) -> Result:
 
         def work() -> int:
             for body in bodies:
-                intake.submit(Request(Format.OTLP, body, Encoding.IDENTITY, 2**26, None, deliver))
+                intake.submit(ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, 2**26, None, deliver))
             for _ in bodies:
                 answered.acquire()
             queue.ack(queue.lease(1000))
