@@ -28,6 +28,7 @@ import grpc
 import pytest
 
 from penstock.cli.run_command import _run
+from penstock.config.destinations import DESTINATIONS
 from penstock.config.load import LoadedConfig, load
 from penstock.config.schema import NAME, KeyPath, flag_of, schema_of
 from penstock.config.tree import ServiceConfig
@@ -199,11 +200,11 @@ RELAY_ONLY = {
     "segments.queue.backoff.enabled": AS_IT_IS,
     **destination(queue__adaptive_enabled="false", queue__failover__enabled="false"),
 }
-RELAY_TO_BROKER = {
+FROM_MEMORY = {
     **RELAY_ONLY,
-    **destination(type="amqp", url="amqps://nowhere.invalid/", queue__type="memory"),
-    **destination(queue__enabled=AS_IT_IS, queue__adaptive_workers__enabled=AS_IT_IS),
+    **destination(queue__type="memory", queue__enabled=AS_IT_IS, queue__adaptive_workers__enabled=AS_IT_IS),
 }
+URLS = {"amqp": "amqps://nowhere.invalid/"}  # of the kinds that are not reached over HTTP
 SWITCHED_OFF = {
     **RELAY_ONLY,
     "processes": "2",
@@ -230,15 +231,19 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
             probe.watch(found.config)
             return found
 
-        whole, relay, broker, off = map(loaded, (RELAY_AND_ROLLUP, RELAY_ONLY, RELAY_TO_BROKER, SWITCHED_OFF))
-        for config in (whole, whole, relay):  # the second finds what the first has left
-            run_service(config, files, patch)
-        make_receiver_of_broker(whole.config)
+        whole, relay, off = map(loaded, (RELAY_AND_ROLLUP, RELAY_ONLY, SWITCHED_OFF))
+        for one in (whole, whole, relay):  # the second finds what the first has left
+            run_service(one, files, patch)
+        make_every_receiver(whole.config)
+        for kind in DESTINATIONS:
+            url = URLS.get(kind, "https://127.0.0.1:9")
+            config = loaded({**FROM_MEMORY, **destination(type=kind, url=url)}).config
+            for name in config.relays():
+                queues.open_relay_queue(config, name).start().close(5.0)
         for name in ("relay", "backup"):
-            queues.open_relay_queue(broker.config, name).start().close(5.0)
             push_to_full_disk(whole.config, name, probe.seen, patch)
-        for config in (whole, relay):
-            fail_twice(config.config)
+        for one in (whole, relay):
+            fail_twice(one.config)
         Service(off)
         find_orphan_queues(off.config)
         make_receiver_set(off.config, None, None)
@@ -292,9 +297,10 @@ def send_one_of_each(ports: Mapping[str, int], files: Files) -> None:
             call(otlp, timeout=20, metadata=[("authorization", f"Bearer {TOKEN}")])
 
 
-def make_receiver_of_broker(config: ServiceConfig) -> None:
+def make_every_receiver(config: ServiceConfig) -> None:
     intake = Intake(KeepingSink(), None, config.intake).start()
-    RECEIVERS["amqp"].make(config.receivers.amqp, intake)
+    for name, kind in RECEIVERS.items():
+        kind.make(getattr(config.receivers, name), intake)
     intake.close(5.0)
 
 
