@@ -63,19 +63,6 @@ def test_the_partials_are_those_of_a_group_by_over_texts(made: list[Chunk]) -> N
     assert as_rows(found) == as_rows(by_texts(made))
 
 
-def test_keys_too_great_for_one_number_are_told_apart_all_the_same() -> None:
-    kind = chunk_type("far", PointKind.DISTRIBUTION)
-    many = pa.array([str(number) for number in range(1 << 12)])
-    codes = np.array([0, (1 << 12) - 1] * 4, np.int32)
-    times = np.array([-(1 << 62), -(1 << 62), 0, 0, 0, 0, 1 << 62, 1 << 62])
-    values = np.array([-1e300, 1e-300, 1e300, 0.0, 1e300, 0.0, 5.0, 5.0])
-    states = {"count": np.ones(8, np.int64), "sum": values, "min": values, "max": values}
-
-    found = merged(partials_of_chunks([kind(Columns(codes, many, times, values, states))]))
-
-    assert sorted(found["count"].to_pylist()) == [1, 1, 1, 1, 2, 2]
-
-
 def test_only_texts_that_are_needed_travel() -> None:
     kind = chunk_type("cpu")
     many = pa.array([str(number) for number in range(1000)])
@@ -87,7 +74,7 @@ def test_only_texts_that_are_needed_travel() -> None:
 
 
 @pytest.mark.parametrize("kind", list(PointKind))
-def test_a_chunk_of_columns_is_a_table_whenever_somebody_asks(kind: PointKind) -> None:
+def test_a_chunk_of_columns_is_a_table_on_request(kind: PointKind) -> None:
     some = {name: np.ones(2) for name in ("sum", "min", "max")}
     states = {"count": np.ones(2, np.int64), **some} if kind is PointKind.DISTRIBUTION else {}
     columns = Columns(np.array([1, 0], np.int32), pa.array(["a", "b"]), np.array([5, 6]), np.array([1.0, 2.0]), states)

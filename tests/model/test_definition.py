@@ -97,7 +97,7 @@ def assert_same_partials(found: pa.Table, expected: pa.Table) -> None:
         assert found[state.name].to_pylist() == pytest.approx(expected[state.name].to_pylist())
 
 
-def test_what_nobody_defined_is_made_of_what_its_points_are() -> None:
+def test_a_metric_without_a_definition_has_the_function_of_its_kind_of_points() -> None:
     made = {kind: str(Definitions().of("m", kind)[0].function) for kind in PointKind}
 
     assert made == {PointKind.GAUGE: "avg", PointKind.COUNTER: "sum", PointKind.DISTRIBUTION: "percentile(6)"}
