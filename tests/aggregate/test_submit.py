@@ -152,16 +152,19 @@ def test_what_was_produced_survives_the_refusal_that_a_sender_heard_of() -> None
 def test_a_chunk_that_cannot_be_merged_fails_its_own_request_only() -> None:
     downstream, good, bad = Downstream(), Sender(), Sender()
     definitions = parse_definitions({"metrics": [{"name": "by_host", "source": "cpu", "entity": ["host"]}]})
-    l1 = L1.with_own_queue("l1-bad", downstream.push, DISK, definitions=definitions, threads=ThreadPolicy.fixed(1))
+    queue = BatchQueue("l1-bad", BatchQueueConfig(threads=ThreadPolicy.fixed(1)))
+    blocker = Blocker(queue)
+    l1 = L1(queue, downstream.push, DISK, definitions=definitions)
     downstream.hold()
-    first = Sender()
-    l1.submit([points(Rps, 1)], first.done)
+    l1.submit([points(Rps, 1)], Sender().done)
     wait_until(lambda: downstream.pushing)
+    blocker.hold()  # so that those of cpu are merged at once, in one round
     l1.submit([points(Cpu, 3)], good.done)
     l1.submit([points(Rps, 2)], good.done)
     l1.submit([Cpu.of(["not JSON"], [0], [1.0])], bad.done)
-    downstream.release()
+    blocker.release()
     assert isinstance(bad.wait(), ValueError)
+    downstream.release()
     wait_until(lambda: len(good.answers) == 2)
     l1.close()
     assert downstream.counts() == {"rps": 3, "by_host": 3}

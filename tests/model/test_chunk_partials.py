@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.model.chunk_partials import partials_of_chunks
 from penstock.model.columns import Columns
-from penstock.model.definition import Definitions
+from penstock.model.definition import Definition
+from penstock.model.function import Function
 from penstock.model.partial import ENCODED, IDENTITY, merged, merged_encoded
 from penstock.model.point import Chunk, PointKind, chunk_type
 
@@ -48,10 +49,12 @@ def as_rows(partials: pa.Table) -> dict[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def by_texts(made: list[Chunk]) -> pa.Table:
-    """The same by way of the definition that a metric without one has."""
-    tables = [
-        definition.partials(chunk.points) for chunk in made for definition in Definitions().of(chunk.metric, chunk.kind)
-    ]
+    """The same through a definition of each metric that keeps all labels."""
+    functions = {PointKind.GAUGE: "avg", PointKind.COUNTER: "sum", PointKind.DISTRIBUTION: "percentile(6)"}
+    tables = []
+    for chunk in made:
+        function = Function.parse(functions[chunk.kind])
+        tables.append(Definition(name=chunk.metric, source=chunk.metric, function=function).partials(chunk.points))
     return merged(pa.concat_tables([ENCODED.empty_table(), *tables]))
 
 

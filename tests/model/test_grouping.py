@@ -60,6 +60,7 @@ def found_in(table: pa.Table) -> dict[Row, Row]:
 
 @given(rows_of, st.booleans(), st.integers(1, 3))
 @example([("a", 0, 0, None, 2**62, 0.0), ("a", 0, 0, None, 1, 0.0)], False, 1)  # exact where a double is not
+@example([("a", 0, 0, "x", 1, 1.0), ("b", 2**30 * 60_000_000, 2**31 - 1, "y", 1, 2.0)], False, 1)  # beyond 63 bits
 def test_groups_are_those_of_a_schoolbook(rows: list[Row], encoded: bool, pieces: int) -> None:
     table = grouped(table_of(rows, encoded=encoded, pieces=pieces), KEYS, AGGREGATES)
 
