@@ -10,31 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
-from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from penstock.decode.config import IntakeConfig
-from penstock.decode.decoder import Decoded, Decoder
+from penstock.decode.decoder import Decoded
 from penstock.decode.outcome import Format
 from penstock.model.point import Chunk, PointKind
 from penstock.protobuf import field_bytes, field_varint
-from penstock.testing import FakeClock
+from tests.decode import reference
+from tests.decode.reference import Series, Total
+from tests.decode.support import DELTA, decode, decoder
 from tests.examples import examples
-from tests.receive import reference
-from tests.receive.reference import Series, Total
 from tests.receive.support import NOW, SECOND, attribute, counter, gauge, request
 
-DELTA = AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
 names = st.sampled_from(["cpu", "memory", "größe"])
 numbers = st.floats(-1e9, 1e9)
 times = st.sampled_from([0, 1, NOW, NOW + SECOND])
-
-
-def decoder(**config: Any) -> Decoder:
-    return Decoder(IntakeConfig(**config), FakeClock(NOW / SECOND))
-
-
-def decode(*requests: ExportMetricsServiceRequest, using: Decoder | None = None) -> Decoded:
-    return (using or decoder()).decode(Format.OTLP, [one.SerializeToString() for one in requests])
 
 
 def totals(chunks: list[Chunk]) -> dict[Series, Total]:

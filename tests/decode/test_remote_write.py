@@ -13,7 +13,7 @@ from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.model.point import PointKind
 from penstock.protobuf import field_bytes, field_double, field_varint
 from penstock.receive.http_receiver import HttpReceiver
-from tests.decode.test_otlp import decoder
+from tests.decode.support import decoder
 from tests.receive.support import NOW, KeepingSink, call, post
 
 MILLIS = NOW // 1_000_000
@@ -119,9 +119,9 @@ def test_what_is_not_a_write_is_refused_alone(body: bytes) -> None:
 def test_of_names_that_no_metric_may_have_no_type_is_remembered() -> None:
     using = decoder()
     families = [b"x" * 100_000, b"a\0b", b"\xed\xa0\x80", b"", b"fine"]
-    told = [field_bytes(3, field_varint(1, 1) + field_bytes(2, family)) for family in families]
+    metadata = [field_bytes(3, field_varint(1, 1) + field_bytes(2, family)) for family in families]
 
-    decoded = decode(using, b"".join(told) + write(({"__name__": "fine"}, [(MILLIS, 1.0)])))
+    decoded = decode(using, b"".join(metadata) + write(({"__name__": "fine"}, [(MILLIS, 1.0)])))
 
     assert not decoded.outcomes.errors
     assert using._remote_write.types == {"fine": 1}
@@ -147,8 +147,8 @@ def test_a_sender_that_names_neither_type_nor_encoding_is_taken_as_prometheus_ta
 
 
 def answered(port: int, body: bytes, **headers: str) -> Any:
-    told = {"Content_Type": "application/x-protobuf", "Content_Encoding": "snappy", **headers}
-    return post(port, "/api/v1/write", bytes(cramjam.snappy.compress_raw(body)), **told)
+    every = {"Content_Type": "application/x-protobuf", "Content_Encoding": "snappy", **headers}
+    return post(port, "/api/v1/write", bytes(cramjam.snappy.compress_raw(body)), **every)
 
 
 def test_answers_are_what_prometheus_expects(http: HttpReceiver, sink: KeepingSink) -> None:

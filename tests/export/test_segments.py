@@ -134,7 +134,7 @@ def test_a_block_that_cannot_be_read_is_a_dead_letter_also_after_a_crash_before_
 
 
 def test_segments_of_a_writer_leave_no_sequence_between_them(tmp_path: Path) -> None:
-    """So whoever reads them sees that one is missing."""
+    """So a reader of the folder sees that one is missing."""
     leases = [Lease(n, 1, block(n) if n % 3 else b"nonsense", 0.0) for n in range(12)]
     for begin, end in ((0, 5), (7, 9), (9, 12)):  # 5 and 6 were dropped by the queue
         exporter = SegmentExporter(tmp_path)

@@ -63,12 +63,12 @@ def test_what_a_real_prometheus_writes_adds_up_to_what_it_says(scraping: Scrapin
     increments, ups = sink.points(COUNTER, PointKind.COUNTER), sink.points("up")
     last = max(row["time"] for row in increments).timestamp()
     first = min(row["time"] for row in increments).timestamp()
-    said, up = (values_of(scraping, name, at=last + 60) for name in (COUNTER, "up"))
-    start = max(time for time in said if time < first)
+    scraped, up = (values_of(scraping, name, at=last + 60) for name in (COUNTER, "up"))
+    start = max(time for time in scraped if time < first)
 
     assert {round(row["time"].timestamp(), 3): row["value"] for row in ups}.items() <= up.items()
     assert 1.0 in up.values()  # and 0 where a busy machine was too slow to be scraped in time
     assert increments[0]["labels"] == {"instance": f"127.0.0.1:{scraping.port}", "job": "itself"}
     total = sum(row["value"] for row in increments if row["time"].timestamp() <= last)
-    assert total == pytest.approx(said[round(last, 3)] - said[start])
+    assert total == pytest.approx(scraped[round(last, 3)] - scraped[start])
     assert {chunk.metric: chunk.kind for chunk in sink.chunks if chunk.metric in TYPES} == TYPES
