@@ -34,7 +34,7 @@ def relay_queue(config: ServiceConfig, name: str, *, is_left: bool = False) -> S
     elif not settings.enabled:  # nothing is held, and what a folder holds from before is for others to drain
         settings = replace(settings, type="memory", order="fifo")
     if settings.type == "disk":
-        settings = replace(settings, path=private(config.queue_path(name)))
+        settings = replace(settings, path=make_private_folder(config.queue_path(name)))
     with _for_us_alone():
         return SendQueue.open(make_exporter(section), settings)
 
@@ -55,13 +55,13 @@ class SegmentQueue:
         )
 
         segments = config.segments
-        folder = private(config.resolved(segments.path))
+        folder = make_private_folder(config.resolved(segments.path))
         exporter = SegmentExporter(
             folder, writer=segments.writer, max_blocks=segments.max_blocks, max_bytes=segments.max_bytes
         )
         pace = Paced(exporter, float(segments.interval))
         with _for_us_alone():
-            queue = FastQueue(private(config.resolved(segments.queue.path)), segments.queue.queue_config())
+            queue = FastQueue(make_private_folder(config.resolved(segments.queue.path)), segments.queue.queue_config())
         try:
             sender = SendQueue(queue, pace, _sending(segments.queue), owns_queue=True)
         except BaseException:
@@ -144,8 +144,8 @@ def beside(path: str | Path, index: int) -> str:
     return f"{str(path).rstrip('/')}.{index}" if index else str(path)
 
 
-def private(folder: Path) -> Path:
-    """The folder, made if need be, for nobody else to look into."""
+def make_private_folder(folder: Path) -> Path:
+    """Create the folder unless it is there, readable by its owner only. Returns it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)

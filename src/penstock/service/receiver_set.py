@@ -13,7 +13,7 @@ from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
 from penstock.receive.sink import RawSink, Sink
 from penstock.service.doctor import require_extra
-from penstock.service.queues import beside, private
+from penstock.service.queues import beside, make_private_folder
 from penstock.service.stream_handover import MEMORY
 from penstock.telemetry import Buckets, Sample
 
@@ -113,7 +113,9 @@ def _peers(config: ServiceConfig, index: int) -> "Peers":
     from penstock.decode.stream_owners import StreamOwners
     from penstock.receive.peers import Peers
 
-    return Peers(private(config.resolved(PEERS)), StreamOwners(index, config.processes), int(config.intake.max_held))
+    return Peers(
+        make_private_folder(config.resolved(PEERS)), StreamOwners(index, config.processes), int(config.intake.max_held)
+    )
 
 
 MakeFront = Callable[[ServiceConfig, Sink | None, RawSink | None], Front]
