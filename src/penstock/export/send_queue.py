@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _CUT_OFF_ALLOWANCE = 0.5  # seconds of the deadline kept for sends that were cut off to say so
 _SHORTEST_POLL = 0.001  # seconds between two looks whether everything is settled, where little is left
 _LONGEST_POLL = 0.1
-_POLL_PER_BATCH = 50e-6  # seconds: no batch takes less, and each look takes the interpreter from a worker
+_POLL_PER_BATCH = 10e-6  # seconds: a few looks in all, since each takes the interpreter from a worker
 
 
 class SendQueue:
