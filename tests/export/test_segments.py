@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked, TransientExportError
 from penstock.export import SendQueue
 from penstock.export.exporters.segment_exporter import SegmentExporter
-from penstock.model.partial import of_points
+from penstock.model.chunk_partials import partials_of_chunks
 from penstock.model.point import chunk_type
 from penstock.model.segment import QUARANTINE, encode, read, sealed
 from penstock.spool import Durability, FastQueue, FastQueueConfig, Lease
@@ -37,7 +37,7 @@ SendQueue(queue, SegmentExporter(Path(sys.argv[1]) / "segments", max_blocks=int(
 
 
 def block(number: int) -> bytes:
-    return encode(of_points([chunk_type("cpu").of([f"e{number}"], [0], [float(number)])]))
+    return encode(partials_of_chunks([chunk_type("cpu").of([f"e{number}"], [0], [float(number)])]))
 
 
 def entities(folder: Path) -> list[str]:

@@ -15,8 +15,9 @@ class BackoffConfig:
     """`backoff` in the configuration file."""
 
     enabled: bool = True
-    """False: every delay is the retry interval."""
+    """Wait longer after each failure in a row; false: every delay is the retry interval."""
     multiplier: float = 2.0
+    """By what factor."""
     jitter: float = 0.5
     """Share of a delay that chance may take off, so that many senders do not come back in one moment."""
 

@@ -24,6 +24,7 @@ class BreakerConfig:
     """`circuit_breaker` in the configuration file."""
 
     enabled: bool = True
+    """Leave a failing destination alone."""
     threshold: int = 5
     """So many failures in a row open the circuit."""
     reset_timeout: float | str = 30.0

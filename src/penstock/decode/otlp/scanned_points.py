@@ -61,10 +61,6 @@ class ScannedPoints:
             )
         return times.view(np.int64), is_timely & has_value
 
-    def starts(self) -> Ints:
-        """Returns when the stream of every point began; 0 where the point does not say."""
-        return starts_at(self.data, self.fields)
-
     def resolve_streams(self, is_valid: Mask, context: DecodeContext, keys: Any = None) -> Ints:
         """Returns the stream of each point, NO_STREAM for those that are not valid or are refused.
 
@@ -79,10 +75,7 @@ class ScannedPoints:
             keys = (self if len(asked) == len(is_valid) else self.take(asked)).keys()
         elif len(asked) < len(is_valid):
             keys = keys.take(asked)
-        metrics, family = self.metrics[asked], self.family[asked]
-        is_next = (metrics[1:] != metrics[:-1]) | (family[1:] != family[:-1])
-        bounds = np.concatenate([[0], np.flatnonzero(is_next) + 1, [len(asked)]])
-        streams[asked] = context.resolve(self.namespaces, family, keys, self.requests[asked], bounds).streams
+        streams[asked] = context.resolve(self.namespaces, self.family[asked], keys, self.requests[asked]).streams
         self.learn(self, streams)
         return streams
 
@@ -99,7 +92,7 @@ class ScannedPoints:
             context.outcomes.reject(self.requests[is_valid & ~has_number], Refusal.VALUE, "a point without a value")
             is_valid &= has_number
         streams = self.resolve_streams(is_valid, context)
-        return NumberPoints.with_stream(Rows(self.requests, streams, times, values), self.starts())
+        return NumberPoints.with_stream(Rows(self.requests, streams, times, values), starts_at(self.data, self.fields))
 
 
 def starts_at(data: Bytes, fields: dict[str, Ints]) -> Ints:
