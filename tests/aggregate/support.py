@@ -6,11 +6,13 @@ import pyarrow as pa
 
 from penstock.errors import QueueFull
 from penstock.model.columns import columns_of
+from penstock.model.definition_file import parse_definitions
 from penstock.model.point import Chunk, chunk_type
 from penstock.model.segment import decode
 from penstock.testing import wait_until
 
 Cpu, Rps = chunk_type("cpu"), chunk_type("rps")
+DEFINED = parse_definitions({"metrics": [{"name": "cpu", "source": "cpu"}]})  # rps goes the way without
 
 
 def as_it_is(chunk: Chunk) -> Chunk:
@@ -46,7 +48,7 @@ class Downstream:
         self.pushing += 1
         assert self._may_push.wait(20)
         self.pushing -= 1
-        refusal = self.refusal  # it may end meanwhile
+        refusal = self.refusal  # the test may end it at any time
         if refusal is not None:
             self.refused += 1
             raise refusal

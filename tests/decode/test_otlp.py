@@ -14,7 +14,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.decoder import Decoded
 from penstock.decode.outcome import Format
-from penstock.model.point import Chunk, Kind
+from penstock.model.point import Chunk, PointKind
 from penstock.protobuf import field_bytes, field_varint
 from tests.decode import reference
 from tests.decode.reference import Series, Total
@@ -130,7 +130,7 @@ def test_the_columns_are_what_protobufs_own_objects_say(made: list[ExportMetrics
         series: total.count for series, total in expected.items()
     }
     for series, total in expected.items():
-        if series[1] is not Kind.DISTRIBUTION:
+        if series[1] is not PointKind.DISTRIBUTION:
             assert sorted(found[series].values) == pytest.approx(sorted(total.values))
         else:
             assert found[series].sum == pytest.approx(total.sum, rel=1e-6, abs=1e-3)
@@ -147,7 +147,7 @@ def test_a_damaged_request_is_refused_alone_or_read(made: ExportMetricsServiceRe
     decoded = decoder().decode(Format.OTLP, [whole, bytes(damaged), whole])
 
     assert {0, 2}.isdisjoint(decoded.outcomes.errors)
-    assert sum(len(chunk) for chunk in decoded.chunks if chunk.metric == "good" and chunk.kind is Kind.GAUGE) >= 2
+    assert sum(len(chunk) for chunk in decoded.chunks if chunk.metric == "good" and chunk.kind is PointKind.GAUGE) >= 2
 
 
 def body_of(point: bytes, field: int = 5, more: bytes = b"") -> bytes:
@@ -220,7 +220,7 @@ def test_a_sum_that_does_not_say_what_it_is_is_refused() -> None:
 def test_a_level_that_may_fall_is_a_gauge() -> None:
     (chunk,) = decode(request(counter("c", (NOW, 7.0), is_monotonic=False))).chunks
 
-    assert (chunk.kind, chunk.points["value"].to_pylist()) == (Kind.GAUGE, [7.0])
+    assert (chunk.kind, chunk.points["value"].to_pylist()) == (PointKind.GAUGE, [7.0])
 
 
 @pytest.mark.parametrize("points", [1, 7, 60, 200])

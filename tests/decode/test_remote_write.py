@@ -10,7 +10,7 @@ import pytest
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.outcome import Format
 from penstock.export.exporters.remote_write_exporter import write_request
-from penstock.model.point import Kind
+from penstock.model.point import PointKind
 from penstock.protobuf import field_bytes, field_double, field_varint
 from penstock.receive.http_receiver import HttpReceiver
 from tests.decode.support import decoder
@@ -34,7 +34,7 @@ def decode(using: Decoder, *bodies: bytes) -> Decoded:
     return using.decode(Format.REMOTE_WRITE, list(bodies))
 
 
-def rows(decoded: Decoded) -> list[tuple[str, Kind, str, float]]:
+def rows(decoded: Decoded) -> list[tuple[str, PointKind, str, float]]:
     return [
         (chunk.metric, chunk.kind, row["entity"], row["value"])
         for chunk in decoded.chunks
@@ -50,9 +50,9 @@ def test_gauges_come_as_they_are_with_their_labels() -> None:
     found = rows(decode(decoder(), body))
 
     assert found == [
-        ("up", Kind.GAUGE, '{"job":"a"}', 1.0),
-        ("up", Kind.GAUGE, '{"job":"a"}', 0.0),
-        ("up", Kind.GAUGE, "{}", 2.0),
+        ("up", PointKind.GAUGE, '{"job":"a"}', 1.0),
+        ("up", PointKind.GAUGE, '{"job":"a"}', 0.0),
+        ("up", PointKind.GAUGE, "{}", 2.0),
     ]
 
 
@@ -73,7 +73,7 @@ def test_metadata_knows_better_than_names() -> None:
     decode(using, metadata + write(({"__name__": "requests"}, [(MILLIS + 1, 6.0)])))
     found = rows(decode(using, write(({"__name__": "requests"}, [(MILLIS + 2, 8.0)]))))
 
-    assert found == [("requests", Kind.COUNTER, "{}", 2.0)]
+    assert found == [("requests", PointKind.COUNTER, "{}", 2.0)]
 
 
 def test_the_mark_of_a_series_that_ended_is_no_value() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.export import http1
-from penstock.export.http1 import MOST_HEAD, Connection, HttpResponse
+from penstock.export.http1 import MAX_HEAD_BYTES, Connection, HttpResponse
 from penstock.export.http_client import HttpClient, HttpClientConfig
 
 MOST = 100  # bytes of an answer that the tests read
@@ -119,8 +119,8 @@ NONSENSE = {
     "no status there is": b"HTTP/1.1 099 hidden\r\n\r\n",
     "no name": b"HTTP/1.1 200 OK\r\n: hidden\r\n\r\n",
     "no header": b"HTTP/1.1 200 OK\r\nhidden\r\n\r\n",
-    "headers without end": b"HTTP/1.1 200 OK\r\n" + b"X: hidden\r\n" * (MOST_HEAD // 8),
-    "a header without end": b"HTTP/1.1 200 OK\r\nX: hidden" + b"x" * (MOST_HEAD + AT_ONCE),
+    "headers without end": b"HTTP/1.1 200 OK\r\n" + b"X: hidden\r\n" * (MAX_HEAD_BYTES // 8),
+    "a header without end": b"HTTP/1.1 200 OK\r\nX: hidden" + b"x" * (MAX_HEAD_BYTES + AT_ONCE),
     "no length": b"HTTP/1.1 200 OK\r\nContent-Length: hidden\r\n\r\n",
     "an empty length": b"HTTP/1.1 200 OK\r\nContent-Length:\r\n\r\n",
     "less than nothing": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
@@ -171,7 +171,7 @@ def receive(*pieces: bytes, is_over: bool = True) -> HttpResponse:
                 if is_over:
                     theirs.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # nobody reads it any more
+                pass  # the client has stopped reading
 
         with beside(serve):
             try:
@@ -314,7 +314,7 @@ def test_addresses_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_address_that_refuses_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # nobody listens there
+        bound.bind(("127.0.0.1", 0))  # no server listens there
         addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", each.getsockname()) for each in (bound, listener)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: list(addresses))
         http1.connect("somewhere", 1, None, soon()).close()
@@ -405,7 +405,9 @@ def test_a_request_is_what_the_standard_library_would_send(
 
 
 def test_the_last_of_headers_with_one_name_counts_in_whatever_case() -> None:
-    start = http1.start_of_post("/", "host", {"User-Agent": "a", "X": "1"}, {"user-agent": "b"}, {"USER-AGENT": "c"})
+    start = http1.encode_post_start(
+        "/", "host", {"User-Agent": "a", "X": "1"}, {"user-agent": "b"}, {"USER-AGENT": "c"}
+    )
     assert start == (
         b"POST / HTTP/1.1\r\nHost: host\r\nAccept-Encoding: identity\r\nUSER-AGENT: c\r\nX: 1\r\nContent-Length: "
     )

@@ -13,7 +13,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.outcome import Answer, Format, Status
-from penstock.model.point import Chunk, Kind
+from penstock.model.point import Chunk, PointKind
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
 from penstock.receive.grpc_receiver import GrpcReceiver
@@ -82,7 +82,7 @@ class KeepingSink:
         for done in held:
             done(self.fails)
 
-    def points(self, metric: str, kind: Kind | None = None) -> list[dict[str, Any]]:
+    def points(self, metric: str, kind: PointKind | None = None) -> list[dict[str, Any]]:
         """All rows of that metric, labels as a dict."""
         return [
             {**row, "labels": json.loads(row["entity"])}

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
 from penstock.receive.answers import rpc_status
-from penstock.receive.config import Limits
+from penstock.receive.config import GrpcLimits
 from penstock.receive.intake import Intake
 from tests.receive.support import EXPORT, KeepingSink, gauge, request, serving
 
@@ -20,7 +20,7 @@ from tests.receive.support import EXPORT, KeepingSink, gauge, request, serving
 @pytest.fixture
 def channel(intake: Intake) -> Iterator[grpc.Channel]:
     with (
-        serving(intake, limits=Limits(max_body=100_000)) as receiver,
+        serving(intake, limits=GrpcLimits(max_body=100_000)) as receiver,
         grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel,
     ):
         yield channel

@@ -12,7 +12,7 @@ from penstock.decode.decoder import Decoder
 from penstock.decode.outcome import Format, Refusal
 from penstock.decode.series import OVERFLOW
 from penstock.errors import ConfigError
-from penstock.receive.config import AuthConfig, HttpReceiverConfig, Limits
+from penstock.receive.config import AuthConfig, HttpLimits, HttpReceiverConfig
 from penstock.testing import FakeClock
 from tests.decode.support import CUMULATIVE, DELTA, decode, decoder, exponential, histogram, sample
 from tests.receive.support import NOW, SECOND, counter, gauge, request
@@ -165,9 +165,9 @@ def test_a_metrics_name_fits_into_every_table_however_long_a_labels_may_be() -> 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Limits(max_body=10), "limits.max_body must be >= 1024 bytes, got 10"),
-        (lambda: Limits(read_timeout=0), "limits.read_timeout must be > 0, got 0"),
-        (lambda: Limits(max_connections=0), "limits.max_connections must be a whole number >= 1, got 0"),
+        (lambda: HttpLimits(max_body=10), "limits.max_body must be >= 1024 bytes, got 10"),
+        (lambda: HttpLimits(read_timeout=0), "limits.read_timeout must be > 0, got 0"),
+        (lambda: HttpLimits(max_connections=0), "limits.max_connections must be a whole number >= 1, got 0"),
         (lambda: IntakeConfig(max_streams=-1), "intake.max_streams must be a whole number >= 1, got -1"),
         (lambda: IntakeConfig(expiry="5s"), "intake.expiry must be >= 60 s, got 5"),
         (lambda: IntakeConfig(initial_value=cast(Any, "maybe")), "initial_value must be one of auto, keep, drop, got"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import MissingRequirement
-from penstock.model.point import Kind
+from penstock.model.point import PointKind
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.testing import wait_until
 from tests.conftest import missing
@@ -16,9 +16,9 @@ from tests.servers import Prometheus
 pytestmark = pytest.mark.server
 COUNTER = "process_cpu_seconds_total"
 TYPES = {
-    "prometheus_http_requests_total": Kind.COUNTER,
-    "prometheus_http_request_duration_seconds_bucket": Kind.COUNTER,
-    "go_goroutines": Kind.GAUGE,
+    "prometheus_http_requests_total": PointKind.COUNTER,
+    "prometheus_http_request_duration_seconds_bucket": PointKind.COUNTER,
+    "go_goroutines": PointKind.GAUGE,
 }
 
 
@@ -60,7 +60,7 @@ def values_of(server: Prometheus, name: str, at: float) -> dict[float, float]:
 def test_what_a_real_prometheus_writes_adds_up_to_what_it_says(scraping: Scraping, sink: KeepingSink) -> None:
     wait_until(lambda: len(sink.points(COUNTER)) >= 8 and len(sink.points("up")) >= 8, 60)
     wait_until(lambda: TYPES.keys() <= {chunk.metric for chunk in sink.chunks})  # a series has a way of its own to us
-    increments, ups = sink.points(COUNTER, Kind.COUNTER), sink.points("up")
+    increments, ups = sink.points(COUNTER, PointKind.COUNTER), sink.points("up")
     last = max(row["time"] for row in increments).timestamp()
     first = min(row["time"] for row in increments).timestamp()
     scraped, up = (values_of(scraping, name, at=last + 60) for name in (COUNTER, "up"))

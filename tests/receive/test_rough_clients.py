@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from penstock.decode.config import IntakeConfig
-from penstock.receive.config import AuthConfig, Limits
+from penstock.receive.config import AuthConfig, HttpLimits
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.testing import wait_until
@@ -76,7 +76,7 @@ def test_a_client_that_breaks_off_is_counted_and_no_error_of_ours(
 
 
 def test_a_client_that_does_not_listen_is_cut_off(intake: Intake) -> None:
-    with running(intake, limits=Limits(read_timeout=0.2)) as receiver:
+    with running(intake, limits=HttpLimits(read_timeout=0.2)) as receiver:
         assert receiver._listener is not None
         # Connections take after their listener: small buffers are soon full, also on a slow machine.
         receiver._listener.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -139,7 +139,7 @@ def test_an_error_is_answered_in_the_format_of_the_request(intake: Intake, tmp_p
 
 def test_a_thousand_clients_that_break_off_leave_nothing_behind(intake: Intake) -> None:
     # All of them may still stand in line, ended as they are, when the last one comes: the limit has room for it.
-    with running(intake, limits=Limits(max_connections=1001)) as receiver:
+    with running(intake, limits=HttpLimits(max_connections=1001)) as receiver:
         before = files_open()
         for place in range(1000):
             with connected(receiver) as client:

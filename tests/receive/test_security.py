@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.receive.config import AuthConfig, GrpcReceiverConfig, HttpReceiverConfig, Limits, ServerTlsConfig
+from penstock.receive.config import AuthConfig, GrpcReceiverConfig, HttpLimits, HttpReceiverConfig, ServerTlsConfig
 from penstock.receive.grpc_receiver import GrpcReceiver
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
@@ -202,7 +202,7 @@ def test_a_short_token_is_refused_at_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_body_that_is_too_long_is_413_before_it_is_read(intake: Intake, is_chunked: bool) -> None:
-    with running(intake, limits=Limits(max_body=2000)) as receiver:
+    with running(intake, limits=HttpLimits(max_body=2000)) as receiver:
         connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=10)
         body: Any = iter([b"x" * 1000] * 3) if is_chunked else b"x" * 2001
         connection.request("POST", "/v1/metrics", body, PROTOBUF, encode_chunked=is_chunked)
@@ -211,7 +211,7 @@ def test_a_body_that_is_too_long_is_413_before_it_is_read(intake: Intake, is_chu
 
 
 def test_a_bomb_is_413(intake: Intake) -> None:
-    with running(intake, limits=Limits(max_decompressed=1_000_000)) as receiver:
+    with running(intake, limits=HttpLimits(max_decompressed=1_000_000)) as receiver:
         headers = {"Content_Type": "application/x-protobuf", "Content_Encoding": "gzip"}
         answered = post(receiver.port, "/v1/metrics", gzip.compress(bytes(50_000_000)), **headers)
     assert answered.status == 413
@@ -219,14 +219,14 @@ def test_a_bomb_is_413(intake: Intake) -> None:
 
 
 def test_a_client_that_does_not_finish_its_body_is_cut_off(intake: Intake) -> None:
-    with running(intake, limits=Limits(read_timeout=0.1)) as receiver, connected(receiver) as client:
+    with running(intake, limits=HttpLimits(read_timeout=0.1)) as receiver, connected(receiver) as client:
         client.sendall(HEAD + b"Content-Length: 100\r\n\r\nhalf of")
         assert client.recv(100).startswith(b"HTTP/1.1 408")
         read_all(client)
 
 
 def test_a_client_that_does_not_finish_its_header_is_cut_off(intake: Intake) -> None:
-    with running(intake, limits=Limits(idle_timeout=0.2)) as receiver, connected(receiver) as client:
+    with running(intake, limits=HttpLimits(idle_timeout=0.2)) as receiver, connected(receiver) as client:
         client.sendall(b"POST /v1/metrics HTTP/1.1\r\nHost:")
         read_all(client)
 
@@ -236,7 +236,7 @@ def test_connections_beyond_the_limit_are_closed_at_once_and_without_a_word(
 ) -> None:
     gc.collect()  # what was left of other tests
     caplog.clear()
-    with running(intake, limits=Limits(max_connections=1)) as receiver, connected(receiver):
+    with running(intake, limits=HttpLimits(max_connections=1)) as receiver, connected(receiver):
         wait_until(lambda: count(receiver, "penstock_receive_connections", "http") == 1)
         with connected(receiver) as second:
             read_all(second)

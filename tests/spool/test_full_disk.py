@@ -97,7 +97,7 @@ def test_a_kill_before_the_meta_that_has_no_room_leaves_the_right_count(tmp_path
         taken = taken_of(queue, blocks(20))
         disk.capacity = 0
         queue.ack(queue.lease(4))
-        queue._keep()  # as its own thread does: no room for a meta, so the room of what is done is given back
+        queue._syncer.run_once()  # no room for a meta, so the room of what is done is given back
         assert queue.stats().chunks < len(taken)
         disk.capacity = 20 * BLOCK
         more = taken_of(queue, blocks(3))
@@ -189,7 +189,7 @@ def test_a_chunk_that_went_without_a_meta_does_not_make_what_a_kill_skipped_look
     assert taken_of(queue, given) == given
     queue.ack(queue.lease(left + 5))
     files._fault = lambda call, number: errno.ENOSPC if call == "write" else None
-    queue._keep()  # the chunks go, and no meta says since when
+    queue._syncer.run_once()  # the chunks go, and no meta says since when
     files.heal()
     files.kill()
     queue = FastQueue("q", config, files=files)
@@ -207,11 +207,11 @@ def test_one_ack_of_blocks_before_and_behind_the_meta_leaves_the_right_count() -
     queue = FastQueue("q", config, files=files)
     given = [block[:700] for block in blocks(12)]  # each in a chunk of its own
     assert taken_of(queue, given[:3]) == given[:3]
-    queue._keep()
+    queue._syncer.run_once()
     assert taken_of(queue, given[3:]) == given[3:]
     queue.ack(queue.lease(6))  # one record: three that the meta has counted, three that it has not
     files._fault = lambda call, number: errno.ENOSPC if call == "write" else None
-    queue._keep()  # the chunks go, and no meta says so
+    queue._syncer.run_once()  # the chunks go, and no meta says so
     files.heal()
     files.kill()
     queue = FastQueue("q", config, files=files)

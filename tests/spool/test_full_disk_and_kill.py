@@ -58,7 +58,7 @@ def test_a_journal_goes_on_where_a_full_disk_has_no_room_for_the_next(monkeypatc
     fill(files)
     for number in range(1, 40):
         assert queue.pop() == b"%d" % number
-        queue._keep()  # no room for a meta either
+        queue._syncer.run_once()  # no room for a meta either
     files.heal()
     files.kill()
     queue = FastQueue("q", DISK, files=files)
@@ -129,7 +129,7 @@ def leave_empty(files: FakeFiles, queue: FastQueue) -> None:
     queue.push_many([bytes(700)] * 3)
     queue.ack(queue.lease(10))
     fill_for_metas(files)
-    queue._keep()
+    queue._syncer.run_once()
 
 
 def fill_for_metas(files: FakeFiles) -> None:
@@ -144,7 +144,7 @@ def test_where_no_frame_follows_the_meta_what_a_kill_skipped_is_not_lost(
     config, files = replace(DISK, chunk_size=1000, order=order), FakeFiles()
     queue = FastQueue("q", config, files=files)
     queue.push_many([b"first", b"second"])
-    queue._keep()
+    queue._syncer.run_once()
     leave(files, queue)
     files.heal()
     files.kill()
@@ -156,7 +156,7 @@ def test_where_no_frame_follows_the_meta_what_a_kill_skipped_is_not_lost(
     queue.ack([lease for lease in leases if lease.data not in given[5:]])
     if order == "fifo":
         fill_for_metas(files)
-    queue._keep()
+    queue._syncer.run_once()
     files.heal()
     files.kill()
     queue = FastQueue("q", config, files=files)
@@ -178,7 +178,7 @@ def test_chunks_that_went_with_neither_meta_nor_journal_leave_the_right_count(
     fill(files)
     leases = sorted(queue.lease(12))
     queue.ack(leases[:8])
-    queue._keep()
+    queue._syncer.run_once()
     files.heal()
     files.kill()
     queue = FastQueue("q", config, files=files)
@@ -197,7 +197,7 @@ def test_a_meta_follows_at_once_on_chunks_that_went_for_its_sake(tmp_path: Path)
         queue.flush()
         disk.capacity = 9 * BLOCK
         queue.ack(queue.lease(4))
-        queue._keep()
+        queue._syncer.run_once()
         with FastQueue(killed(tmp_path), config) as other:
             assert len(other) == 5
             assert drained(other) == blocks(9)[4:]
@@ -238,7 +238,7 @@ def test_one_ack_of_blocks_of_many_sizes_leaves_the_bytes_of_those_that_are_left
         queue.push(bytes(length))
     queue.ack(queue.lease(10))  # one record, and the block of 10 bytes shares its chunk with the last one
     fill_for_metas(files)
-    queue._keep()
+    queue._syncer.run_once()
     files.heal()
     files.kill()
     queue = FastQueue("q", config, files=files)

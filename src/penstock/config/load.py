@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from penstock.config.schema import NAME, PREFIX, Key, KeyPath, Section, schema_of
+from penstock.config.schema import NAME, PREFIX, Key, KeyPath, Section, flag_of, schema_of, variable_of
 from penstock.config.yaml_document import Located, parse_document, read_document
 from penstock.errors import ConfigError
 
@@ -46,23 +46,28 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
     text: str | None = None,
+    path: KeyPath = (),
+    beneath: Mapping[KeyPath, Given] | None = None,
+    aliases: Mapping[str, KeyPath] | None = None,
 ) -> Loaded[T]:
     """The configuration of that class. ConfigError lists every problem with its key, value, bound and place.
 
     `environ`: variables by name, only ours are looked at. `flags`: texts by flag, as `--admin-listen`.
-    `text`: the file's content, for those who have it already.
+    `text`: the file's content, where it was read already.
+    `path`: where the class stands in the tree, if it is a section of it; `beneath`: what was given for it before.
+    `aliases`: further flags, each with the key that it sets.
     """
-    schema = schema_of(kind)
+    schema = schema_of(kind, path)
     problems: list[str] = []
-    given: dict[KeyPath, Given] = {}
+    given: dict[KeyPath, Given] = dict(beneath or {})
     if file is not None or text is not None:
         name = str(file or "configuration")
         document = read_document(file) if text is None and file is not None else parse_document(text or "", name)
         given.update(_of_document(schema, document, name, problems))
     warnings: list[str] = []
     given.update(_of_variables(schema, environ or {}, problems, warnings))
-    given.update(_of_flags(schema, flags or {}, problems))
-    config = _built(schema, (), given, problems)
+    given.update(_of_flags(schema, flags or {}, aliases or {}, problems))
+    config = _built(schema, path, given, problems)
     if problems or config is None:
         raise ConfigError("\n".join(problems))
     return Loaded(config, given, tuple(warnings))
@@ -85,9 +90,11 @@ def _of_document(
         here, origin = (*path, word), f"{file}:{entry.line}"
         if word in section.keys:
             try:
-                yield here, Given(section.keys[word].checked(entry.plain(), ".".join(here)), origin)
+                yield here, Given(replace(section.keys[word], path=here).checked(entry.plain()), origin)
             except ConfigError as error:
                 problems.append(f"{origin}: {error}")
+        elif word in section.refused:
+            problems.append(f"{origin}: {'.'.join(here)} has no effect here: {section.refused[word]}")
         elif word not in section.sections:
             problems.append(f"{origin}: {unknown('.'.join(here), word, [*section.keys, *section.sections])}")
         elif section.sections[word].is_named:
@@ -118,17 +125,37 @@ def _of_variables(
     schema: Section, environ: Mapping[str, str], problems: list[str], warnings: list[str]
 ) -> Iterator[tuple[KeyPath, Given]]:
     known = {key.variable: key for key in schema.walk()}
+    refused = {variable_of(path): remedy for path, remedy in schema.walk_refused()}
     for variable, text in sorted(environ.items()):
         if not variable.startswith(f"{PREFIX}_") or variable in OTHER_VARIABLES:
+            continue
+        if remedy := _remedy(variable, refused, "_"):
+            problems.append(f"{variable} has no effect: {remedy}")
             continue
         # A stranger is no error: Kubernetes sets PENSTOCK_SERVICE_HOST and others for a service of our name.
         yield from _of_text(variable, text, known, "_", problems, warnings, schema)
 
 
-def _of_flags(schema: Section, flags: Mapping[str, str], problems: list[str]) -> Iterator[tuple[KeyPath, Given]]:
-    known = {key.flag: key for key in schema.walk()}
+def _of_flags(
+    schema: Section, flags: Mapping[str, str], aliases: Mapping[str, KeyPath], problems: list[str]
+) -> Iterator[tuple[KeyPath, Given]]:
+    by_path = {key.path: key for key in schema.walk()}
+    known = {flag: key for key in by_path.values() for flag in key.flags}
+    known |= {flag: by_path[path] for flag, path in aliases.items()}
+    refused = {flag_of(path): remedy for path, remedy in schema.walk_refused()}
     for flag, text in flags.items():
-        yield from _of_text(flag, text, known, "-", problems, problems, schema)
+        if remedy := _remedy(flag, refused, "-"):
+            problems.append(f"{flag} has no effect: {remedy}")
+        else:
+            yield from _of_text(flag, text, known, "-", problems, problems, schema)
+
+
+def _remedy(spelled: str, refused: Mapping[str, str], between: str) -> str | None:
+    """What to do instead of setting that, where it is refused or in a section that is."""
+    for name, remedy in refused.items():
+        if spelled == name or spelled.startswith(name + between):
+            return remedy
+    return None
 
 
 def _of_text(
@@ -149,7 +176,7 @@ def _of_text(
         if _is_named_at(schema, key.path[:end]):
             yield key.path[: end + 1], Given(None, spelled)
     try:
-        yield key.path, Given(key.parsed(text, key.name), spelled)
+        yield key.path, Given(key.parsed(text), spelled)
     except ConfigError as error:
         problems.append(f"{spelled}: {error}")
 

@@ -9,8 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.config.load import Given, Loaded
-from penstock.config.schema import NAME, Key, KeyPath, Kind, Section, schema_of
-from penstock.export.flags import FLAGS
+from penstock.config.schema import NAME, Key, KeyKind, KeyPath, Section, schema_of
 from penstock.units import exact_bytes, exact_duration, parse_bytes, parse_duration
 
 HIDDEN = "***"
@@ -67,14 +66,6 @@ def _entries(
             yield from _entries(inner, (*path, word, *([name] if name else [])), one, given)
 
 
-def doc_of(key: Key) -> str:
-    """What a key does. The queues' keys are explained by their flags."""
-    if key.doc or "queue" not in key.path:
-        return key.doc
-    own = ".".join(key.path[key.path.index("queue") + 1 :])
-    return next((flag.help for flag in FLAGS if flag.key == own), "")
-
-
 def yaml_text(key: Key, value: Any) -> str:
     """A value as YAML on one line, sizes and durations as people write them."""
     if value is None:
@@ -83,9 +74,9 @@ def yaml_text(key: Key, value: Any) -> str:
         return ""
     if isinstance(value, Enum):
         value = value.value
-    if key.kind is Kind.SIZE:
+    if key.kind is KeyKind.SIZE:
         return exact_bytes(parse_bytes(value, key.name))
-    if key.kind is Kind.DURATION:
+    if key.kind is KeyKind.DURATION:
         return exact_duration(parse_duration(value, key.name))
     if isinstance(value, Path):
         value = str(value)
@@ -106,7 +97,7 @@ def _is_plain(text: str) -> bool:
 
 def masked(key: Key, value: Any) -> Any:
     """`value` with what may be secret replaced: passwords in URLs, the values of headers."""
-    if key.kind is Kind.TABLE and key.path[-1] == "headers":
+    if key.kind is KeyKind.TABLE and key.path[-1] == "headers":
         return dict.fromkeys(value or {}, HIDDEN)
     if isinstance(value, str) and "://" in value and (password := urlsplit(value).password):
         return value.replace(f":{password}@", f":{HIDDEN}@", 1)
@@ -133,8 +124,8 @@ def template(kind: type[Any]) -> str:
 def _template_lines(section: Section, depth: int) -> Iterator[str]:
     indent = "#" + "  " * depth
     for word, key in section.keys.items():
-        if doc := doc_of(key):
-            yield f"{indent} # {doc}"
+        if key.doc:
+            yield f"{indent} # {key.doc}"
         if key.choices:
             yield f"{indent} # {key.describes}"
         has_none = "# " if key.default is MISSING else ""

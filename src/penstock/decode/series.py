@@ -21,7 +21,7 @@ from penstock.decode.outcome import Refusal
 from penstock.decode.stream_owners import StreamOwners
 from penstock.decode.text_dictionary import TextDictionary
 from penstock.model.name import name_fault
-from penstock.model.point import Chunk, Kind, chunk_type, entity_of
+from penstock.model.point import Chunk, PointKind, chunk_type, entity_of
 
 OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name for the same
 
@@ -42,7 +42,7 @@ class SeriesDescription:
     """What a raw key means."""
 
     metric: str
-    kind: Kind
+    kind: PointKind
     is_cumulative: bool
     labels: Mapping[str, str]
 
@@ -109,7 +109,7 @@ class SeriesTable:
     def __init__(self, config: IntakeConfig) -> None:
         self._config = config
         self.metrics: list[Metric] = []
-        self._metric_of: dict[tuple[str, Kind], Metric] = {}
+        self._metric_of: dict[tuple[str, PointKind], Metric] = {}
         self._unused: list[Metric] = []  # all of their series have expired: their numbers are free
         self.overflowed = 0
         self._free: list[int] = []

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import NamedTuple
 
-MOST_HEAD = 64 * 1024  # bytes of status line and headers: eight times what proxies commonly let pass
-_MOST_LINE = 8 * 1024  # bytes of a chunk's length with its extensions, or of a trailer
-_MOST_TRAILERS = 100
-_AT_ONCE = 16 * 1024  # bytes to receive: nearly every answer is a few hundred
+MAX_HEAD_BYTES = 64 * 1024  # bytes of status line and headers: eight times what proxies commonly let pass
+_MAX_LINE_BYTES = 8 * 1024  # bytes of a chunk's length with its extensions, or of a trailer
+_MAX_TRAILERS = 100
+_RECV_BYTES = 16 * 1024  # bytes to receive: nearly every answer is a few hundred
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(r"HTTP/1\.([0-9]) +([1-9][0-9][0-9])(?![^ \r\n])")
@@ -45,7 +45,7 @@ def connect(host: str, port: int, context: ssl.SSLContext | None, deadline: floa
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is not None:
-            sock.settimeout(_left(deadline))
+            sock.settimeout(_time_left(deadline))
             sock = context.wrap_socket(sock, server_hostname=host)
     except BaseException:
         sock.close()
@@ -61,7 +61,7 @@ def _dial(host: str, port: int, deadline: float) -> socket.socket:
         try:
             sock = socket.socket(family, kind, protocol)  # which a system may not have: IPv6, for one
             try:
-                sock.settimeout(_left(deadline) / (len(addresses) + 1))
+                sock.settimeout(_time_left(deadline) / (len(addresses) + 1))
                 sock.connect(address)
             except BaseException:
                 sock.close()
@@ -72,7 +72,7 @@ def _dial(host: str, port: int, deadline: float) -> socket.socket:
                 raise
 
 
-def start_of_post(path: str, host: str, *headers: Mapping[str, str]) -> bytes:
+def encode_post_start(path: str, host: str, *headers: Mapping[str, str]) -> bytes:
     """A request up to the length of its body. Of headers of one name, in whatever case, the last one counts."""
     said: dict[str, tuple[str, str]] = {}
     for some in ({"Host": host, "Accept-Encoding": "identity"}, *headers):
@@ -102,11 +102,11 @@ class Connection:
         return not self._poll.poll(0)
 
     def send(self, start: bytes, body: bytes, deadline: float) -> None:
-        """Send a request that begins with that, see `start_of_post`."""
+        """Send a request that begins with that, see `encode_post_start`."""
         head = b"%b%d\r\n\r\n" % (start, len(body))
         sent = 0
         if not self._is_tls:  # which knows no call for both
-            self._sock.settimeout(_left(deadline))
+            self._sock.settimeout(_time_left(deadline))
             sent = self._sock.sendmsg((head, body))
             if sent == len(head) + len(body):
                 return
@@ -114,7 +114,7 @@ class Connection:
             rest = memoryview(part)[sent:]
             sent = max(0, sent - len(part))
             while rest:
-                self._sock.settimeout(_left(deadline))
+                self._sock.settimeout(_time_left(deadline))
                 try:
                     rest = rest[self._sock.send(rest) :]
                 except ssl.SSLEOFError as error:
@@ -122,22 +122,22 @@ class Connection:
 
     def receive(self, most: int, deadline: float) -> HttpResponse:
         """The answer; of one whose body is longer than `most` bytes so much, and the connection cannot go on."""
-        incoming = _Incoming(self._sock, deadline)
+        reader = _ResponseReader(self._sock, deadline)
         status = 100
         while 100 <= status < 200 and status != 101:  # 101: something else than HTTP would follow
-            goes_on, status, headers = _parse(incoming.head())
+            keeps_alive, status, headers = _parse_head(reader.read_head())
         body, is_whole = b"", status >= 200
         if status >= 200 and status not in (204, 304):
             length = headers.get("content-length")
             if headers.get("transfer-encoding", "").lower().endswith("chunked"):
-                body, is_whole = incoming.chunks(most)
+                body, is_whole = reader.read_chunks(most)
             elif length is None:
-                body, is_whole = incoming.rest(most), False
+                body, is_whole = reader.read_to_end(most), False
             elif not _LENGTH.fullmatch(length):
                 raise HTTPException("the answer has a Content-Length that is none")
             else:
-                body, is_whole = incoming.exactly(min(int(length), most)), int(length) <= most
-        return HttpResponse(status, headers, body, goes_on and is_whole and not incoming.buffer)
+                body, is_whole = reader.read_exactly(min(int(length), most)), int(length) <= most
+        return HttpResponse(status, headers, body, keeps_alive and is_whole and not reader.buffer)
 
     def cut(self) -> None:
         """End it from any thread. A thread that reads from it is woken and has what had come by then."""
@@ -151,7 +151,7 @@ class Connection:
         self._sock.close()
 
 
-class _Incoming:
+class _ResponseReader:
     """The bytes of an answer, as they come."""
 
     __slots__ = ("_deadline", "_sock", "buffer")
@@ -161,77 +161,77 @@ class _Incoming:
         self._deadline = deadline
         self.buffer = b""
 
-    def head(self) -> str:
+    def read_head(self) -> str:
         """Status line and headers, without the empty line."""
         seen = 0
-        if not self.buffer and not self._more():
+        if not self.buffer and not self._receive_more():
             raise RemoteDisconnected("the server ended the connection without an answer")
         while (end := _END_OF_HEAD.search(self.buffer, seen)) is None:
             if not b"HTTP/1.".startswith(self.buffer[:7]):
-                raise HTTPException("the answer is not HTTP/1")  # at once: a server of something else may wait for us
-            if len(self.buffer) > MOST_HEAD:
-                raise HTTPException(f"the answer has more than {MOST_HEAD} bytes of headers")
+                raise HTTPException("the answer is not HTTP/1")  # at once: more may never come
+            if len(self.buffer) > MAX_HEAD_BYTES:
+                raise HTTPException(f"the answer has more than {MAX_HEAD_BYTES} bytes of headers")
             seen = max(0, len(self.buffer) - 2)  # the end may have come in part
-            self._need_more(None)
+            self._require_more(None)
         head = self.buffer[: end.start()].decode("latin-1")
         self.buffer = self.buffer[end.end() :]
         return head
 
-    def exactly(self, size: int) -> bytes:
+    def read_exactly(self, size: int) -> bytes:
         while len(self.buffer) < size:
-            self._need_more(size - len(self.buffer))
+            self._require_more(size - len(self.buffer))
         part, self.buffer = self.buffer[:size], self.buffer[size:]
         return part
 
-    def chunks(self, most: int) -> tuple[bytes, bool]:
+    def read_chunks(self, most: int) -> tuple[bytes, bool]:
         """The body, at most so much of it, and whether that is all."""
         parts: list[bytes] = []
-        while size := self._chunk_size():
-            part = self.exactly(min(size, most))
+        while size := self._read_chunk_size():
+            part = self.read_exactly(min(size, most))
             parts.append(part)
             most -= len(part)
             if len(part) < size:
                 return b"".join(parts), False
-            if self._line():
+            if self._read_line():
                 raise HTTPException("the answer has a chunk that is longer than it says")
-        for _ in range(_MOST_TRAILERS):
-            if not self._line():
+        for _ in range(_MAX_TRAILERS):
+            if not self._read_line():
                 return b"".join(parts), True
-        raise HTTPException(f"the answer has more than {_MOST_TRAILERS} trailers")
+        raise HTTPException(f"the answer has more than {_MAX_TRAILERS} trailers")
 
-    def rest(self, most: int) -> bytes:
+    def read_to_end(self, most: int) -> bytes:
         """What comes until the server ends the connection."""
-        while len(self.buffer) < most and self._more():
+        while len(self.buffer) < most and self._receive_more():
             pass
         return self.buffer[:most]
 
-    def _chunk_size(self) -> int:
-        found = _CHUNK.match(self._line())
+    def _read_chunk_size(self) -> int:
+        found = _CHUNK.match(self._read_line())
         if found is None:
             raise HTTPException("the answer has a chunk without a length")
         return int(found[1], 16)
 
-    def _line(self) -> bytes:
-        while (end := self.buffer.find(b"\n", 0, _MOST_LINE)) < 0:
-            if len(self.buffer) >= _MOST_LINE:
-                raise HTTPException(f"the answer has a line of more than {_MOST_LINE} bytes")
-            self._need_more(None)
+    def _read_line(self) -> bytes:
+        while (end := self.buffer.find(b"\n", 0, _MAX_LINE_BYTES)) < 0:
+            if len(self.buffer) >= _MAX_LINE_BYTES:
+                raise HTTPException(f"the answer has a line of more than {_MAX_LINE_BYTES} bytes")
+            self._require_more(None)
         line, self.buffer = self.buffer[:end], self.buffer[end + 1 :]
         return line.removesuffix(b"\r")
 
-    def _need_more(self, missing: int | None) -> None:
-        if not self._more():
+    def _require_more(self, missing: int | None) -> None:
+        if not self._receive_more():
             raise IncompleteRead(b"", missing)
 
-    def _more(self) -> bool:
+    def _receive_more(self) -> bool:
         """Wait for more; False if there is none, since the server has ended the connection."""
-        self._sock.settimeout(_left(self._deadline))
-        part = self._sock.recv(_AT_ONCE)
+        self._sock.settimeout(_time_left(self._deadline))
+        part = self._sock.recv(_RECV_BYTES)
         self.buffer += part
         return bool(part)
 
 
-def _parse(head: str) -> tuple[bool, int, dict[str, str]]:
+def _parse_head(head: str) -> tuple[bool, int, dict[str, str]]:
     """Whether the connection goes on, the status, and the headers."""
     found = _STATUS_LINE.match(head)
     if found is None:
@@ -248,11 +248,11 @@ def _parse(head: str) -> tuple[bool, int, dict[str, str]]:
             value = f"{headers[name]}, {value}"
         headers[name] = value
     connection = headers.get("connection", "").lower()
-    goes_on = "keep-alive" in connection if found[1] == "0" else "close" not in connection
-    return goes_on, int(found[2]), headers
+    keeps_alive = "keep-alive" in connection if found[1] == "0" else "close" not in connection
+    return keeps_alive, int(found[2]), headers
 
 
-def _left(deadline: float) -> float:
+def _time_left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("the request did not end in time")

@@ -11,8 +11,8 @@ from penstock.spool import QueueStats
 from penstock.telemetry import Sample
 
 
-class Tally:
-    """Counters by name.
+class ExportCounters:
+    """What was exported, retried, failed and lost.
 
     Threads: every method may be called from any thread.
     """

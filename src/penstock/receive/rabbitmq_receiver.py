@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,7 +59,10 @@ class RabbitReceiver:
         )
         for problem in config.problems():
             raise problem
-        tls = Tls(**{name: _text(value) for name, value in asdict(config.tls).items()}) if config.tls else None
+        tls = None
+        if config.tls is not None:
+            files = config.tls
+            tls = Tls(ca_file=_text(files.ca_file), cert_file=_text(files.cert_file), key_file=_text(files.key_file))
         self._registry = ConsumerRegistry(config.url, declarations, password_file=_text(config.password_file), tls=tls)
 
     def start(self) -> Self:

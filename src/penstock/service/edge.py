@@ -6,6 +6,7 @@ receivers ─┬─► relay ─► a send queue for each destination
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -77,22 +78,15 @@ class Edge:
             self._relay = Relay({name: (self._senders[name], section.formats) for name, section in relays.items()})
 
     def _start_rollup(self) -> None:
-        from penstock.aggregate.l1 import L1, L1Config
+        from penstock.aggregate.l1 import L1
 
-        segments, l1 = self.config.segments, self.config.l1
         self._defined = _definitions_of(self.config)
         opened = SegmentQueue.open(self.config)
         self._pace = opened.pace
         self._senders[SEGMENTS] = opened.sender.start()
         self._telemetry.watch(opened.sender.samples, queue=SEGMENTS)
         self._telemetry.watch(opened.samples)
-        settings = L1Config(
-            durability=segments.queue.durability,
-            max_bytes=l1.max_bytes,
-            flush_interval=l1.flush_interval,
-            flush_rows=l1.flush_rows,
-            max_metrics=l1.max_metrics,
-        )
+        settings = replace(self.config.l1, durability=self.config.segments.queue.durability)
         self._l1 = L1.with_own_queue("l1", opened.queue.push_many, settings, definitions=self._defined)
         self._telemetry.watch(self._l1.samples)
         self._telemetry.watch(lambda: self._l1.queue.stats().samples())

@@ -110,7 +110,7 @@ class LeftQueues:
 
     def _is_ordered(self, left: LeftQueue) -> bool:
         section = self._config.relays().get(left.name or "")
-        return section is not None and section.type == "remote_write" and section.in_order
+        return section is not None and section.keeps_order
 
     def _open_ones(self) -> list[tuple[LeftQueue, SendQueue]]:
         with self._lock:

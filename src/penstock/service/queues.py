@@ -3,14 +3,15 @@
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.clock import Clock
-from penstock.config.tree import ServiceConfig
+from penstock.config.tree import SegmentQueueConfig, ServiceConfig
 from penstock.errors import PenstockError, QueueLocked
 from penstock.export.breaker import CircuitState
+from penstock.export.config import SendQueueConfig
 from penstock.export.send_queue import SendQueue
 from penstock.service.relay_pipeline import make_exporter
 from penstock.service.segment_pace import Paced
@@ -62,7 +63,7 @@ class SegmentQueue:
         with _for_us_alone():
             queue = FastQueue(private(config.resolved(segments.queue.path)), segments.queue.queue_config())
         try:
-            sender = SendQueue(queue, pace, segments.queue, owns_queue=True)
+            sender = SendQueue(queue, pace, _sending(segments.queue), owns_queue=True)
         except BaseException:
             queue.close()
             raise
@@ -71,6 +72,10 @@ class SegmentQueue:
     def samples(self) -> Iterator[Sample]:
         """Of the exporter: the queue's own are the sender's."""
         yield from self.exporter.samples()
+
+
+def _sending(config: SegmentQueueConfig) -> SendQueueConfig:
+    return SendQueueConfig(**{one.name: getattr(config, one.name) for one in fields(config)})
 
 
 @contextmanager

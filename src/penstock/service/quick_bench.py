@@ -66,7 +66,8 @@ def queue_throughput(durability: Durability, seconds: float) -> Result:
 
 def ingest(seconds: float) -> Result:
     """OTLP requests of 1 000 points, 10 000 series, from the request to the durable queue."""
-    from penstock.aggregate.l1 import L1, L1Config
+    from penstock.aggregate.config import L1Config
+    from penstock.aggregate.l1 import L1
     from penstock.decode.outcome import Answer, Format, Status
     from penstock.receive.bodies import Encoding
     from penstock.receive.intake import Intake

@@ -2,20 +2,24 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.clock import Clock, SystemClock
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
 from penstock.receive.sink import RawSink, Sink
+from penstock.service.doctor import require_extra
 from penstock.service.queues import beside, private
 from penstock.service.stream_handover import MEMORY
 from penstock.telemetry import Buckets, Sample
 
 if TYPE_CHECKING:
+    from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig, RabbitReceiverConfig
+    from penstock.receive.intake import Intake
     from penstock.receive.peers import Peers
 
 log = logging.getLogger(__name__)
@@ -123,10 +127,7 @@ def make_front(
     `began`: when the service did (now). Streams that began later are new, also those that had to wait for it to listen.
     `index` tells several processes apart.
     """
-    from penstock.service.doctor import require_extra
-
-    require_extra("receive", "aiohttp", "numpy")
-    from penstock.receive.http_receiver import HttpReceiver
+    require_extra("receive", "numpy")
     from penstock.receive.intake import Intake
 
     memory = peers = None
@@ -135,20 +136,47 @@ def make_front(
         peers = _peers(config, index) if config.processes > 1 else None
     intake = Intake(sink, relay, config.intake, began=began, memory=memory, peers=peers)
     receivers: dict[str, Receiver] = {}
-    if config.receivers.http.enabled:
-        with _named("http"):
-            receivers["http"] = HttpReceiver(config.receivers.http, intake)
-    if config.receivers.grpc.enabled:
-        require_extra("receive", "grpc")
-        # Its core writes a line of its own kind for every client that speaks no TLS; it asks when it is first used.
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-        from penstock.receive.grpc_receiver import GrpcReceiver
-
-        with _named("grpc"):
-            receivers["grpc"] = GrpcReceiver(config.receivers.grpc, intake)
-    if config.receivers.amqp.enabled:
-        require_extra("amqp", "pika")
-        from penstock.receive.rabbitmq_receiver import RabbitReceiver
-
-        receivers["amqp"] = RabbitReceiver(config.receivers.amqp, intake)
+    for name, section in config.receivers.enabled().items():
+        kind = RECEIVERS[name]
+        require_extra(*kind.extra)
+        with _named(name):
+            receivers[name] = kind.make(section, intake)
     return Front(intake, receivers)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverKind:
+    """What a section of `receivers` stands for."""
+
+    make: Callable[[Any, "Intake"], Receiver]
+    """The receiver of its section, not yet started."""
+    extra: tuple[str, ...]
+    """The extra that it needs, and the modules that the extra brings."""
+
+
+def _http(config: "HttpReceiverConfig", intake: "Intake") -> Receiver:
+    from penstock.receive.http_receiver import HttpReceiver
+
+    return HttpReceiver(config, intake)
+
+
+def _grpc(config: "GrpcReceiverConfig", intake: "Intake") -> Receiver:
+    # Its core writes a line of its own kind for every client that speaks no TLS; it asks when it is first used.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    from penstock.receive.grpc_receiver import GrpcReceiver
+
+    return GrpcReceiver(config, intake)
+
+
+def _amqp(config: "RabbitReceiverConfig", intake: "Intake") -> Receiver:
+    from penstock.receive.rabbitmq_receiver import RabbitReceiver
+
+    return RabbitReceiver(config, intake)
+
+
+# One entry for each section of `receivers`, under the section's name.
+RECEIVERS: Mapping[str, ReceiverKind] = {
+    "http": ReceiverKind(_http, ("receive", "aiohttp")),
+    "grpc": ReceiverKind(_grpc, ("receive", "grpc")),
+    "amqp": ReceiverKind(_amqp, ("amqp", "pika")),
+}

@@ -4,13 +4,13 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.config.destinations import ExporterConfig
 from penstock.errors import BlockTooLarge, ConfigError, QueueFull
 from penstock.export.exporter import Exporter
 from penstock.export.send_queue import SendQueue
+from penstock.service.doctor import require_extra
 from penstock.spool import Durability, FullBehavior
 
 if TYPE_CHECKING:
@@ -23,36 +23,12 @@ _PUSHERS = 16  # threads that wait for the disk: together they share one sync
 
 
 def make_exporter(config: ExporterConfig, signal: "Signal" = "metrics") -> Exporter:
-    """The exporter that a section describes. `signal`: what OTLP bodies are. Imports only what it needs."""
-    match config.type:
-        case "otlp_http":
-            from penstock.export.exporters.otlp_http_exporter import OtlpHttpExporter
-
-            return OtlpHttpExporter(replace(config.otlp(), signal=signal))
-        case "remote_write":
-            from penstock.export.exporters.remote_write_exporter import RemoteWriteExporter
-
-            return RemoteWriteExporter(config.remote_write())
-        case "console":
-            from penstock.export.exporters.console_exporter import ConsoleExporter
-
-            return ConsoleExporter()
-        case "amqp":
-            from penstock.service.doctor import require_extra
-
-            require_extra("amqp", "pika")
-            from penstock.export.exporters.amqp_exporter import AmqpConfig, AmqpExporter
-
-            return AmqpExporter(
-                AmqpConfig(
-                    url=config.url,
-                    exchange=config.exchange,
-                    routing_key=config.routing_key,
-                    password_file=config.token_file,
-                    tls=config.tls,
-                )
-            )
-    raise ConfigError("exporter.type must say what the destination speaks, got 'none'")
+    """The exporter that a section describes. `signal`: what OTLP bodies are."""
+    if config.kind is None:
+        raise ConfigError(f"must say what the destination speaks, got {config.type!r}", field="exporter.type")
+    if config.kind.extra:
+        require_extra(*config.kind.extra)
+    return config.kind.make(config, signal)
 
 
 class Relay:

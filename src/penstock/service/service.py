@@ -20,6 +20,7 @@ from penstock.config.load import Loaded
 from penstock.config.show import as_yaml, entries
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, PenstockError
+from penstock.receive.config import ListenerConfig
 from penstock.service.admin import AdminServer
 from penstock.service.child import Child
 from penstock.service.edge import Edge
@@ -130,10 +131,9 @@ class Service:
     def _with_shared_ports(self) -> ServiceConfig:
         """Ports that all processes listen on; one that is 0 is chosen here, once for all of them."""
         receivers = self.config.receivers
-        changed = {}
-        for name in ("http", "grpc"):
-            one = getattr(receivers, name)
-            if one.enabled:
+        changed: dict[str, Any] = {}
+        for name, one in receivers.enabled().items():
+            if isinstance(one, ListenerConfig):
                 if one.port:
                     _check_free(f"receivers.{name}", one.host, one.port)
                 port = one.port or self._hold_a_port(one.host)

@@ -38,7 +38,7 @@ from penstock.decode.otlp.walk import (
 from penstock.decode.outcome import Refusal
 from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
 from penstock.decode.stream_owners import as_request
-from penstock.model.point import Kind
+from penstock.model.point import PointKind
 
 _ATTRIBUTES = 0x0A  # of a resource
 _SHAPES_BYTES = 64 << 20  # those of some 200 000 streams
@@ -261,9 +261,9 @@ class _FamilyDescriber:
         return SeriesDescription(name, kind, is_cumulative, {**self._resource, **attributes(key, self._nesting)})
 
 
-def _kind(family: Family) -> tuple[Kind, bool]:
+def _kind(family: Family) -> tuple[PointKind, bool]:
     if family.data == GAUGE:
-        return Kind.GAUGE, False
+        return PointKind.GAUGE, False
     if family.temporality not in (DELTA, CUMULATIVE):
         raise Refused(
             Refusal.MALFORMED,
@@ -271,10 +271,10 @@ def _kind(family: Family) -> tuple[Kind, bool]:
         )
     is_cumulative = family.temporality == CUMULATIVE
     if family.data != SUM:
-        return Kind.DISTRIBUTION, is_cumulative
+        return PointKind.DISTRIBUTION, is_cumulative
     if is_cumulative and not family.is_monotonic:
-        return Kind.GAUGE, False  # an amount that is there now, not one that was added
-    return Kind.COUNTER, is_cumulative
+        return PointKind.GAUGE, False  # an amount that is there now, not one that was added
+    return PointKind.COUNTER, is_cumulative
 
 
 def _scan_buckets(data: Bytes, scanned: Scanned) -> None:

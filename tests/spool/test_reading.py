@@ -1,4 +1,4 @@
-"""Blocks of the log that are in memory, as pushed or read ahead: the same ones, in order, and only so many."""
+"""Blocks that are handed out from memory and from the log: the same ones, in order, none of them twice."""
 
 import errno
 from dataclasses import replace
@@ -8,9 +8,9 @@ import pytest
 
 from penstock import Durability, FastQueue, FastQueueConfig
 from penstock.errors import DiskFailed
-from penstock.spool import store, upcoming
-from penstock.spool.lease import Lease
-from penstock.spool.upcoming import FrameRef, Upcoming
+from penstock.spool import frame_cache
+from penstock.spool.frame_cache import FrameCache
+from penstock.spool.lease import FrameRef, Lease
 from tests.spool.damage import chunk_paths, drain, flip, numbered
 from tests.spool.fake_files import FakeFiles
 
@@ -41,12 +41,12 @@ def reopened(files: FakeFiles, blocks: list[bytes], config: FastQueueConfig = DI
     return FastQueue("q", config, files=files)
 
 
-def frame(offset: int, data: bytes = b"x") -> tuple[FrameRef, int, list[Lease], int]:
-    return FrameRef(offset, offset, offset + 1), offset + 10, [Lease(offset, 1, data, 0.0)], len(data)
+def frame(offset: int, data: bytes = b"x") -> tuple[FrameRef, int, Lease]:
+    return FrameRef(offset, offset, offset + 1), offset + 10, Lease(offset, 1, data, 0.0)
 
 
 def test_a_frame_is_given_to_a_reader_that_stands_exactly_there() -> None:
-    kept = Upcoming(most_blocks=10)
+    kept = FrameCache(most_blocks=10)
     for offset in (0, 10, 20):
         kept.add(*frame(offset), reader_offset=0)
     assert kept.take(0) == frame(0)
@@ -56,8 +56,8 @@ def test_a_frame_is_given_to_a_reader_that_stands_exactly_there() -> None:
 
 
 def test_nothing_is_kept_behind_a_frame_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upcoming, "_MOST_BYTES", 5)
-    kept = Upcoming(most_blocks=3)
+    monkeypatch.setattr(frame_cache, "_MOST_BYTES", 5)
+    kept = FrameCache(most_blocks=3)
     kept.add(*frame(10), reader_offset=0)  # the reader has others to read first
     kept.add(*frame(0), reader_offset=0)
     kept.add(*frame(10, b"too large"), reader_offset=0)
@@ -101,7 +101,7 @@ def test_the_order_is_kept_across_what_is_in_memory_and_what_is_not(tmp_path: Pa
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "lz4", "zstd"])
-def test_what_is_read_ahead_comes_in_order_with_what_cannot_be(tmp_path: Path, compression: str) -> None:
+def test_frames_of_one_block_and_of_many_come_in_order(tmp_path: Path, compression: str) -> None:
     config = replace(DISK, compression=compression, chunk_size=2000)  # type: ignore[arg-type]
     blocks = numbered(200)
     with FastQueue(tmp_path, config) as queue:
@@ -120,7 +120,7 @@ def test_what_is_read_ahead_comes_in_order_with_what_cannot_be(tmp_path: Path, c
 
 @pytest.mark.parametrize("damaged", range(8))
 @pytest.mark.parametrize("place", [9, 20, 60], ids=["magic", "fields", "body"])
-def test_damage_within_what_is_read_ahead_costs_its_block_only(tmp_path: Path, damaged: int, place: int) -> None:
+def test_damage_in_a_row_of_frames_costs_its_block_only(tmp_path: Path, damaged: int, place: int) -> None:
     blocks = [b"%d" % i * 40 for i in range(10)]
     with FastQueue(tmp_path, DISK) as queue:
         for block in blocks:
@@ -131,7 +131,7 @@ def test_damage_within_what_is_read_ahead_costs_its_block_only(tmp_path: Path, d
         assert queue.stats().lost_blocks == queue.stats().damaged_regions == 1
 
 
-def test_a_read_ahead_that_fails_keeps_nothing_back_that_could_be_read() -> None:
+def test_a_read_that_fails_keeps_nothing_back_that_could_be_read() -> None:
     files = CountingFiles()
     queue = reopened(files, [b"%05d" % i * 10_000 for i in range(5)])
     files.unreadable_from = 2 * (56 + 50_000) + 100
@@ -144,62 +144,25 @@ def test_a_read_ahead_that_fails_keeps_nothing_back_that_could_be_read() -> None
     queue.close()
 
 
-def test_an_exchange_that_cannot_read_the_next_block_has_acked_all_the_same() -> None:
-    files = CountingFiles()
-    queue = reopened(files, [b"%05d" % i * 10_000 for i in range(5)])
-    files.unreadable_from = 2 * (56 + 50_000) + 100
-    second = queue.exchange(queue.lease()[0])
-    assert second is not None
-    with pytest.raises(DiskFailed):
-        queue.exchange(second)
-    files.unreadable_from = 1 << 62
-    files.kill()
-    with FastQueue("q", DISK, files=files) as queue:
-        assert drain(queue) == [b"%05d" % i * 10_000 for i in range(2, 5)]
-
-
-@pytest.mark.parametrize("size", [10, 1_000, 50_000, store._AHEAD_BYTES + 1])
-def test_no_more_is_read_ahead_than_the_bound_and_nothing_twice(size: int) -> None:
+@pytest.mark.parametrize("size", [10, 1_000, 50_000, 300_000])
+def test_a_backlog_is_read_once(size: int) -> None:
     files = CountingFiles()
     blocks = [b"%010d" % i * (size // 10) for i in range(max(10, min(2_000, 2_000_000 // size)))]
     queue = reopened(files, blocks)
     files.bytes_read = 0
-    assert queue.pop() == blocks[0]
-    assert files.bytes_read <= store._AHEAD_BYTES + 64 * 1024 + 56 * store._AHEAD
-    assert drain(queue) == blocks[1:]
+    assert drain(queue) == blocks
     length = sum(map(len, blocks)) + 56 * len(blocks)
     assert files.bytes_read <= 1.2 * length + 64 * 1024
     queue.close()
 
 
-def test_a_block_that_was_only_read_ahead_was_not_handed_out() -> None:
+def test_a_block_that_was_not_handed_out_has_no_attempt() -> None:
     files = FakeFiles()
     queue = reopened(files, numbered(10))
     assert [lease.attempts for lease in queue.lease(1)] == [1]
     files.kill()
     with FastQueue("q", DISK, files=files) as queue:
         assert [lease.attempts for lease in queue.lease(10)] == [2] + [1] * 9
-
-
-@pytest.mark.parametrize("holders", [1, 2, 3])
-def test_a_kill_while_what_was_read_ahead_is_exchanged_forgets_no_ack_and_no_lease(holders: int) -> None:
-    files = FakeFiles()
-    blocks = [bytes(1_000 * (i + 1)) for i in range(12)]
-    queue = reopened(files, blocks)
-    held = queue.lease(holders)
-    for _ in range(6):
-        following = queue.exchange(held.pop())  # the youngest: the others stay where they are
-        assert following is not None
-        held.append(following)
-    files.kill()
-    done = range(holders - 1, holders + 5)
-    left = [i for i in range(12) if i not in done]
-    with FastQueue("q", DISK, files=files) as queue:
-        assert queue.size_bytes == sum(len(blocks[i]) for i in left)
-        out = [lease.sequence for lease in held]
-        again = queue.lease(12)
-        assert [lease.data for lease in again] == [blocks[i] for i in left]
-        assert [lease.sequence for lease in again if lease.attempts == 2] == sorted(out)
 
 
 @pytest.mark.parametrize("left", [0, 1])
@@ -211,7 +174,7 @@ def test_sequences_that_a_kill_skipped_are_done_with_and_not_lost(left: int) -> 
     assert queue.pop() is not None
     for _ in range(left):
         queue.push(bytes(100))
-    queue._keep()
+    queue._syncer.run_once()
     files.kill()
     queue = FastQueue("q", config, files=files)
     assert [len(block) for block in drain(queue)] == [100] * left
@@ -219,7 +182,7 @@ def test_sequences_that_a_kill_skipped_are_done_with_and_not_lost(left: int) -> 
     for block in blocks:
         queue.push(block)
     assert [queue.pop() for _ in range(5)] == blocks[:5]
-    queue._keep()
+    queue._syncer.run_once()
     assert queue.stats().chunks == 5
     files.kill()
     queue = FastQueue("q", config, files=files)
@@ -237,7 +200,7 @@ def test_sequences_that_a_kill_skipped_are_done_with_where_the_freshest_come_fir
     assert queue.pop() is not None
     for _ in range(left):
         queue.push(bytes(100))
-    queue._keep()
+    queue._syncer.run_once()
     files.kill()
     queue = FastQueue("q", config, files=files)
     assert [len(block) for block in drain(queue)] == [100] * left
@@ -245,7 +208,7 @@ def test_sequences_that_a_kill_skipped_are_done_with_where_the_freshest_come_fir
     for block in blocks:
         queue.push(block)
     queue.ack(queue.lease(10)[5:])  # the oldest of them
-    queue._keep()
+    queue._syncer.run_once()
     assert queue.stats().chunks == 5
     files.kill()
     queue = FastQueue("q", config, files=files)
@@ -254,7 +217,7 @@ def test_sequences_that_a_kill_skipped_are_done_with_where_the_freshest_come_fir
     assert queue.stats().lost_blocks == 0
 
 
-def test_a_backlog_is_read_ahead_however_many_kills_it_has_seen() -> None:
+def test_a_backlog_comes_whole_however_many_kills_it_has_seen() -> None:
     files, blocks = FakeFiles(), numbered(50)
     queue = reopened(files, blocks)
     queue.push(b"behind what the kill has skipped")
@@ -263,6 +226,5 @@ def test_a_backlog_is_read_ahead_however_many_kills_it_has_seen() -> None:
     queue = FastQueue("q", DISK, files=files)
     queue.ack(queue.lease(10))
     assert [queue.pop(), queue.pop()] == blocks[20:22]
-    assert len(queue._backlog._ahead) == 28
     assert drain(queue) == [*blocks[22:], b"behind what the kill has skipped"]
     assert len(queue) == 0

@@ -17,7 +17,7 @@ class AdaptiveLimit:
         self._blocks = 0
         self._bytes = 0
 
-    def seen(self, length: int) -> int | None:
+    def record(self, length: int) -> int | None:
         """Note a block; with every hundredth the limit from now on, else None."""
         self._blocks += 1
         self._bytes += length

@@ -1,4 +1,4 @@
-"""A pool of threads that all do the same, and of which there can be more or fewer while they do it."""
+"""A pool of threads that run one function, and whose number may change while they run."""
 
 import logging
 import threading
@@ -8,18 +8,18 @@ from penstock.clock import Clock
 
 log = logging.getLogger(__name__)
 
-_REST = 1.0  # seconds after an unforeseen failure, so that it does not fill the log
+_ERROR_PAUSE = 1.0  # seconds after an unforeseen failure, so that it does not fill the log
 
-Retired = Callable[[], bool]  # a worker asks it between two batches
+IsRetired = Callable[[], bool]  # a worker asks it between two batches
 
 
-class Pool:
+class ThreadPool:
     """Threads `name-0`, `name-1`, … that run `work` until it returns or they are retired.
 
     Threads: every method may be called from any thread.
     """
 
-    def __init__(self, name: str, work: Callable[[int, Retired], None], clock: Clock) -> None:
+    def __init__(self, name: str, work: Callable[[int, IsRetired], None], clock: Clock) -> None:
         self._name = name
         self._work = work
         self._clock = clock
@@ -63,7 +63,7 @@ class Pool:
                     self._threads[number] = thread
 
     def stop(self) -> None:
-        """Ask all of them to end after what they are at."""
+        """Ask all of them to end after their current batch."""
         with self._lock:
             self._size = 0
             self._stopping.set()
@@ -73,22 +73,22 @@ class Pool:
         self._stopping.wait(seconds)
 
     def join(self, deadline: float) -> list[str]:
-        """Wait until they have; the names of those that have not by `deadline`."""
+        """Wait until all have ended; the names of those that have not by `deadline`."""
         with self._lock:
             threads = list(self._threads.values())
         for thread in threads:
-            if thread is not threading.current_thread():  # an exporter may close what it works for
+            if thread is not threading.current_thread():  # an exporter may close the queue that it works for
                 thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name for thread in threads if thread.is_alive()]
 
     def _run(self, number: int) -> None:
-        def retired() -> bool:
+        def is_retired() -> bool:
             return number >= self._size
 
-        while not retired():
+        while not is_retired():
             try:
-                self._work(number, retired)
+                self._work(number, is_retired)
                 return
             except Exception:
                 log.exception("Worker failed and goes on. worker=%s-%d", self._name, number)
-                self.rest(_REST)
+                self.rest(_ERROR_PAUSE)

@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 
-class Acked:
+class SequenceSet:
     """A set of sequences that grows from below and is nearly always one number.
 
     `low`: everything below it is in the set. Above it lie ranges that do not touch one another.
@@ -59,13 +59,6 @@ class Acked:
         self._ends[left:right] = [end]
         return new
 
-    def add_one(self, sequence: int) -> None:
-        """Put one sequence into the set."""
-        if sequence == self.low and not self._starts:
-            self.low = sequence + 1
-        else:
-            self.add(sequence, sequence + 1)
-
     def overlap(self, first: int, end: int) -> int:
         """How many of [first, end) are in the set."""
         total = max(0, min(end, self.low) - first)
@@ -75,13 +68,6 @@ class Acked:
             total += min(end, self._ends[index]) - max(first, self._starts[index])
             index += 1
         return total
-
-    def next_from(self, first: int) -> int | None:
-        """The lowest sequence in the set that is not below `first`; None if there is none."""
-        if first < self.low:
-            return first
-        index = bisect_right(self._ends, first)
-        return max(first, self._starts[index]) if index < len(self._starts) else None
 
     def covers(self, first: int, end: int) -> bool:
         """Whether all of [first, end) are in the set."""
