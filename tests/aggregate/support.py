@@ -12,7 +12,7 @@ from penstock.model.segment import decode
 from penstock.testing import wait_until
 
 Cpu, Rps = chunk_type("cpu"), chunk_type("rps")
-DEFINED = parse_definitions({"metrics": [{"name": name, "source": name} for name in ("cpu", "rps")]})
+DEFINED = parse_definitions({"metrics": [{"name": "cpu", "source": "cpu"}]})  # rps goes the way without
 
 
 def as_it_is(chunk: Chunk) -> Chunk:

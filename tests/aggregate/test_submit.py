@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 
-import pyarrow as pa
 import pytest
 
 from penstock import BlockTooLarge, Durability
@@ -14,7 +13,7 @@ from penstock.aggregate.l1 import L1
 from penstock.batch import BatchQueue, BatchQueueConfig, ThreadPolicy
 from penstock.errors import DiskFailed, QueueClosed, QueueError
 from penstock.model.definition_file import parse_definitions
-from penstock.model.point import Chunk, chunk_type
+from penstock.model.point import chunk_type
 from penstock.testing import wait_until
 from tests.aggregate.support import DEFINED, Cpu, Downstream, Rps, Sender, points
 
@@ -23,7 +22,7 @@ DISK = L1Config(durability=Durability.DISK, flush_interval=3600.0)
 
 @contextmanager
 def l1_on(downstream: Downstream, config: L1Config = DISK) -> Iterator[L1]:
-    l1 = L1.with_own_queue("l1-submit", downstream.push, config, threads=ThreadPolicy.fixed(2))
+    l1 = L1.with_own_queue("l1-submit", downstream.push, config, definitions=DEFINED, threads=ThreadPolicy.fixed(2))
     yield l1
     l1.close()
 
@@ -160,12 +159,7 @@ def test_what_was_produced_survives_the_refusal_that_a_sender_heard_of() -> None
     assert downstream.counts() == {"cpu": 7}
 
 
-NOT_JSON = Cpu.of(["not JSON"], [0], [1.0])
-NO_NUMBERS = Rps(pa.table({"entity": ["{}"], "time": [0], "value": ["one"]}))
-
-
-@pytest.mark.parametrize(("bad_chunk", "error"), [(NOT_JSON, ValueError), (NO_NUMBERS, NotImplementedError)])
-def test_a_chunk_that_cannot_be_merged_fails_its_own_request_only(bad_chunk: Chunk, error: type[Exception]) -> None:
+def test_a_chunk_that_cannot_be_merged_fails_its_own_request_only() -> None:
     downstream, good, bad = Downstream(), Sender(), Sender()
     definitions = parse_definitions({"metrics": [{"name": "by_host", "source": "cpu", "entity": ["host"]}]})
     l1 = L1.with_own_queue("l1-bad", downstream.push, DISK, definitions=definitions, threads=ThreadPolicy.fixed(1))
@@ -175,9 +169,9 @@ def test_a_chunk_that_cannot_be_merged_fails_its_own_request_only(bad_chunk: Chu
     wait_until(lambda: downstream.pushing)
     l1.submit([points(Cpu, 3)], good.done)
     l1.submit([points(Rps, 2)], good.done)
-    l1.submit([bad_chunk], bad.done)
+    l1.submit([Cpu.of(["not JSON"], [0], [1.0])], bad.done)
     downstream.release()
-    assert isinstance(bad.wait(), error)
+    assert isinstance(bad.wait(), ValueError)
     wait_until(lambda: len(good.answers) == 2)
     l1.close()
     assert downstream.counts() == {"rps": 3, "by_host": 3}
@@ -203,7 +197,7 @@ def test_closing_answers_every_request_that_waits() -> None:
     downstream = Downstream()
     senders = [Sender() for _ in range(20)]
     downstream.hold()
-    l1 = L1.with_own_queue("l1-end", downstream.push, DISK, threads=ThreadPolicy.fixed(2))
+    l1 = L1.with_own_queue("l1-end", downstream.push, DISK, definitions=DEFINED, threads=ThreadPolicy.fixed(2))
     for sender in senders:
         l1.submit([points(Cpu, 3), points(Rps, 3)], sender.done)
     wait_until(lambda: downstream.pushing)
@@ -253,7 +247,7 @@ def test_many_senders_and_a_queue_that_refuses_now_and_then_account_for_every_po
             raise DiskFailed("injected")
         downstream.push(blocks)
 
-    l1 = L1.with_own_queue("l1-chaos", push, DISK, threads=ThreadPolicy.fixed(2))
+    l1 = L1.with_own_queue("l1-chaos", push, DISK, definitions=DEFINED, threads=ThreadPolicy.fixed(2))
     senders: list[list[Sender]] = [[] for _ in range(8)]
 
     def send(index: int) -> None:

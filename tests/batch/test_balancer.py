@@ -1,4 +1,4 @@
-"""Who drains which partition: the assignment, and what it does to a running queue."""
+"""Which thread drains which partition: the assignment, and what it does to a running queue."""
 
 import random
 import threading
@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import BatchQueue, DrainBalancer, PartitionPolicy, ThreadPolicy
-from penstock.batch.balancer import SKIP_BELOW
-from penstock.batch.rebalance import _items_of
+from penstock.batch.balancer import SKIP_BELOW, _items_of
 from penstock.testing import wait_until
 from tests.batch.support import (
     A,
@@ -49,7 +48,7 @@ def test_the_heaviest_partitions_go_to_different_threads() -> None:
     [
         ([0, 0, 0], [0, 1, 0], 2),  # nothing came
         ([114, 100], [0, 1], 2),  # nearly even
-        ([5, 5], [0, 0], 1),  # nobody to give anything to
+        ([5, 5], [0, 0], 1),  # no other thread
         ([7, 0], [0, 1], 2),  # one partition is all there is
     ],
 )

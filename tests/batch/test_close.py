@@ -1,4 +1,4 @@
-"""Closing: nothing accepted is lost, nobody waits in vain, and a handler that hangs is not waited for for ever."""
+"""Closing: nothing accepted is lost, no producer waits in vain, and a handler that hangs is not waited for for ever."""
 
 import threading
 import time
@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import BatchQueue, BufferStrategy, PartitionPolicy, PartitionSelector, ThreadPolicy
-from penstock.batch.drain_threads import DrainThread
-from penstock.batch.producing import COMPILED
+from penstock.batch.scheduler import DrainThread
 from penstock.errors import QueueClosed
 from penstock.testing import wait_until
 from tests.batch.support import A, B, Recorder, config, join_all, open_queue, run_threads
@@ -152,7 +151,6 @@ def test_closing_does_not_depend_on_the_selector() -> None:
         assert len(handler.items) == 500
 
 
-@pytest.mark.skipif(COMPILED, reason="compiled, nothing comes between taking a slot and using it")
 def test_a_slot_lost_to_an_interrupt_does_not_hold_up_closing() -> None:
     class Interrupting(list[Any]):
         def append(self, item: Any) -> None:

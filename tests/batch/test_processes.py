@@ -143,7 +143,7 @@ started = time.monotonic()
 closed = queue.close(timeout=20.0)
 took = time.monotonic() - started
 assert closed and took < 10, (closed, took)
-# An interrupt between the append and the count leaves items that were consumed, though nobody was told.
+# An interrupt between the append and the count leaves items that were consumed, though their producer was not told.
 assert accepted <= len(seen) <= accepted + {most} * interrupts, (accepted, len(seen), interrupts)
 print("fine")
 """,
@@ -197,7 +197,7 @@ print("fine")
 def test_a_thread_that_could_not_be_started_is_started_by_the_next_item(tmp_path: Path, settings: str) -> None:
     ran = run(
         f"""
-from penstock.batch.drain_threads import DrainThread
+from penstock.batch.scheduler import DrainThread
 queue = queue_of({settings})
 child = os.fork()
 if child == 0:

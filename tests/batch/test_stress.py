@@ -260,7 +260,7 @@ def test_spread_queues_lose_and_double_nothing(shared: bool, selector: Partition
     assert len(seen) == len(set(map(id, seen))) == sum(accepted)
 
 
-def test_the_bound_is_never_exceeded_while_everybody_looks() -> None:
+def test_the_bound_is_never_exceeded_under_observation() -> None:
     queue = BatchQueue("bound", BatchQueueConfig(threads=ThreadPolicy.fixed(1), buffer_size=3))
     kind = item_types(1)[0]
     queue.add_handler(kind, lambda batch: None)

@@ -180,6 +180,7 @@ def test_problems_name_key_value_bound_and_line_and_come_all_at_once() -> None:
         ("segments: {queue: {order: fifo}}", "1: segments.queue.order has no effect here: segments are sealed"),
         ("segments:\n  queue: {workers: 3}", "2: segments.queue.workers has no effect here: one thread seals"),
         ("segments: {queue: {failover: {max_size: 3}}}", "1: segments.queue.failover has no effect here: what the"),
+        ("receivers: {grpc: {limits: {max_json: 1Mi}}}", "1: receivers.grpc.limits.max_json has no effect here: gRPC"),
         ("a: [\n", "2: not YAML"),
         ("processes: 1\nprocesses: 2", "2: processes is set twice, first in line 1"),
         ("a: &a [*a]", "1: nested more than"),

@@ -1,4 +1,4 @@
-"""An HTTP server that misbehaves as it is told to, on real sockets."""
+"""An HTTP server that misbehaves on purpose, on real sockets."""
 
 import gzip
 import socket

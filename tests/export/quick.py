@@ -1,4 +1,4 @@
-"""What the tests of the send queue share: a configuration with short delays, batches, a failure, a look at the dead."""
+"""What the tests of the send queue share: a configuration with short delays, batches, a failure, dead letters."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from penstock.export.send_gate import SendGate, SendPermit
 from penstock.spool import FastQueue
 from penstock.spool.dead_letters import unpack
 
-DOWN = ConnectionRefusedError("nobody listens")
+DOWN = ConnectionRefusedError("no server listens")
 SPLIT = PipelineSplitConfig(enabled=True, preparer_count=1, sender_count=1)
 
 

@@ -171,7 +171,7 @@ def receive(*pieces: bytes, is_over: bool = True) -> HttpResponse:
                 if is_over:
                     theirs.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # nobody reads it any more
+                pass  # the client has stopped reading
 
         with beside(serve):
             try:
@@ -314,7 +314,7 @@ def test_addresses_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_address_that_refuses_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # nobody listens there
+        bound.bind(("127.0.0.1", 0))  # no server listens there
         addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", each.getsockname()) for each in (bound, listener)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: list(addresses))
         http1.connect("somewhere", 1, None, soon()).close()

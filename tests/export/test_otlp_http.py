@@ -326,12 +326,12 @@ def test_a_connection_that_is_made_while_the_client_is_closed_is_not_used(
     client = HttpClient(HttpClientConfig(url=server.url))
     connect = http1.connect
 
-    def close_meanwhile(*where: Any) -> http1.Connection:
+    def connect_while_closing(*where: Any) -> http1.Connection:
         made = connect(*where)
         client.close()
         return made
 
-    monkeypatch.setattr(http1, "connect", close_meanwhile)
+    monkeypatch.setattr(http1, "connect", connect_while_closing)
     with pytest.raises(ConnectionAbortedError, match="the exporter is closed"):
         client.post(b"x", {})
     assert server.requests == []

@@ -152,7 +152,7 @@ def test_parts_behind_one_that_had_all_attempts_have_as_many_again(tmp_path: Pat
 
 def test_a_batch_of_which_no_part_was_taken_is_a_dead_letter_whole(tmp_path: Path) -> None:
     broken = TransientExportError("500", ErrorClass.SERVER_ERROR)
-    config = quick(circuit_breaker=BreakerConfig(threshold=100))  # nothing else succeeds meanwhile
+    config = quick(circuit_breaker=BreakerConfig(threshold=100))  # nothing else succeeds in between
     with (
         FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=2)) as queue,
         SendQueue(queue, Thirds(poison=(b"bad", broken), max_bytes=8), config) as sender,
@@ -367,7 +367,7 @@ def test_an_outage_is_a_line_when_it_begins_when_the_circuit_opens_and_when_it_e
         assert sender.flush()
     lines = [record.getMessage() for record in caplog.records if record.name == "penstock.export.send_gate"]
     names = f"queue={queue.path} destination=FailingExporter"
-    error = "error_type=network error=ConnectionRefusedError: nobody listens"
+    error = "error_type=network error=ConnectionRefusedError: no server listens"
     assert lines == [
         f"Export started failing. {names} {error}",
         f"Circuit opened. {names} {error}",

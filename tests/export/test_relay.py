@@ -325,7 +325,7 @@ def test_without_to_and_url_the_file_says_where_it_goes_and_how(tmp_path: Path) 
         (("-c", "p.yaml", "--url", "http://h"), "--to must say what the destination speaks"),
     ],
 )
-def test_that_nobody_says_where_it_goes_is_a_mistake(
+def test_a_relay_without_a_destination_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -421,10 +421,10 @@ class Stubborn(MemoryExporter):
 
 @pytest.fixture
 def handler() -> Iterator[Callable[..., None]]:
-    """What SIGTERM and Ctrl-C call; it fails who should have heard them instead."""
+    """What SIGTERM and Ctrl-C call; a signal that reaches it fails the test."""
 
     def handle(number: int, _: object) -> None:
-        raise AssertionError(f"nobody heard signal {number}")
+        raise AssertionError(f"no handler took signal {number}")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     yield handle

@@ -1,4 +1,4 @@
-"""The gate: what one outcome means for the next sends, with a clock that moves only when told to."""
+"""The gate: what one outcome means for the next sends, with a clock that only the test moves."""
 
 import math
 import subprocess

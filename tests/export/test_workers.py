@@ -74,7 +74,7 @@ class TestWorkers:
         assert pool.size == 0
         assert pool.join(0.0) == []
 
-    def test_one_that_failed_as_nobody_foresaw_rests_before_it_goes_on(
+    def test_one_that_met_an_unforeseen_error_pauses_before_it_goes_on(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rests: list[float] = []

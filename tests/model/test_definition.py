@@ -12,7 +12,7 @@ from penstock.model.definition_file import load_definitions, parse_definitions
 from penstock.model.finals import with_finals
 from penstock.model.level import Level
 from penstock.model.partial import IDENTITY, STATES, merged
-from penstock.model.point import DISTRIBUTIONS, POINTS, Kind, chunk_type, entity_of
+from penstock.model.point import DISTRIBUTIONS, POINTS, PointKind, chunk_type, entity_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "definitions" / "services.yaml"
 REQUESTS = [  # service, endpoint, status, milliseconds
@@ -98,9 +98,9 @@ def assert_same_partials(found: pa.Table, expected: pa.Table) -> None:
 
 
 def test_what_nobody_defined_is_made_of_what_its_points_are() -> None:
-    made = {kind: str(Definitions().of("m", kind)[0].function) for kind in Kind}
+    made = {kind: str(Definitions().of("m", kind)[0].function) for kind in PointKind}
 
-    assert made == {Kind.GAUGE: "avg", Kind.COUNTER: "sum", Kind.DISTRIBUTION: "percentile(6)"}
+    assert made == {PointKind.GAUGE: "avg", PointKind.COUNTER: "sum", PointKind.DISTRIBUTION: "percentile(6)"}
 
 
 def test_a_top_n_keeps_the_labels_that_are_not_of_the_entity_as_its_record() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.model.exponential import OFFSET, middles_of, part_of_index, parts_of, relative_error_of, scale_for
+from penstock.model.exponential import middles_of, parts_of, relative_error_of, scale_for
 from penstock.model.finals import nearest_rank, rank_name, with_finals
 from penstock.model.function import RANKS, Function
 from penstock.model.level import Level
@@ -38,13 +38,9 @@ points = st.lists(
 
 def partials_of(function: Function, rows: Sequence[Point]) -> pa.Table:
     values = pa.array([value for _, _, value in rows], pa.float64())
-    return of_columns(
-        "m",
-        function,
-        pa.array([entity for entity, _, _ in rows], pa.string()),
-        pa.array([time for _, time, _ in rows], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        function.scores(values),
-    )
+    times = pa.array([time for _, time, _ in rows], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    entities = pa.array([entity for entity, _, _ in rows], pa.string())
+    return merged(of_columns("m", function, entities, times, function.scores(values)))
 
 
 def plain(function: Function, rows: list[Point]) -> float:
@@ -199,13 +195,6 @@ def test_the_scale_follows_from_the_relative_error_that_is_asked_for() -> None:
     assert scale_for(0.02) == 5
     with pytest.raises(ConfigError, match=r"relative_error must be at least 0\.00068, got 0\.0001"):
         scale_for(0.0001)
-
-
-@pytest.mark.parametrize("value", [0.3, 1.0, 1.5, 77.0, 4096.0])
-def test_an_opentelemetry_bucket_of_a_finer_scale_lands_where_its_values_do(value: float) -> None:
-    index = math.ceil(math.log2(value) * 2**8) - 1
-    assert [part_of_index(index, scale=8, to_scale=6)] == parts_of(pa.array([value]), 6).to_pylist()
-    assert part_of_index(index, scale=8, to_scale=6, negative=True) < -OFFSET // 2
 
 
 @pytest.mark.parametrize("text", [*FUNCTIONS, "percent", "rate", "top_n(20)", "histogram(0.1,12345.678,1e+07)"])

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -13,9 +13,10 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.outcome import Answer, Format, Status
-from penstock.model.point import Chunk, Kind
+from penstock.model.point import Chunk, PointKind
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import HttpReceiverConfig
+from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
+from penstock.receive.grpc_receiver import GrpcReceiver
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.receive.request_group import ReceivedRequest
@@ -25,6 +26,8 @@ from penstock.testing import wait_until
 
 NOW = 1_700_000_000_000_000_000  # nanoseconds since the epoch
 SECOND = 1_000_000_000
+EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+HEAD = b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-protobuf\r\n"
 
 
 class KeepingSink:
@@ -79,7 +82,7 @@ class KeepingSink:
         for done in held:
             done(self.fails)
 
-    def points(self, metric: str, kind: Kind | None = None) -> list[dict[str, Any]]:
+    def points(self, metric: str, kind: PointKind | None = None) -> list[dict[str, Any]]:
         """All rows of that metric, labels as a dict."""
         return [
             {**row, "labels": json.loads(row["entity"])}
@@ -129,9 +132,28 @@ def running(intake: Intake, **config: Any) -> Iterator[HttpReceiver]:
         receiver.close(1.0)
 
 
+@contextmanager
+def serving(intake: Intake, **config: Any) -> Iterator[GrpcReceiver]:
+    """A gRPC receiver at a free port."""
+    receiver = GrpcReceiver(GrpcReceiverConfig(port=0, **config), intake).start()
+    try:
+        yield receiver
+    finally:
+        receiver.close(1.0)
+
+
 def connected(receiver: HttpReceiver) -> socket.socket:
     """A connection over which a test writes its own bytes."""
     return socket.create_connection(("127.0.0.1", receiver.port), timeout=60)
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Returns everything that comes until the connection is closed."""
+    received = b""
+    with suppress(ConnectionError):
+        while piece := client.recv(65536):
+            received += piece
+    return received
 
 
 def count(source: Any, name: str, *labels: str) -> float:
@@ -218,3 +240,6 @@ def counter(
         point = metric.sum.data_points.add(time_unix_nano=time, start_time_unix_nano=start, as_double=value)
         point.attributes.extend(attribute(*label) for label in labels.items())
     return metric
+
+
+BODY = bytes(request(gauge("cpu", 0.5)).SerializeToString())

@@ -11,9 +11,7 @@ from penstock.errors import BlockTooLarge, PayloadTooLarge, PermanentExportError
 from penstock.receive.intake import Intake
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
-from tests.receive.support import NOW, SECOND, KeepingSink, Sender, counter, gauge, request
-
-BODY = request(gauge("cpu", 0.5)).SerializeToString()
+from tests.receive.support import BODY, NOW, SECOND, KeepingSink, Sender, counter, gauge, request
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from penstock.decode.outcome import Format, Status, TooMany
 from penstock.protobuf import encode_varint, field_bytes
 from penstock.receive.intake import Intake
-from tests.decode.test_otlp import decode, decoder
+from tests.decode.support import decode, decoder
 from tests.receive.support import NOW, SECOND, KeepingSink, Sender, counter, gauge, request
 
 SIZE = 4 << 20

@@ -70,9 +70,7 @@ def kept_by(owner: int, count: int = 2) -> str:
     owners = StreamOwners(0, count)
     names = (f"c{number}" for number in range(1000))
     return next(
-        name
-        for name in names
-        if owners.of_family(Family(place.resource, place.scope, name.encode(), SUM, CUMULATIVE, 1)) == owner
+        name for name in names if owners.of_family(Family(*place.head[:2], name.encode(), SUM, CUMULATIVE, 1)) == owner
     )
 
 

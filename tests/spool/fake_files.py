@@ -20,7 +20,7 @@ class Inode:
         self.durable = b""
 
 
-class FakeMapped:
+class FakeMappedFile:
     """A mapped file: what is stored there is written, and only a sync makes it durable."""
 
     def __init__(self, inode: Inode) -> None:
@@ -146,11 +146,11 @@ class FakeFiles:
             inode.written.extend(bytes(offset - len(inode.written)))
         inode.written[offset : offset + len(data)] = data
 
-    def map(self, handle: int, length: int, /) -> FakeMapped:
+    def map(self, handle: int, length: int, /) -> FakeMappedFile:
         self._call("map")
         inode = self._open(handle)
         inode.written.extend(bytes(length - len(inode.written)))
-        return FakeMapped(inode)
+        return FakeMappedFile(inode)
 
     def truncate(self, handle: int, length: int, /) -> None:
         self._call("truncate")

@@ -1,4 +1,4 @@
-"""Somebody sets the time of day: no block waits for it, no write fails over it."""
+"""The time of day is set: no block waits for it, no write fails over it."""
 
 import pytest
 

@@ -73,7 +73,9 @@ def test_a_flipped_bit_costs_one_frame(tmp_path: Path, frame: int, place: str, c
         assert sorted(kept) == sorted(block for i, block in enumerate(blocks) if i not in lost)
         assert stats.damaged_regions == 1
         assert stats.damaged_bytes == end - start
-        assert stats.lost_blocks == len(lost) or (frame == 9 and stats.lost_blocks == 0)  # a torn tail was never told
+        assert stats.lost_blocks == len(lost) or (
+            frame == 9 and stats.lost_blocks == 0
+        )  # a torn tail was never accepted
         assert len(queue) == queue.size_bytes == 0
         queue.push(b"on it goes")
         assert queue.pop() == b"on it goes"

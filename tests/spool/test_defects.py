@@ -165,7 +165,7 @@ def test_k_blocks_larger_than_a_chunk_and_chunks_filled_to_the_byte_survive_a_re
     assert out == blocks
 
 
-def test_l_a_worker_that_dies_after_taking_a_block_loses_it_to_nobody(tmp_path: Path) -> None:
+def test_l_a_block_leased_by_a_worker_that_dies_is_not_lost(tmp_path: Path) -> None:
     with FastQueue(tmp_path) as queue:
         queue.push_many([b"one", b"two", b"three"])
 

@@ -1,4 +1,4 @@
-"""Group commit at `fsync`: those who come while a sync runs share the next write and the next sync.
+"""Group commit at `fsync`: pushes that come while a sync runs share the next write and the next sync.
 
 Invariants: a push returns only after a sync that began when its block was written; a block that could not be written
 is in no count and never delivered; what one pusher pushes in turn comes out in that order.
@@ -39,7 +39,7 @@ class HeldFiles(FakeFiles):
 
 
 class Pushers:
-    """A queue of which the first pusher is in the middle of its sync, with others that come meanwhile."""
+    """A queue of which the first pusher is in the middle of its sync, with others that come during it."""
 
     def __init__(self, config: FastQueueConfig = CONFIG) -> None:
         self.files = HeldFiles()
@@ -78,7 +78,7 @@ class Pushers:
             thread.join()
 
 
-def test_those_who_come_during_a_sync_share_one_write_and_one_sync() -> None:
+def test_pushes_during_a_sync_share_the_next_write_and_sync() -> None:
     pushers = Pushers()
     blocks = pushers.come(20)
     pushers.finish()
@@ -88,7 +88,7 @@ def test_those_who_come_during_a_sync_share_one_write_and_one_sync() -> None:
     pushers.queue.close()
 
 
-def test_nobody_is_answered_before_the_sync_that_covers_him() -> None:
+def test_no_push_returns_before_the_sync_that_covers_it() -> None:
     pushers = Pushers()
     blocks = pushers.come(5)
     assert pushers.outcomes == {}
@@ -99,7 +99,7 @@ def test_nobody_is_answered_before_the_sync_that_covers_him() -> None:
         assert drain(queue) == [b"first", b"leader", *blocks]
 
 
-def test_a_write_that_fails_is_told_to_all_who_shared_it_and_counts_nothing() -> None:
+def test_a_write_that_fails_raises_in_every_push_that_shared_it_and_counts_nothing() -> None:
     pushers = Pushers()
     blocks = pushers.come(5)
     pushers.files.fail(1, errno.ENOSPC)  # 0 is the leader's sync
@@ -113,7 +113,7 @@ def test_a_write_that_fails_is_told_to_all_who_shared_it_and_counts_nothing() ->
     pushers.queue.close()
 
 
-def test_a_sync_that_fails_is_told_to_all_who_shared_it() -> None:
+def test_a_sync_that_fails_raises_in_every_push_that_shared_it() -> None:
     pushers = Pushers()
     blocks = pushers.come(5)
     pushers.files.fail(2, errno.EIO)  # 0 is the leader's sync, 1 the write
@@ -144,7 +144,7 @@ def test_under_block_a_full_disk_is_tried_again_and_nothing_comes_twice() -> Non
         assert sorted(drain(queue)) == [b"0", b"1", b"2", b"3"]
 
 
-def test_what_is_staged_makes_room_before_what_somebody_has_on_lease() -> None:
+def test_a_staged_block_is_evicted_before_a_leased_one() -> None:
     files = FakeFiles()
     with FastQueue("q", FastQueueConfig(durability=Durability.FSYNC, max_size=2), files=files) as queue:
         queue.push(b"on lease")
@@ -224,12 +224,12 @@ def test_coroutines_share_a_write_and_a_sync_and_keep_their_order() -> None:
     async def push(name: int) -> list[int]:
         return [await queue.push_async(b"%d %d" % (name, number)) for number in range(10)]
 
-    async def everyone() -> list[list[int]]:
+    async def push_all() -> list[list[int]]:
         return await asyncio.gather(*(push(name) for name in range(20)))
 
     queue.push(b"opens the chunk")
     files.calls.clear()
-    sequences = run(everyone())
+    sequences = run(push_all())
     assert sorted(chain.from_iterable(sequences)) == list(range(1, 201))
     assert all(mine == sorted(mine) for mine in sequences)
     assert files.calls.count("write") == files.calls.count("sync") <= 40  # 10 if the loop is always faster
@@ -241,7 +241,7 @@ def test_coroutines_share_a_write_and_a_sync_and_keep_their_order() -> None:
         assert [b for b in blocks if b.startswith(b"%d " % name)] == [b"%d %d" % (name, i) for i in range(10)]
 
 
-def test_a_cancelled_coroutine_takes_nobody_with_it() -> None:
+def test_a_cancelled_coroutine_cancels_no_other() -> None:
     files = HeldFiles()
     queue = FastQueue("q", CONFIG, files=files)
 

@@ -16,7 +16,7 @@ from penstock.testing import FakeClock, wait_until
 from tests.spool.damage import Open, drain, numbered
 
 
-def test_close_wakes_those_who_wait(open_queue: Open) -> None:
+def test_close_wakes_waiting_leases(open_queue: Open) -> None:
     queue = open_queue()
     raised: list[Exception] = []
 
@@ -96,7 +96,7 @@ def in_a_fork(work: object) -> str:
     return said
 
 
-def test_a_forked_child_is_told_that_the_queue_is_its_parents(open_queue: Open) -> None:
+def test_in_a_forked_child_the_queue_belongs_to_the_parent(open_queue: Open) -> None:
     queue = open_queue()
     queue.push_many(numbered(3))
     for call in (lambda: queue.push(b"x"), queue.lease, queue.peek, queue.flush):

@@ -162,7 +162,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.reopened(self.safe_from_power_cut & self.held.keys(), self.forgotten_by_power_cut, power_cut=True)
 
     def reopened(self, must: set[int], may: dict[int, bytes], *, power_cut: bool = False) -> None:
-        """Everything that was promised is there, nothing that nobody pushed, all of it in order."""
+        """Everything that was promised is there, nothing that was never pushed, all of it in order."""
         known = self.held | may
         counted = (len(self.queue), self.queue.size_bytes)
         leases = self.queue.lease(100_000)
@@ -171,7 +171,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert counted == (len(found), sum(map(len, found.values())))
         assert [lease.sequence for lease in leases] == sorted(found, reverse=self.order == "freshest")
         assert must <= found.keys(), "a promised block is lost"
-        assert found.keys() <= known.keys(), "a block came back that was done with, or that nobody pushed"
+        assert found.keys() <= known.keys(), "a block came back that was done with, or that was never pushed"
         assert found == {sequence: known[sequence] for sequence in found}
         for lease in leases:
             if lease.sequence in must and not power_cut and self.durability is not Durability.MEMORY:

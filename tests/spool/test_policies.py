@@ -1,4 +1,4 @@
-"""A full queue: which blocks go, which stay, who waits, and what is counted."""
+"""A full queue: which blocks go, which stay, which pushes wait, and what is counted."""
 
 import logging
 import threading
@@ -53,7 +53,7 @@ def test_drop_oldest_spares_what_is_on_lease_as_long_as_anything_else_is_there(
         queue.push_many([b"3", b"4"])
         queue.push(b"5")
         queue.nack(leased[1], delay=3600)
-        queue.push(b"6")  # the nacked one is the oldest that nobody has
+        queue.push(b"6")  # the nacked one is the oldest that is not leased
         assert sorted(lease.data for lease in queue.lease(5)) == [b"4", b"5", b"6"]
         queue.push(b"7")  # everything is on lease now: the oldest of all goes
         queue.ack(leased)

@@ -1,4 +1,4 @@
-"""Syncs that fail or are interrupted: nobody believes that his block is safe, and nothing is forgotten."""
+"""Syncs that fail or are interrupted: no push reports a block as safe that is not, and nothing is forgotten."""
 
 import errno
 import random
@@ -53,7 +53,7 @@ def test_the_failed_sync_of_one_chunk_does_not_forget_the_others() -> None:
         assert drain(queue)[-3:] == [b"%d" % i * 60 for i in (1, 2, 3)]
 
 
-def test_an_interrupted_sync_tells_nobody_that_his_block_is_safe() -> None:
+def test_an_interrupted_sync_reports_no_block_as_safe() -> None:
     files = RefusingFiles()
     config = FastQueueConfig(durability=Durability.FSYNC, meta_sync_interval=3600)
     queue = FastQueue("q", config, files=files)
@@ -92,7 +92,7 @@ def test_control_c_between_the_writes_of_a_batch_leaves_none_of_it(monkeypatch: 
 
 
 class WatchedFiles(FakeFiles):
-    """Knows of every handle that was closed whether the queue's lock was held meanwhile."""
+    """Knows of every handle that was closed whether the queue's lock was held at that time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class WatchedFiles(FakeFiles):
 
 
 @pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
-def test_nobody_waits_while_a_deleted_chunk_is_closed(durability: Durability) -> None:
+def test_a_deleted_chunk_is_closed_without_the_lock(durability: Durability) -> None:
     files = WatchedFiles()
     config = FastQueueConfig(durability=durability, chunk_size=100, compression="none", meta_sync_interval=3600)
     queue = FastQueue("q", config, files=files)

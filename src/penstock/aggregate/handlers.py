@@ -4,14 +4,19 @@ import logging
 import threading
 from contextlib import suppress
 
-from penstock.aggregate.merger import OTHERS, PointCounts, defined_partials
+import pyarrow as pa
+
 from penstock.aggregate.pending import PendingPoints, PushRound, QueuedChunk, SubmittedRequest
+from penstock.aggregate.point_counts import OTHERS, PointCounts
 from penstock.batch import BatchQueue
 from penstock.errors import QueueClosed
 from penstock.model.definition import Definition
+from penstock.model.partial import merged_encoded
 from penstock.model.point import Chunk
 
 log = logging.getLogger(__name__)
+
+FEW = 1_000  # rows for which a group-by of their own costs more than it saves the push round
 
 
 class MetricHandlers:
@@ -55,7 +60,7 @@ class MetricHandlers:
             groups.setdefault(key, []).append(queued)
         for (round_, _, _), group in groups.items():
             try:
-                partials = defined_partials([queued.chunk for queued in group], group[0].definitions, self._counts)
+                partials = _partials([queued.chunk for queued in group], group[0].definitions)
             except Exception as error:  # noqa: BLE001 - whatever a definition makes of a chunk, the others go on
                 self._consume_apart(group, error)
                 continue
@@ -67,5 +72,13 @@ class MetricHandlers:
             for queued in group:
                 self._consume([queued])
             return
-        self._counts.add_failed(group[0].chunk, error)
+        metric = group[0].chunk.metric
+        self._counts.add(metric, failed_chunks=1)
+        log.error("A chunk cannot be merged. metric=%s", metric, exc_info=error)
         self._pending.fail_queued(group[0], error)
+
+
+def _partials(chunks: list[Chunk], definitions: tuple[Definition, ...]) -> list[pa.Table]:
+    points = pa.concat_tables([chunk.points for chunk in chunks])
+    made = [definition.partials(points) for definition in definitions]
+    return [merged_encoded(rows) if rows.num_rows > FEW else rows for rows in made if rows.num_rows]

@@ -15,12 +15,12 @@ Invariants
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, Self
+from typing import Self
 
 from penstock.aggregate.config import L1Config
 from penstock.aggregate.handlers import MetricHandlers
-from penstock.aggregate.merger import PointCounts
 from penstock.aggregate.pending import Done, PendingPoints, SubmittedRequest
+from penstock.aggregate.point_counts import PointCounts
 from penstock.aggregate.pusher import Push, Pusher
 from penstock.batch import BatchQueue, BatchQueueConfig, DrainBalancer, PartitionPolicy, ThreadPolicy
 from penstock.batch.config import BufferStrategy
@@ -67,7 +67,7 @@ class L1:
             clock=self._clock,
         )
         self._handlers = MetricHandlers(queue, self._pending, self._counts, config.max_metrics)
-        self._pusher = Pusher(queue.name, self._pending, self._counts, push, config.flush_rows)
+        self._pusher = Pusher(queue.name, self._pending, push, config.flush_rows)
 
     @classmethod
     def with_own_queue(
@@ -99,48 +99,41 @@ class L1:
         `done(error)` is called once, in any thread, as soon as they are as safe as the durability says: with None, or
         with the error for which they are not. At `memory` that is before this returns.
         """
-        if self._answers_late and chunks:
-            return self._admit(chunks, SubmittedRequest(done)) is not False
-        refusal = self._admit(chunks, SubmittedRequest(None))
-        if refusal is False:
+        request = self._request(chunks, done if self._answers_late and chunks else None)
+        if not self._pending.admit(request):
             return False
-        done(refusal)
+        refusal = self._put(request)
+        if request.done is None:
+            done(refusal)
         return True
 
     def produce(self, chunk: Chunk, timeout: float = 0.0) -> bool:
         """Hand over points of one metric without an answer; False if there is no room within `timeout` seconds."""
-        return self._admit([chunk], SubmittedRequest(None), timeout) is None
+        request = self._request([chunk], None)
+        return self._pending.admit(request, timeout) and self._put(request) is None
 
-    def _admit(
-        self, chunks: Sequence[Chunk], request: SubmittedRequest, timeout: float = 0.0
-    ) -> QueueError | Literal[False] | None:
-        """False if there is no room; else what the batch queue refused, if something else closed or filled it."""
-        dropped = self._sort(chunks, request)
-        if not self._pending.admit(request, timeout):
-            return False
-        for chunk in dropped:
-            self._counts.add(chunk.metric, len(chunk))
+    def _request(self, chunks: Sequence[Chunk], done: Done | None) -> SubmittedRequest:
+        """The chunks by the way that they take. Those that no definition wants are only counted."""
+        request, definitions = SubmittedRequest(done), self._definitions
+        for chunk in chunks:
+            numbers = chunk.finite()
+            request.received.append((chunk.metric, len(chunk), len(chunk) - len(numbers)))
+            if made := definitions.with_source(chunk.metric):
+                request.queued.append(self._handlers.queued(numbers, made, request))
+            elif definitions.undefined == "keep":
+                request.plain.append(numbers)
+        return request
+
+    def _put(self, request: SubmittedRequest) -> QueueError | None:
+        """Put an admitted request into the batch queue; an error if that was closed or filled from outside."""
+        for received in request.received:
+            self._counts.add(*received)
         refusal = None
         for queued in request.queued:
             if not self.queue.produce(queued, 0.0):
                 refusal = QueueClosed(f"queue {self.queue.name!r} was closed or filled from outside")
                 self._pending.fail_queued(queued, refusal)
         return refusal
-
-    def _sort(self, chunks: Sequence[Chunk], request: SubmittedRequest) -> list[Chunk]:
-        """Give the request its plain and its queued chunks; those that no definition wants are returned."""
-        definitions, dropped = self._definitions, []
-        for chunk in chunks:
-            if made := definitions.with_source(chunk.metric):
-                queued = self._handlers.queued(chunk, made, request)
-                request.queued.append(queued)
-                request.nbytes += queued.nbytes
-            elif definitions.undefined == "keep":
-                request.plain.append(chunk)
-                request.nbytes += chunk.nbytes
-            else:
-                dropped.append(chunk)
-        return dropped
 
     def redefine(self, definitions: Definitions) -> None:
         """Apply these to requests that are submitted from now on."""

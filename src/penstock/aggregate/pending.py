@@ -27,14 +27,18 @@ Done = Callable[[BaseException | None], object]
 class SubmittedRequest:
     """Chunks that are admitted together, and the sender's callback; without one, no answer is awaited."""
 
-    __slots__ = ("done", "nbytes", "plain", "queued", "round")
+    __slots__ = ("done", "plain", "queued", "received", "round")
 
     def __init__(self, done: Done | None) -> None:
         self.done = done
+        self.received: list[tuple[str, int, int]] = []  # metric, points, and those of them that are no numbers
         self.plain: list[Chunk] = []  # merged with those of all metrics when the round is pushed
         self.queued: list[QueuedChunk] = []  # merged by the handler of their metric
-        self.nbytes = 0
         self.round: PushRound | None = None  # None if no answer is awaited
+
+    @property
+    def nbytes(self) -> int:
+        return sum(chunk.nbytes for chunk in (*self.plain, *(queued.chunk for queued in self.queued)))
 
     def answer(self, error: BaseException | None) -> None:
         assert self.done is not None
@@ -72,9 +76,10 @@ class PushRound:
         self.partials: list[pa.Table] = []
         self.nbytes = 0
 
-    def add_partials(self, partials: Sequence[pa.Table]) -> int:
+    def add(self, *, chunks: Sequence[Chunk] = (), partials: Sequence[pa.Table] = ()) -> int:
         """How many bytes it has grown by."""
-        size: int = sum(table.nbytes for table in partials)
+        size: int = sum(piece.nbytes for piece in (*chunks, *partials))
+        self.chunks += chunks
         self.partials += partials
         self.nbytes += size
         return size
@@ -123,20 +128,17 @@ class PendingPoints:
             if self._is_closed or not self._fits_locked(request):
                 self.turned_away += 1
                 return False
-            self.held_bytes += request.nbytes
             self._unmerged += len(request.queued)
-            round_ = self._unawaited if request.done is None else self._collecting
-            was_empty = not round_.nbytes
-            round_.chunks += request.plain
-            round_.nbytes += request.nbytes - sum(queued.nbytes for queued in request.queued)
+            self.held_bytes += sum(queued.nbytes for queued in request.queued)
             if request.done is None:
-                self._unawaited_grew_locked(was_empty=was_empty)
+                self._add_locked(self._unawaited, chunks=request.plain)
                 return True
+            request.round = round_ = self._collecting
             if not round_.waiting:
                 self._has_work.notify()
-            request.round = round_
             round_.waiting.add(request)
             round_.unmerged += len(request.queued)
+            self._add_locked(round_, chunks=request.plain)
             return True
 
     def _fits_locked(self, request: SubmittedRequest) -> bool:
@@ -144,54 +146,48 @@ class PendingPoints:
             return self._unmerged == 0
         return self.held_bytes + request.nbytes <= self._max_bytes or self.held_bytes == 0
 
+    def _add_locked(
+        self, round_: PushRound, *, chunks: Sequence[Chunk] = (), partials: Sequence[pa.Table] = ()
+    ) -> None:
+        was_empty = not round_.nbytes
+        self.held_bytes += round_.add(chunks=chunks, partials=partials)
+        if round_ is not self._unawaited or not round_.nbytes:
+            return
+        if was_empty and not self._is_stopped:
+            self._unawaited_due = self._clock.monotonic() + self._flush_interval
+        if was_empty or self._unawaited_is_due_locked():
+            self._has_work.notify()
+
     def add_partials(self, queued: Sequence[QueuedChunk], round_: PushRound | None, partials: list[pa.Table]) -> None:
         """Queued chunks, all of one round or of no request that waits, have become these partials."""
         with self._lock:
-            into = round_ or self._unawaited
-            was_empty = not into.nbytes
-            size = into.add_partials(partials)
-            self._leave_queue_locked(queued, round_, size)
-            if round_ is None and partials:
-                self._unawaited_grew_locked(was_empty=was_empty)
+            self._add_locked(round_ or self._unawaited, partials=partials)
+            self._leave_queue_locked(queued, round_)
 
     def fail_queued(self, queued: QueuedChunk, error: BaseException) -> None:
         """A queued chunk could not be merged. Its request is answered at once; the others of its round go on."""
+        request = queued.request
         with self._lock:
-            self._leave_queue_locked([queued], queued.request.round, 0)
-        self._fail(queued.request, error)
+            self._leave_queue_locked([queued], request.round)
+            is_waiting = request.round is not None and request in request.round.waiting
+            if request.round is not None:
+                request.round.waiting.discard(request)
+        if is_waiting:
+            request.answer(error)
 
-    def fail_plain(self, round_: PushRound, chunk: Chunk, error: BaseException) -> None:
-        """The same of a plain chunk in a round that was taken."""
-        for request in list(round_.waiting):
-            if any(chunk is one for one in request.plain):
-                self._fail(request, error)
-
-    def _fail(self, request: SubmittedRequest, error: BaseException) -> None:
-        with self._lock:
-            if request.round is None or request not in request.round.waiting:
-                return
-            request.round.waiting.discard(request)
-        request.answer(error)
-
-    def _leave_queue_locked(self, queued: Sequence[QueuedChunk], round_: PushRound | None, size: int) -> None:
+    def _leave_queue_locked(self, queued: Sequence[QueuedChunk], round_: PushRound | None) -> None:
+        self._release_locked(sum(each.nbytes for each in queued))
         self._unmerged -= len(queued)
         if not self._unmerged:
             self._all_merged.notify_all()
-        self._add_bytes_locked(size - sum(each.nbytes for each in queued))
         if round_ is not None:
             round_.unmerged -= len(queued)
             if not round_.unmerged and round_ is self._sealed:
                 self._has_work.notify()
 
-    def _add_bytes_locked(self, change: int) -> None:
-        self.held_bytes += change
+    def _release_locked(self, nbytes: int) -> None:
+        self.held_bytes -= nbytes
         self._has_room.notify_all()
-
-    def _unawaited_grew_locked(self, *, was_empty: bool) -> None:
-        if was_empty and not self._is_stopped:
-            self._unawaited_due = self._clock.monotonic() + self._flush_interval
-        if was_empty or self._unawaited_is_due_locked():
-            self._has_work.notify()
 
     # Out
 
@@ -227,7 +223,7 @@ class PendingPoints:
         True if the queue had refused unawaited points before and now has them.
         """
         with self._lock:
-            self._add_bytes_locked(-round_.nbytes)
+            self._release_locked(round_.nbytes)
             recovered = not round_.is_awaited and self._is_refusing
             if recovered:
                 self._is_refusing = False
@@ -237,10 +233,11 @@ class PendingPoints:
             request.answer(error)
         return recovered
 
-    def keep(self, round_: PushRound, partials: Sequence[pa.Table]) -> bool:
-        """The durable queue refused these of a round without requests: they are pushed later. True at the first."""
+    def keep(self, round_: PushRound) -> bool:
+        """The durable queue refused what the round holds, and no request waits: it is pushed later. True at first."""
         with self._lock:
-            self._add_bytes_locked(self._unawaited.add_partials(partials) - round_.nbytes)
+            self._release_locked(round_.nbytes)
+            self._add_locked(self._unawaited, chunks=round_.chunks, partials=round_.partials)
             self._unawaited_due = self._clock.monotonic() + self._flush_interval
             began, self._is_refusing = not self._is_refusing, True
             return began

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from penstock.aggregate.merger import PointCounts, plain_partials
 from penstock.aggregate.pending import PendingPoints, PushRound
 from penstock.errors import QueueClosed
+from penstock.model.chunk_partials import partials_of_chunks
 from penstock.model.partial import merged_encoded
-from penstock.model.point import Chunk
 from penstock.model.segment import encode
 
 log = logging.getLogger(__name__)
@@ -26,10 +25,9 @@ class Pusher:
     Threads: one of its own, from the constructor to `close`.
     """
 
-    def __init__(self, name: str, pending: PendingPoints, counts: PointCounts, push: Push, flush_rows: int) -> None:
+    def __init__(self, name: str, pending: PendingPoints, push: Push, flush_rows: int) -> None:
         self._name = name
         self._pending = pending
-        self._counts = counts
         self._push = push
         self._flush_rows = flush_rows
         self.blocks = 0
@@ -43,40 +41,23 @@ class Pusher:
 
     def _hand_over(self, round_: PushRound) -> BaseException | None:
         """Merge and push a round, and end it; the error, if there was one."""
-        partials = self._partials_of(round_)
         try:
-            blocks = self._blocks_of(partials)
+            round_.chunks, round_.partials = [], self._blocks_of(round_)
             if not round_.is_awaited:
-                return self._push_unawaited(round_, blocks)
-            if round_.waiting:
-                self._push_blocks(blocks)
+                while round_.partials:  # block by block: no answer depends on all of them
+                    self._push_blocks(round_.partials[:1])
+                    del round_.partials[0]
+            elif round_.waiting:
+                self._push_blocks(round_.partials)
         except Exception as error:  # noqa: BLE001 - whatever it is, requests are answered and the thread goes on
-            return self._give_up(round_, partials, error)
-        self._pending.end_round(round_)
+            return self._give_up(round_, error)
+        if self._pending.end_round(round_):
+            log.info("L1 hands over again. queue=%s", self._name)
         return None
 
-    def _partials_of(self, round_: PushRound) -> list[pa.Table]:
-        """The partials of a round, those of its plain chunks included."""
-        if not round_.chunks:
-            return round_.partials
-        try:
-            return [*round_.partials, plain_partials(round_.chunks, self._counts)]
-        except Exception:  # noqa: BLE001 - one of the chunks cannot be merged, the others go on
-            return [*round_.partials, *(table for chunk in round_.chunks for table in self._alone(round_, chunk))]
-
-    def _alone(self, round_: PushRound, chunk: Chunk) -> list[pa.Table]:
-        try:
-            return [plain_partials([chunk], self._counts)]
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, its request is answered with that
-            self._counts.add_failed(chunk, error)
-            self._pending.fail_plain(round_, chunk, error)
-            return []
-
-    def _blocks_of(self, partials: list[pa.Table]) -> list[pa.Table]:
-        """Partials as one row per identity, cut into blocks."""
-        if not partials:
-            return []
-        table = partials[0] if len(partials) == 1 else merged_encoded(pa.concat_tables(partials))
+    def _blocks_of(self, round_: PushRound) -> list[pa.Table]:
+        """All points of a round as one row per identity, cut into blocks."""
+        table = merged_encoded(pa.concat_tables([partials_of_chunks(round_.chunks), *round_.partials]))
         return [table.slice(start, self._flush_rows) for start in range(0, table.num_rows, self._flush_rows)]
 
     def _push_blocks(self, blocks: Sequence[pa.Table]) -> None:
@@ -85,21 +66,10 @@ class Pusher:
             self.blocks += len(blocks)
             self.partials += sum(block.num_rows for block in blocks)
 
-    def _push_unawaited(self, round_: PushRound, blocks: Sequence[pa.Table]) -> BaseException | None:
-        """Push block by block, because no answer depends on all of it, and keep the rest."""
-        for index, block in enumerate(blocks):
-            try:
-                self._push_blocks([block])
-            except Exception as error:  # noqa: BLE001 - whatever it is, the points are kept
-                return self._give_up(round_, blocks[index:], error)
-        if self._pending.end_round(round_):
-            log.info("L1 hands over again. queue=%s", self._name)
-        return None
-
-    def _give_up(self, round_: PushRound, partials: Sequence[pa.Table], error: BaseException) -> BaseException:
+    def _give_up(self, round_: PushRound, error: BaseException) -> BaseException:
         if round_.is_awaited:
             self._pending.end_round(round_, error)
-        elif self._pending.keep(round_, partials):
+        elif self._pending.keep(round_):
             log.warning("L1 keeps what the queue refuses. queue=%s reason=%s", self._name, error)
         return error
 
@@ -116,5 +86,4 @@ class Pusher:
             reason = "closed before all of the request was merged"
         else:
             return self._hand_over(round_)
-        partials = () if round_.is_awaited else self._partials_of(round_)
-        return self._give_up(round_, partials, QueueClosed(f"L1 {self._name!r}: {reason}"))
+        return self._give_up(round_, QueueClosed(f"L1 {self._name!r}: {reason}"))

@@ -18,9 +18,9 @@ from penstock.export.exporter import Exporter
 from penstock.export.send_queue import SendQueue
 from penstock.service.logs import HumanFormatter
 from penstock.service.queue_folder import is_queue
+from penstock.spool.dead_letter_report import holds_dead_letters
 from penstock.spool.dead_letters import FOLDER_NAME
 from penstock.spool.examine import overview
-from penstock.spool.letters import holds_letters
 
 if TYPE_CHECKING:
     from penstock.export.exporters.otlp_http_exporter import Signal
@@ -107,7 +107,7 @@ def _require_queue(folder: Path) -> None:
     try:
         if not is_queue(folder):
             raise ConfigError(f"there is no queue in {folder}: name its folder with --queue-path")
-        if holds_letters(str(folder)):
+        if holds_dead_letters(str(folder)):
             raise ConfigError(
                 f"--queue-path {folder} holds dead letters, each wrapped with the reason that it was given up for: put "
                 f"them back into their queue with `penstock queue replay {_replayed(folder)}`, and relay that"

@@ -80,11 +80,9 @@ class DecodeContext:
     undos: list[Callable[[], None]] = field(default_factory=list)
     """Each takes the increments of some cumulative streams back."""
 
-    def resolve(
-        self, namespaces: list[Namespace], space: Ints, keys: Any, requests: Ints, bounds: Ints | None = None
-    ) -> Resolved:
+    def resolve(self, namespaces: list[Namespace], space: Ints, keys: Any, requests: Ints) -> Resolved:
         """Looks up the stream of each point as `SeriesTable.resolve` does, and records the refusals."""
-        resolved = self.table.resolve(namespaces, space, keys, self.now, bounds)
+        resolved = self.table.resolve(namespaces, space, keys, self.now)
         for rows, refused in resolved.refused:
             self.outcomes.reject(requests[rows], refused.reason, str(refused))
         return resolved

@@ -58,42 +58,31 @@ class SendQueue:
         clock: Clock | None = None,
         owns_queue: bool = False,
     ) -> None:
-        _check(queue, exporter)
-        config = _ordered(config or SendQueueConfig(), exporter)
-        if isinstance(queue, FastQueue):
-            config = replace(config, order=queue.config.order)
-        elif config.order == "freshest":
-            raise ConfigError("order must be 'fifo' for a queue in memory, got 'freshest'")
-        self.config = config
+        self.config = config = _settings(config or SendQueueConfig(), queue, exporter)
         self._clock = clock = clock or SystemClock()
         self._exporter = exporter
         self._owns_queue = owns_queue
         self._is_durable = isinstance(queue, FastQueue)
-        self._source: LeaseSource = queue if isinstance(queue, FastQueue) else _leased(queue, config, clock)
+        self._source: LeaseSource = queue if isinstance(queue, FastQueue) else _with_leases(queue, config, clock)
         self._counters = ExportCounters()
-        breaker = CircuitBreaker(config.circuit_breaker)
-        in_order = isinstance(exporter, GroupExporter) or exporter.in_order
-        name = queue.path if isinstance(queue, FastQueue) else "memory"
         self._gate = SendGate(
-            breaker,
+            CircuitBreaker(config.circuit_breaker),
             config.new_backoff(),
             config.send_limit(),
             clock,
-            in_order=in_order,
-            queue=name,
+            in_order=_wants_order(exporter),
+            queue=queue.path if isinstance(queue, FastQueue) else "memory",
             destination=str(getattr(exporter, "destination", type(exporter).__name__)),
         )
-        self._limit = self._adaptive_limit(queue) if owns_queue and config.adaptive_enabled else None
+        self._limit: AdaptiveLimit | None = None
+        if owns_queue and config.adaptive_enabled:
+            max_bytes = queue.max_bytes if isinstance(queue, MemoryQueue) else int(queue.config.max_bytes)
+            self._limit = AdaptiveLimit(max_bytes, config.target_utilization)
         self._delivery: BatchDelivery | None = None
         self._failover: Failover | None = None
         self._workers: SendWorkers | GroupWorker
         if isinstance(exporter, GroupExporter):
-            if config.order == "freshest":
-                raise ConfigError("order must be 'fifo' for an exporter that needs blocks in order, got 'freshest'")
-            if not config.always_queue or not config.enabled:
-                raise ConfigError("an exporter that needs blocks in order always queues: enabled and always_queue")
-            if not isinstance(queue, FastQueue):
-                raise ConfigError("type must be 'disk' for an exporter that needs blocks in order, got 'memory'")
+            assert isinstance(queue, FastQueue)
             exporter.begin(queue.id)
             self._workers = GroupWorker(queue, exporter, self._gate, self._counters, clock)
         else:
@@ -170,10 +159,6 @@ class SendQueue:
         except ExportError:
             return False  # the workers will find out what is to become of it
         return True
-
-    def _adaptive_limit(self, queue: FastQueue | MemoryQueue) -> AdaptiveLimit:
-        max_bytes = queue.max_bytes if isinstance(queue, MemoryQueue) else int(queue.config.max_bytes)
-        return AdaptiveLimit(max_bytes, self.config.target_utilization)
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
@@ -313,10 +298,39 @@ class SendQueue:
         return self.stats().samples()
 
 
-def _check(queue: object, exporter: object) -> None:
-    """ConfigError for what would fail with the first batch, or turn all of them into dead letters."""
+def _settings(
+    config: SendQueueConfig, queue: FastQueue | MemoryQueue, exporter: Exporter | GroupExporter
+) -> SendQueueConfig:
+    """The configuration with the queue's order, and one worker for an exporter that wants its batches in order.
+
+    ConfigError for what would fail with the first batch, or turn all of them into dead letters.
+    """
     if not isinstance(queue, (FastQueue, MemoryQueue)):
         raise ConfigError(f"queue must be a FastQueue or a MemoryQueue, got {queue!r}")
+    _check_exporter(exporter)
+    if isinstance(queue, FastQueue):
+        config = replace(config, order=queue.config.order)
+    elif config.order == "freshest":
+        raise ConfigError("order must be 'fifo' for a queue in memory, got 'freshest'")
+    if isinstance(exporter, GroupExporter):
+        if config.order == "freshest":
+            raise ConfigError("order must be 'fifo' for an exporter that needs blocks in order, got 'freshest'")
+        if not config.always_queue or not config.enabled:
+            raise ConfigError("an exporter that needs blocks in order always queues: enabled and always_queue")
+        if not isinstance(queue, FastQueue):
+            raise ConfigError("type must be 'disk' for an exporter that needs blocks in order, got 'memory'")
+    if not _wants_order(exporter):
+        return config
+    return replace(
+        config,
+        workers=config.workers or 1,
+        # Several at a time would overtake one another, and what is prepared ahead would pass a batch that failed.
+        pipeline_split=replace(config.pipeline_split, enabled=False),
+        adaptive_workers=replace(config.adaptive_workers, enabled=False),
+    )
+
+
+def _check_exporter(exporter: object) -> None:
     if isinstance(exporter, type):
         raise ConfigError(f"exporter must be an exporter, got the class: write {exporter.__name__}(...)")
     if isinstance(exporter, GroupExporter):
@@ -330,19 +344,10 @@ def _check(queue: object, exporter: object) -> None:
         )
 
 
-def _leased(queue: MemoryQueue, config: SendQueueConfig, clock: Clock) -> LeasedMemory:
+def _wants_order(exporter: Exporter | GroupExporter) -> bool:
+    return isinstance(exporter, GroupExporter) or exporter.in_order
+
+
+def _with_leases(queue: MemoryQueue, config: SendQueueConfig, clock: Clock) -> LeasedMemory:
     timeout = float(config.block_timeout)
     return LeasedMemory(queue, config.full_behavior, timeout, max_attempts=config.max_attempts, clock=clock)
-
-
-def _ordered(config: SendQueueConfig, exporter: Exporter | GroupExporter) -> SendQueueConfig:
-    """One worker for a destination that wants its batches in order, where the configuration does not say how many."""
-    if not isinstance(exporter, GroupExporter) and not exporter.in_order:
-        return config
-    return replace(
-        config,
-        workers=config.workers or 1,
-        # Several at a time would overtake one another, and what is prepared ahead would pass a batch that failed.
-        pipeline_split=replace(config.pipeline_split, enabled=False),
-        adaptive_workers=replace(config.adaptive_workers, enabled=False),
-    )

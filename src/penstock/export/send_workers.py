@@ -50,26 +50,19 @@ class SendWorkers:
         self._source = source
         self._delivery = delivery
         self._gate = gate
-        self.preparing = ActiveThreads()
-        self._channel: PreparedChannel | None = None
-        self._preparers: ThreadPool | None = None
-        self._lanes = 1
-        self._first = config.worker_count()
-        name = "penstock-worker"
-        if config.pipeline_split.enabled:
-            size, budget = config.pipeline_split.channel_size, config.memory_budget()
-            self._channel = PreparedChannel(size, budget or math.inf, newest_first=config.order == "freshest")
-            self._preparers = ThreadPool("penstock-preparer", self._prepare, clock)
-            self._preparer_count = config.preparer_count()
-            self._lanes = config.max_concurrent_sends
-            self._first = config.sender_count()
-            name = "penstock-sender"
+        self.is_split = config.pipeline_split.enabled
+        self._lanes = config.max_concurrent_sends if self.is_split else 1
+        self._first = config.sender_count() if self.is_split else config.worker_count()
+        self._pool = ThreadPool("penstock-sender" if self.is_split else "penstock-worker", self._send, clock)
         self.active = ActiveThreads(self._lanes)
-        self._pool = ThreadPool(name, self._send, clock)
-
-    @property
-    def is_split(self) -> bool:
-        return self._channel is not None
+        # Of the pipeline split only.
+        budget = config.memory_budget() or math.inf
+        self._channel = PreparedChannel(
+            config.pipeline_split.channel_size, budget, newest_first=config.order == "freshest"
+        )
+        self._preparer_count = config.preparer_count() if self.is_split else 0
+        self._preparers = ThreadPool("penstock-preparer", self._prepare, clock)
+        self.preparing = ActiveThreads()
 
     @property
     def total(self) -> int:
@@ -77,8 +70,7 @@ class SendWorkers:
         return self._pool.size // self._lanes
 
     def start(self, count: int | None = None) -> None:
-        if self._preparers is not None:
-            self._preparers.resize(self._preparer_count)
+        self._preparers.resize(self._preparer_count)
         self.resize(self._first if count is None else count)
 
     def resize(self, count: int) -> None:
@@ -88,18 +80,14 @@ class SendWorkers:
     def stop(self) -> None:
         """Begin nothing any more."""
         self._pool.stop()
-        if self._preparers is not None:
-            self._preparers.stop()
+        self._preparers.stop()
 
     def close(self, deadline: float) -> list[str]:
         """Finish what is under way, give the rest back; the names of threads that were not done by `deadline`."""
         self._gate.stop()
         self.stop()
-        late = []
-        if self._preparers is not None:
-            late += self._preparers.join(deadline)
-        late += self._pool.join(deadline)
-        for batch in self._channel.drain() if self._channel is not None else ():
+        late = self._preparers.join(deadline) + self._pool.join(deadline)
+        for batch in self._channel.drain():
             self._delivery.give_back_unsent(batch.lease)
         return late
 
@@ -122,13 +110,12 @@ class SendWorkers:
                 self.active.leave(number)
 
     def _next_batch(self) -> PreparedBatch | None:
-        if self._channel is not None:
+        if self.is_split:
             return self._channel.get(IDLE_WAIT)
         leases = self._source.lease(1, timeout=IDLE_WAIT)
         return PreparedBatch(leases[0], None) if leases else None
 
     def _prepare(self, number: int, is_retired: IsRetired) -> None:
-        assert self._channel is not None
         while not is_retired():
             if not self._gate.wait_open(IDLE_WAIT) or not self._channel.wait_for_room(IDLE_WAIT):
                 continue

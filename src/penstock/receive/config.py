@@ -7,10 +7,10 @@ needs: the configuration can be read where its extra is not installed.
 import hmac
 import os
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from penstock.broker_url import check_broker_url
 from penstock.errors import ConfigError
@@ -28,21 +28,44 @@ class Limits:
     """Bytes of a request as it comes over the network; more is refused (413)."""
     max_decompressed: int | str = "64Mi"
     """Bytes of a request once decompressed; decompressing stops there (413)."""
-    max_json: int | str = "16Mi"
-    """The same for JSON, which takes ten times as long to read while other requests wait."""
     max_connections: int = 1000
     """Connections at a time; further ones are closed at once."""
-    read_timeout: float | str = 30.0
-    """Seconds for a request to arrive, from its first byte to its last; a slower client is cut off."""
     idle_timeout: float | str = 75.0
     """Seconds that a connection may stay open with no request."""
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "max_decompressed", "max_json"):
+        for name in ("max_body", "max_decompressed"):
             _set(self, name, parse_bytes(getattr(self, name), f"limits.{name}", least=1024))
-        for name in ("read_timeout", "idle_timeout"):
-            _set(self, name, parse_duration(getattr(self, name), f"limits.{name}", is_positive=True))
+        _set(self, "idle_timeout", parse_duration(self.idle_timeout, "limits.idle_timeout", is_positive=True))
         check_count(self.max_connections, "limits.max_connections", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits(Limits):
+    """`limits` of the HTTP receiver: what one client can make us do, whatever it sends."""
+
+    max_json: int | str = "16Mi"
+    """As `max_decompressed`, for JSON, which takes ten times as long to read while other requests wait."""
+    read_timeout: float | str = 30.0
+    """Seconds for a request to arrive, from its first byte to its last; a slower client is cut off."""
+
+    def __post_init__(self) -> None:
+        Limits.__post_init__(self)
+        _set(self, "max_json", parse_bytes(self.max_json, "limits.max_json", least=1024))
+        _set(self, "read_timeout", parse_duration(self.read_timeout, "limits.read_timeout", is_positive=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcLimits(Limits):
+    """`limits` of the gRPC receiver: what one client can make us do, whatever it sends."""
+
+    max_connections: int = 1000
+    """Calls at a time; further ones are refused at once."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "max_json": "gRPC carries no JSON; leave it out (receivers.http.limits has the key)",
+        "read_timeout": "a call ends with its client's deadline; leave it out (receivers.http.limits has the key)",
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +155,6 @@ class ListenerConfig:
     """Certificates; without them the connection is not encrypted."""
     auth: AuthConfig | None = None
     """Bearer tokens; without them every client that reaches the port may send."""
-    limits: Limits = field(default_factory=Limits)
-    """What one client can make us do."""
 
     def __post_init__(self) -> None:
         if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
@@ -168,6 +189,8 @@ class HttpReceiverConfig(ListenerConfig):
     """Where Prometheus remote writes are taken."""
     events_path: str = "/v1/events"
     """Where JSON events are taken."""
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    """What one client can make us do."""
 
     def __post_init__(self) -> None:
         ListenerConfig.__post_init__(self)
@@ -183,6 +206,8 @@ class GrpcReceiverConfig(ListenerConfig):
 
     port: int = 4317
     """Port; 0 takes a free one."""
+    limits: GrpcLimits = field(default_factory=GrpcLimits)
+    """What one client can make us do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

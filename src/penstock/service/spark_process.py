@@ -114,7 +114,8 @@ def job_config(config: ServiceConfig, defined: Defined) -> Any:
 
 def keep_of(config: ServiceConfig) -> dict[str, float]:
     keep = config.tables.keep
-    return {name: float(getattr(keep, name)) for name in ("minute", "hour", "day", "top_n")}
+    ages = {"minute": keep.minute, "hour": keep.hour, "day": keep.day, "top_n": keep.top_n}
+    return {table: float(age) for table, age in ages.items()}
 
 
 if __name__ == "__main__":

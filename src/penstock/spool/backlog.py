@@ -4,19 +4,20 @@ push ──► the memory layer ──► the log          every block in memory
 lease ◄── redeliveries that are due ◄── the log ◄── the memory layer
 """
 
+import errno
 from collections import ChainMap, deque
 from collections.abc import Sequence
 from itertools import repeat
 from operator import itemgetter
 
-from penstock.spool import journal, runs
-from penstock.spool.config import Durability, FastQueueConfig, size
+from penstock.spool import journal, lease_runs
+from penstock.spool.config import Durability, FastQueueConfig, parsed_bytes
+from penstock.spool.disk_store import RESERVED_SEQUENCES, DiskStore
 from penstock.spool.files import Files, disk_error
-from penstock.spool.group_commit import Staged
+from penstock.spool.group_commit import StagedBlocks
 from penstock.spool.lease import FrameRef, Lease
 from penstock.spool.meta import Meta
 from penstock.spool.redeliveries import Redeliveries
-from penstock.spool.store import RESERVED_SEQUENCES, Store
 
 _LARGEST_PIECE = 4 << 20  # of a spill: as much as is written at once
 _sequence_of = itemgetter(0)
@@ -33,16 +34,17 @@ class Backlog:
         self.memory: deque[Lease] = deque()
         self.leased: dict[int, Lease | FrameRef] = {}  # a Lease: the block is in memory only
         self.returned = Redeliveries()
-        self.store = Store(files, folder, config, ChainMap(self.leased, self.returned.held), now)
+        self.store = DiskStore(files, folder, config, ChainMap(self.leased, self.returned.held), now)
         self.next_sequence = self.store.next_sequence
         self.sequence_limit = self.next_sequence  # the meta on the disk has reserved the sequences below
         self.largest_batch = 1  # so many sequences at least have to be reserved
         self.count = self.store.unread_count
         self.bytes = self.store.unread_bytes
         self.flushes = 0
+        self._staged: StagedBlocks | None = None  # the youngest blocks: they get their sequences from the log's end
         self._keeps_in_memory = config.durability is Durability.MEMORY
         self._memory_blocks = config.inmemory_blocks
-        self._memory_bytes = None if config.inmemory_bytes is None else size(config.inmemory_bytes)
+        self._memory_bytes = None if config.inmemory_bytes is None else parsed_bytes(config.inmemory_bytes)
         self._piece_bytes = _LARGEST_PIECE
         self._ready: deque[Lease] = deque()  # read from the log, not handed out yet: the rest of a frame
         self._ready_ref = FrameRef(0, 0, 0)
@@ -51,13 +53,13 @@ class Backlog:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def add_one(self, block: bytes, now: float) -> int:
-        """Take one block to where the durability level wants it; its sequence, or -1 if memory has to be spilled.
+        """Put one block into memory or the log, as `durability` says.
 
-        An OSError leaves everything as it was.
+        Returns its sequence, -1 if memory has to be spilled first. An OSError leaves everything as it was.
         """
-        if not self._keeps_in_memory:
-            return self._write_one(block, now)
         length = len(block)
+        if not self._keeps_in_memory:
+            return self._write((block,), length, now)
         if len(self.memory) >= self._memory_blocks or (self._memory_bytes is not None and not self._fits(1, length)):
             return -1
         sequence = self.next_sequence
@@ -68,7 +70,7 @@ class Backlog:
         return sequence
 
     def add(self, batch: Sequence[bytes], length: int, now: float) -> int:
-        """Take the blocks, all or (with an OSError) none, spilling memory if need be; the first sequence."""
+        """Add all blocks or, with an OSError, none; spills memory to make room. Returns the first sequence."""
         if self._keeps_in_memory:
             if not self._fits(len(batch), length):
                 try:
@@ -81,7 +83,7 @@ class Backlog:
         return self._write(batch, length, now)
 
     def _fits(self, count: int, length: int) -> bool:
-        """Whether memory may hold so much more. Blocks on lease are in memory, too."""
+        """Whether the memory layer has room for so much more. Blocks on lease take room, too."""
         most = self._memory_bytes
         in_memory = self.bytes - self.store.unread_bytes
         return len(self.memory) + count <= self._memory_blocks and (most is None or in_memory + length <= most)
@@ -94,21 +96,13 @@ class Backlog:
 
     def _write(self, batch: Sequence[bytes], length: int, now: float) -> int:
         first = self.next_sequence
-        self._appended(self.store.append(batch, first, now))
+        one = len(batch) == 1
+        self._on_appended(
+            [self.store.append_one(batch[0], first, now)] if one else self.store.append(batch, first, now)
+        )
         self.store.unread_count += len(batch)
         self.store.unread_bytes += length
         self._count_in(len(batch), length)
-        self._log_has_more = True
-        return first
-
-    def _write_one(self, block: bytes, now: float) -> int:
-        first, length, store = self.next_sequence, len(block), self.store
-        ref = store.append_one(block, first, now)
-        if store.reads_backward:
-            self._appended([ref])
-        store.unread_count += 1
-        store.unread_bytes += length
-        self._count_in(1, length)
         self._log_has_more = True
         return first
 
@@ -117,25 +111,36 @@ class Backlog:
         self.count += count
         self.bytes += length
 
-    def stage(self, staged: Staged, batch: Sequence[bytes], length: int) -> int:
-        """Count the blocks and give them sequences, though they are not in the log yet; the first sequence."""
+    def stage(self, batch: Sequence[bytes], length: int, now: float) -> tuple[int, StagedBlocks]:
+        """Count the blocks and give them sequences, to be written later. Returns the first, and where they wait."""
+        if self._staged is None:
+            self._staged = StagedBlocks(now)
+            self.store.changed = True
         first = self.next_sequence
-        staged.blocks += batch
-        staged.bytes += length
+        self._staged.blocks += batch
+        self._staged.bytes += length
         self._count_in(len(batch), length)
-        return first
+        return first, self._staged
 
-    def write_staged(self, staged: Staged) -> None:
-        """Put what was staged last into the log, all or (with an OSError) none: then it was never counted."""
+    def write_staged(self) -> int:
+        """Write the staged blocks, all or none. Returns how many; if none, their `error` says why."""
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return 0
         blocks = staged.blocks
         self._count_in(-len(blocks), -staged.bytes)
-        if len(blocks) == 1:
-            self._write_one(blocks[0], staged.at)
-        else:
+        try:
             self._write(blocks, staged.bytes, staged.at)
+        except OSError as error:
+            staged.error = error
+            return 0
+        except BaseException:
+            staged.error = OSError(errno.EINTR, "the write was interrupted")
+            raise
+        return len(blocks)
 
     def spill(self) -> None:
-        """Move every block of the memory layer into the log; after an OSError what is not there is still in memory.
+        """Move every block of the memory layer into the log. After an OSError the rest is still in memory.
 
         Blocks on lease move with the others, so a crash after it loses none of them.
         """
@@ -146,13 +151,16 @@ class Backlog:
             return
         if out:
             self.store.seen_below = max(self.store.seen_below, max(out).sequence + 1)
-        for run in runs.to_spill(waiting):
+        for run in lease_runs.split_for_spill(waiting):
             self._spill_in_pieces(run)
         self.flushes += 1
 
     def _spill_in_pieces(self, run: list[Lease]) -> None:
-        """Move as much as the disk has room for. Behind a refusal it is one block, then twice as much each time: a full
-        disk must not cost the writing of all that is in memory on every push."""
+        """Move as much as the disk has room for.
+
+        After a refusal the next piece is one block, then twice as much each time: on a full disk no push pays for
+        writing all of the memory layer.
+        """
         at = 0
         while at < len(run):
             stop, length = at, 0
@@ -171,7 +179,7 @@ class Backlog:
 
     def _spill_run(self, run: list[Lease]) -> None:
         refs = self.store.append_run(run)
-        self._appended(refs)
+        self._on_appended(refs)
         at = 0
         for lease in run:
             while lease.sequence >= refs[at].end:  # there may be frames of nothing but holes between two blocks
@@ -187,13 +195,13 @@ class Backlog:
                 self.store.unread_bytes += len(lease.data)
         self._log_has_more = True
 
-    def _appended(self, refs: list[FrameRef]) -> None:
-        """Frames have come to the end of the log."""
+    def _on_appended(self, refs: list[FrameRef]) -> None:
+        """For subclasses: frames were appended to the log."""
 
     # -- out -------------------------------------------------------------------------------------------------------
 
     def take(self, most: int, now: float, max_bytes: int | None = None) -> list[Lease]:
-        """Lease up to `most` blocks, oldest first; the first, and of the others what `max_bytes` allows."""
+        """Lease up to `most` blocks, oldest first. `max_bytes` limits all but the first."""
         if most == 1 and not self.returned.held and not self._ready and (lease := self._take_one()) is not None:
             return [lease]
         taken: list[Lease] = []
@@ -208,9 +216,9 @@ class Backlog:
         return taken
 
     def _take_one(self) -> Lease | None:
-        """Lease the next block the short way; None if there is no such block or it takes more than that."""
+        """Lease the next block if it is in memory. Returns None if it has to be read, or if there is none."""
         if self._log_has_more:
-            found = self.store.read_upcoming()
+            found = self.store.read_cached()
             if found is None:
                 return None
             ref, lease = found
@@ -224,7 +232,7 @@ class Backlog:
 
     def _take_into(self, taken: list[Lease], most: int, now: float) -> None:
         while self.returned.held and len(taken) < most and (sequence := self.returned.due(now)) is not None:
-            lease = self._take_again(sequence)
+            lease = self._take_returned(sequence)
             if lease is not None:
                 taken.append(lease)
         while len(taken) < most:
@@ -242,7 +250,7 @@ class Backlog:
                 return
 
     def _take_bytes_into(self, taken: list[Lease], most: int, now: float, max_bytes: int) -> None:
-        """One by one: a limit of bytes is for large blocks, or for so many that a peek at each is nothing."""
+        """Lease one by one: where a limit of bytes matters, blocks are large and a peek at each is cheap."""
         total = 0
         while len(taken) < most:
             following = self._peek(now) if taken else None
@@ -254,15 +262,17 @@ class Backlog:
                 return
             total += len(taken[-1].data)
 
-    def note_leased(self, taken: list[Lease]) -> None:
-        """Journal what has been handed out, so that a crash counts as an attempt."""
+    def journal_leases(self, taken: list[Lease]) -> None:
+        """Write the leases to the journal, so that a crash counts as an attempt."""
         if len(taken) == 1:
-            self.store.note(journal.leased(taken[0].sequence, 1, taken[0].attempts))
+            self.store.write_journal(journal.pack_leased(taken[0].sequence, 1, taken[0].attempts))
         else:
-            self.store.note(b"".join([journal.leased(*run) for run in runs.by_attempts(taken)]))
+            self.store.write_journal(
+                b"".join([journal.pack_leased(*run) for run in lease_runs.group_by_attempts(taken)])
+            )
 
     def finish(self, leases: Sequence[Lease]) -> int:
-        """Take the leases as done, in any order; how many of them were out. The others were done or dropped before."""
+        """Take the leases as done, in any order. Returns how many of them were out; the others were done before."""
         leased, store = self.leased, self.store
         if len(leases) == 1:  # the common case, without a list of runs
             sequence, _, data, _ = leases[0]
@@ -276,11 +286,11 @@ class Backlog:
         if not done:
             return 0
         self.count -= len(done)
-        self.bytes -= store.ack(runs.with_bytes(done))
+        self.bytes -= store.ack(lease_runs.group_with_bytes(done))
         return len(done)
 
     def give_back(self, lease: Lease, due_at: float | None) -> bool:
-        """Let the block go out again, at once or at `due_at`; False if it was not out any more."""
+        """Let the block go out again, at once or at `due_at`. Returns False if it was not out any more."""
         held = self.leased.pop(lease.sequence, None)
         if held is None:
             return False
@@ -290,19 +300,19 @@ class Backlog:
         return True
 
     def evict(self, now: float) -> bool:
-        """Drop the oldest block that is not on lease, else the oldest of all; False if there is none.
+        """Drop the oldest block that is not on lease, else the oldest of all. Returns False if there is none.
 
         An OSError (it could not be read) leaves everything as it was.
         """
         if self.returned.held:  # what came back is older than all that was never out
-            lease = self._take_again(min(self.returned.held))
+            lease = self._take_returned(min(self.returned.held))
             return lease is None or bool(self.finish([lease]))
         taken: list[Lease] = []
         self._take_into(taken, 1, now)
         return bool(self.finish(taken)) if taken else self._evict_leased()
 
     def _evict_leased(self) -> bool:
-        """Everything is on lease: let go of the oldest. Its holder may still succeed with it, only not fail."""
+        """Drop the oldest leased block. Its consumer may still finish it; a nack has no effect."""
         if not self.leased:
             return False
         oldest = min(self.leased)
@@ -312,7 +322,7 @@ class Backlog:
         return True
 
     def peek(self, now: float) -> Lease | None:
-        """What `take` would hand out first; nothing changes."""
+        """Returns what `take` would hand out first; nothing changes."""
         try:
             return self._peek(now)
         except OSError as error:
@@ -320,14 +330,14 @@ class Backlog:
 
     def _peek(self, now: float) -> Lease | None:
         if self.returned.held and (sequence := self.returned.due(now)) is not None:
-            return self._again(sequence)
+            return self._read_returned(sequence)
         if self._ready or (self._log_has_more and self._read_log()):
             return self._ready[0]
         return self.memory[0] if self.memory else None
 
-    def _take_again(self, sequence: int) -> Lease | None:
-        """Lease a block that came back; None if it has been damaged since it was read first."""
-        lease = self._again(sequence)
+    def _take_returned(self, sequence: int) -> Lease | None:
+        """Lease a block that came back. Returns None if it has been damaged since it was read first."""
+        lease = self._read_returned(sequence)
         held = self.returned.remove(sequence)
         self.leased[sequence] = lease if lease is not None and isinstance(held, Lease) else held
         if lease is None:
@@ -335,16 +345,16 @@ class Backlog:
             self.finish([Lease(sequence, 1, b"", 0.0)])
         return lease
 
-    def _again(self, sequence: int) -> Lease | None:
+    def _read_returned(self, sequence: int) -> Lease | None:
         held = self.returned.held[sequence]
         if isinstance(held, Lease):
             return held._replace(attempts=self.store.attempts[sequence] + 1)
         return self.store.read_again(held, sequence)
 
     def _read_log(self) -> bool:
-        """Fill `_ready` from the next frame; False at the end of the log."""
-        if (upcoming := self.store.read_upcoming()) is not None:
-            self._ready_ref, lease = upcoming
+        """Fill `_ready` from the next frame. Returns False at the end of the log."""
+        if (cached := self.store.read_cached()) is not None:
+            self._ready_ref, lease = cached
             self._ready.append(lease)
             return True
         found = self._correct_counts(self.store.read())
@@ -356,7 +366,7 @@ class Backlog:
         return True
 
     def _correct_counts(self, found: tuple[FrameRef, list[Lease]] | None) -> tuple[FrameRef, list[Lease]] | None:
-        """Reading has shown what was counted and is not there."""
+        """Subtract the blocks that were counted and, as reading has shown, are not there."""
         self.count -= self.store.drift_count
         self.bytes -= self.store.drift_bytes
         self.store.drift_count = self.store.drift_bytes = 0
@@ -365,7 +375,7 @@ class Backlog:
     # -- remembering -----------------------------------------------------------------------------------------------
 
     def snapshot(self, *, clean: bool) -> Meta:
-        """The meta as of now; the log's part only, memory is gone after a crash."""
+        """Returns the meta as of now. It covers the log only: memory is gone after a crash."""
         only_memory = list(self.memory)
         attempts = {s: n for s, n in self.store.attempts.items() if s not in self.leased}
         for part in (self.leased, self.returned.held):

@@ -1,4 +1,4 @@
-"""What a queue may hold, what a full queue or a full disk does to a push, and the count of what it has cost."""
+"""The limits of a queue, what happens to a push at them, and counts of what was dropped."""
 
 import logging
 from bisect import bisect_right
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.errors import BlockTooLarge, QueueFull
 from penstock.spool.backlog import Backlog
-from penstock.spool.config import FastQueueConfig, FullBehavior, seconds, size
+from penstock.spool.config import FastQueueConfig, FullBehavior, parsed_bytes
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +33,9 @@ class CapacityPolicy:
     def __init__(self, backlog: Backlog, config: FastQueueConfig) -> None:
         self._backlog = backlog
         self.behavior = config.full_behavior
-        self.block_timeout = seconds(config.block_timeout)
         self.max_size = config.max_size
-        self.max_bytes = size(config.max_bytes)
-        self.max_block = size(config.max_block_bytes)
+        self.max_bytes = parsed_bytes(config.max_bytes)
+        self.max_block = parsed_bytes(config.max_block_bytes)
         self.dropped = dict.fromkeys(("oldest", "newest", "timeout", "disk_full"), 0)
         self.disk_full = 0
         self.disk_failures = 0
@@ -47,8 +46,8 @@ class CapacityPolicy:
         """Whether `count` blocks of `length` bytes together exceed a limit."""
         return self._backlog.count + count > self.max_size or self._backlog.bytes + length > self.max_bytes
 
-    def fitting(self, blocks: Sequence[bytes]) -> int:
-        """How many of the blocks, from the first on, there is room for now; 1 if there is none."""
+    def count_fitting(self, blocks: Sequence[bytes]) -> int:
+        """Returns how many of the blocks, from the first on, there is room for now; 1 if there is none."""
         lengths = accumulate(map(len, blocks), initial=self._backlog.bytes)
         most = bisect_right(list(lengths), self.max_bytes) - 1
         return max(1, min(most, self.max_size - self._backlog.count))
@@ -62,7 +61,7 @@ class CapacityPolicy:
             raise QueueFull(f"{wanted} never fit max_size = {self.max_size}, max_bytes = {self.max_bytes}")
 
     def refuse(self, demand: Demand) -> QueueFull:
-        """Count what is not taken; the error to raise."""
+        """Count the blocks as dropped. Returns the error to raise."""
         backlog = self._backlog
         if demand.may_drop:
             self.drop("newest" if self.behavior is FullBehavior.DROP_NEWEST else "timeout", demand.blocks)
@@ -71,7 +70,7 @@ class CapacityPolicy:
         return QueueFull(f"no room in {backlog.store.folder}: {held}, with {limits}")
 
     def drop(self, reason: str, count: int) -> None:
-        """Count blocks that had to go or were not taken; the first one after a while is logged."""
+        """Count blocks that were evicted or refused. Logs when dropping begins."""
         self.dropped[reason] += count
         self._just_dropped, self._disk_refuses = True, reason == "disk_full"
         if not self.is_dropping:
@@ -79,8 +78,11 @@ class CapacityPolicy:
             log.warning("Queue started dropping. queue=%s reason=%s", self._backlog.store.folder, reason)
 
     def accepted(self, *, on_disk: bool) -> None:
-        """A block came in while the queue was dropping. Dropping is over if no other block had to go for it and the
-        disk that refused one took it. And only well below the limits: at them it changes by the push."""
+        """Note that a block was accepted while the queue was dropping; logs when dropping is over.
+
+        It is over if no block was evicted for this one, if the disk takes blocks again, and if the queue is well below
+        its limits: at them the state would change with every push.
+        """
         just_dropped, self._just_dropped = self._just_dropped, False
         if just_dropped or (self._disk_refuses and not on_disk):
             return

@@ -1,4 +1,4 @@
-"""The log: one endless row of bytes, cut into chunk files named by the offset at which each begins (16 hex digits).
+"""The log: one endless sequence of bytes, cut into chunk files that are named by their offset (16 hex digits).
 
 A frame never crosses from one chunk into the next. A chunk is as long as its file; the next one begins at or behind
 its end (the seed leaves gaps in the offsets, and consumed chunks leave gaps too), so to read on behind the end of a
@@ -42,7 +42,7 @@ class ChunkLog:
     """The chunk files of one folder. Not thread-safe: the queue's lock guards it."""
 
     def __init__(self, files: Files, folder: str, chunk_size: int, seed_end: int | None) -> None:
-        """`seed_end`: only chunks below this offset are in the seed's format; None where nobody wrote that down."""
+        """`seed_end`: only chunks below this offset are in the seed's format; None where no meta says it."""
         self._files = files
         self._folder = folder
         self._chunk_size = chunk_size
@@ -53,7 +53,7 @@ class ChunkLog:
         self._writer: ChunkFile | None = None
         self._dirty: list[ChunkFile] = []
         self._opened: list[ChunkFile] = []
-        self._gone: list[int] = []  # handles of deleted chunks
+        self._deleted_handles: list[int] = []  # handles of deleted chunks
         self._names_changed = False
         self.rotations = 0
         for chunk in self.chunks:
@@ -76,7 +76,7 @@ class ChunkLog:
         return f"{self._folder}/{chunk.start:016x}"
 
     def append(self, buffers: Buffers, length: int, first: int) -> int:
-        """Write a frame (or several, whole) and say at which offset; OSError leaves the log as it was."""
+        """Write one or more whole frames. Returns their offset; an OSError leaves the log as it was."""
         writer = self._writer
         if writer is None or (writer.size and writer.size + length > self._chunk_size):
             writer = self._begin_chunk(first)
@@ -97,7 +97,7 @@ class ChunkLog:
         return len(self.chunks), self.chunks[-1].size if self.chunks else 0
 
     def rollback(self, mark: tuple[int, int]) -> None:
-        """Take back what was appended since `mark`, as far as the disk lets us; the next frame overwrites the rest."""
+        """Take back what was appended since `mark`, as far as the disk allows; the next frame overwrites the rest."""
         count, size = mark
         for chunk in reversed(self.chunks[count:]):  # a kill in between leaves a beginning, not a gap
             self._shorten(chunk, 0)  # first: one that cannot be deleted has at least to be empty
@@ -113,10 +113,6 @@ class ChunkLog:
         with suppress(OSError):
             self._truncate(chunk, size)
         chunk.size = size
-
-    def begin_chunk(self) -> None:
-        """Let the next frame lie in a new chunk: the current one belongs to another writer or its sync has failed."""
-        self._writer = None
 
     def begin_empty_chunk(self, first: int) -> None:
         """Begin the next chunk now, so that the one before can be deleted."""
@@ -142,7 +138,7 @@ class ChunkLog:
         return chunk
 
     def _open(self, chunk: ChunkFile, *, create: bool = False) -> None:
-        """Have a handle of the chunk; the one that was opened longest ago may lose its own."""
+        """Open the chunk unless it is open; the chunk that was opened longest ago may be closed for it."""
         if chunk.handle >= 0:
             return
         chunk.handle = self._files.open(self.path(chunk), create=create)
@@ -157,39 +153,39 @@ class ChunkLog:
             chunk.handle = -1
             self._opened.remove(chunk)
 
-    def _let_go(self, chunk: ChunkFile) -> None:
-        """Leave the handle of a deleted chunk to whoever asks for `take_gone`."""
+    def _release_handle(self, chunk: ChunkFile) -> None:
+        """Keep the handle of a deleted chunk for `take_deleted_handles`."""
         if chunk.handle >= 0:
-            self._gone.append(chunk.handle)
+            self._deleted_handles.append(chunk.handle)
             chunk.handle = -1
             self._opened.remove(chunk)
 
-    def take_gone(self) -> list[int]:
+    def take_deleted_handles(self) -> list[int]:
         """The handles of chunks deleted since the last time, to be closed without the queue's lock.
 
         The last handle of a deleted file is what keeps its bytes: to close it takes 0.1 s for 512 MiB.
         """
-        gone, self._gone = self._gone, []
+        gone, self._deleted_handles = self._deleted_handles, []
         return gone
 
-    def at(self, offset: int) -> ChunkFile | None:
+    def chunk_at(self, offset: int) -> ChunkFile | None:
         """The chunk in which a reader at `offset` goes on, None at the end of the log."""
         index = bisect_right(self._starts, offset) - 1
         if index >= 0 and offset < self.chunks[index].end:
             return self.chunks[index]
-        return self._from(index + 1)
+        return self._first_nonempty(index + 1)
 
-    def after(self, chunk: ChunkFile) -> ChunkFile | None:
+    def chunk_after(self, chunk: ChunkFile) -> ChunkFile | None:
         """The next chunk that holds anything."""
-        return self._from(bisect_right(self._starts, chunk.start))
+        return self._first_nonempty(bisect_right(self._starts, chunk.start))
 
-    def _from(self, index: int) -> ChunkFile | None:
+    def _first_nonempty(self, index: int) -> ChunkFile | None:
         while index < len(self.chunks) and not self.chunks[index].size:
             index += 1
         return self.chunks[index] if index < len(self.chunks) else None
 
     def with_ends(self) -> list[tuple[ChunkFile, int | None]]:
-        """Each chunk and the first sequence that is known to lie behind it; None of the last."""
+        """Returns each chunk with the first sequence that is known to lie behind it, None for the last."""
         ends: list[int | None] = [None]
         for chunk in reversed(self.chunks):  # one that is empty or begins with damage does not know its own
             ends.append(ends[-1] if chunk.first is None else chunk.first)
@@ -202,7 +198,7 @@ class ChunkLog:
         at = offset - chunk.start
         return self._files.pread(chunk.handle, min(length, chunk.size - at), at)
 
-    def cut(self, offset: int) -> None:
+    def truncate_at(self, offset: int) -> None:
         """End the last chunk at `offset`: what lay behind was never accepted."""
         self._truncate(self.chunks[-1], offset - self.chunks[-1].start)
 
@@ -212,38 +208,40 @@ class ChunkLog:
         chunk.size = size
 
     def resume_writing(self) -> None:
-        """Go on in the last chunk, if it is ours and has room."""
+        """Append to the last chunk, if it has checked frames and room."""
         if self.chunks and self.chunks[-1].checked and self.chunks[-1].size < self._chunk_size and not self.overlaps:
             chunk = self.chunks[-1]
             self._open(chunk)
             self._writer = chunk
 
-    def doubt(self, offset: int) -> None:
-        """Sync what lies behind `offset` the next time: the process that wrote it may not have come to it."""
+    def mark_unsynced(self, offset: int) -> None:
+        """Let the next sync cover what lies behind `offset`: its writer may have died before its own sync."""
         for chunk in self.chunks:
             if chunk.end > offset:
                 self._open(chunk)
                 self._dirty.append(chunk)
                 self._names_changed = True
 
-    def take_dirty(self) -> tuple[list[ChunkFile], bool]:
-        """The chunks with writes that no sync has covered, pinned until `synced`, and whether names have changed."""
+    def begin_sync(self) -> tuple[list[ChunkFile], bool]:
+        """The chunks with writes that no sync has covered, pinned until `end_sync`; whether names have changed."""
         dirty, names = self._dirty, self._names_changed
         self._dirty, self._names_changed = [], False
         for chunk in dirty:
             chunk.syncing += 1
         return dirty, names
 
-    def synced(self, chunks: list[ChunkFile]) -> None:
+    def end_sync(self, chunks: list[ChunkFile], *, is_refused: bool, is_interrupted: bool) -> list[int]:
+        """Unpin the chunks of `begin_sync`, dirty again after an interruption. Returns handles to close."""
         for chunk in chunks:
             chunk.syncing -= 1
             if chunk.deleted and not chunk.syncing:
-                self._let_go(chunk)
-
-    def not_synced(self, chunks: list[ChunkFile]) -> None:
-        """The sync was interrupted, not refused: those chunks and the names are as dirty as before."""
-        self._dirty += [chunk for chunk in chunks if chunk not in self._dirty and not chunk.deleted]
-        self._names_changed = True
+                self._release_handle(chunk)
+        if is_interrupted:
+            self._dirty += [chunk for chunk in chunks if chunk not in self._dirty and not chunk.deleted]
+            self._names_changed = True
+        if is_refused:  # the kernel has given up on those pages: another sync of this file would claim success
+            self._writer = None
+        return self.take_deleted_handles()
 
     def delete(self, chunk: ChunkFile) -> None:
         self._files.unlink(self.path(chunk))
@@ -255,14 +253,14 @@ class ChunkLog:
         if chunk in self._dirty:
             self._dirty.remove(chunk)
         if not chunk.syncing:
-            self._let_go(chunk)
+            self._release_handle(chunk)
 
     def close(self) -> None:
         for chunk in self.chunks:
             chunk.deleted = True  # one that is being synced is closed when that is over
             if not chunk.syncing:
                 self._close(chunk)
-        for handle in self.take_gone():
+        for handle in self.take_deleted_handles():
             self._files.close(handle)
 
     def _first_sequence(self, chunk: ChunkFile) -> int | None:
@@ -273,7 +271,7 @@ class ChunkLog:
             return None
 
     def _looks_like_seed(self, chunk: ChunkFile) -> bool:
-        """Whether frames of the seed follow one another here, and none of ours is to be seen."""
+        """Whether frames of the seed follow one another here, and there is no checked frame."""
         data = self.read(chunk, chunk.start, _LOOK)
         if frames.MAGIC in data:
             return False

@@ -17,9 +17,9 @@ from typing import Self
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import QueueError, QueueFull
-from penstock.spool import dead_letters, folder, process
+from penstock.spool import dead_letters, folder, open_queues
 from penstock.spool.capacity_policy import Demand, SequencesExhausted
-from penstock.spool.config import Durability, FastQueueConfig, seconds
+from penstock.spool.config import Durability, FastQueueConfig, parsed_seconds
 from penstock.spool.dead_letters import DeadLetterQueue
 from penstock.spool.files import Files, OsFiles, disk_error
 from penstock.spool.lease import Lease, as_block
@@ -55,12 +55,13 @@ class FastQueue:
         self.path, self.config = os.fspath(path), config or FastQueueConfig()
         self._clock, self._files = clock or SystemClock(), files or OsFiles()
         self._syncs = self.config.durability is Durability.FSYNC
+        self._block_timeout = parsed_seconds(self.config.block_timeout)
         self._dead = DeadLetterQueue(self._open_dead_letters, self._clock)
         self._dead_letters_refused = False
-        with folder.opening(self.path):
-            self._folder_lock = folder.take(self._files, self.path)
+        with folder.name_in_errors(self.path):
+            self._folder_lock = folder.lock_folder(self._files, self.path)
         try:
-            with folder.opening(self.path):
+            with folder.name_in_errors(self.path):
                 self._state = QueueState(self._files, self.path, self.config, self._clock)
         except BaseException:
             self._files.close(self._folder_lock)
@@ -73,17 +74,17 @@ class FastQueue:
             with suppress(OSError):  # a full disk must not prevent draining the queue
                 self._syncer.sync()
             name = f"penstock-spool-{os.path.basename(self.path)}"
-            self._syncer.start(name, seconds(self.config.meta_sync_interval))
+            self._syncer.start(name, parsed_seconds(self.config.meta_sync_interval))
         except BaseException:  # the system has no thread left: the folder must not stay locked for that
             self._state.end_close()
             self._files.close(self._folder_lock)
             raise
-        process.watch(self)
+        open_queues.register(self)
 
     @property
     def id(self) -> str:
         """What tells this queue's sequences from every other queue's, for as long as its folder lives."""
-        return folder.identity(self._files, self.path)
+        return folder.read_or_create_id(self._files, self.path)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -133,7 +134,8 @@ class FastQueue:
     def _push_batch(self, batch: Sequence[bytes], timeout: float | None, *, may_drop: bool = True) -> int:
         """Take the blocks as the policies say; the first sequence."""
         lengths = list(map(len, batch))
-        demand = Demand(len(batch), sum(lengths), max(lengths), self._state.deadline(timeout), may_drop)
+        deadline = self._clock.monotonic() + (self._block_timeout if timeout is None else timeout)
+        demand = Demand(len(batch), sum(lengths), max(lengths), deadline, may_drop)
         push = self._push_synced if self._syncs else self._state.push
         while True:
             try:
@@ -142,7 +144,7 @@ class FastQueue:
                 except SequencesExhausted:
                     self._syncer.sync()
             except OSError as error:
-                if not (self._state.can_free_last_chunk(error) and self._free_last_chunk()):
+                if not (self._state.record_disk_error(error) and self._syncer.free_last_chunk()):
                     self._state.wait_for_disk(error, demand)
 
     def _push_synced(self, batch: Sequence[bytes], demand: Demand) -> int:
@@ -160,14 +162,6 @@ class FastQueue:
         if staged.error is not None:
             raise staged.error
         return first
-
-    def _free_last_chunk(self) -> bool:
-        """Delete the last chunk, all of which is done; whether that was possible. It may be all of the disk's room."""
-        chunks = self._state.backlog.store.chunks
-        before = chunks.size_bytes
-        with suppress(OSError):
-            self._syncer.sync(is_disk_full=True)
-        return chunks.size_bytes < before
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -235,7 +229,7 @@ class FastQueue:
             if not self._dead_letters_refused:  # one line, however many there are and however often each is tried
                 self._dead_letters_refused = True
                 log.warning("Dead letters cannot be written, their blocks stay. queue=%s error=%s", self.path, error)
-            self._state.put_off(lease, DEAD_LETTER_RETRY)
+            self._state.defer(lease, DEAD_LETTER_RETRY)
             return
         self._dead_letters_refused = False
         self.ack(lease)
@@ -260,7 +254,7 @@ class FastQueue:
     def _put_back(self, blocks: Sequence[bytes]) -> int:
         """Take as many of the blocks, from the first on, as there is room for; how many, 0 if there is none."""
         while True:
-            count = self._state.fitting(blocks)
+            count = self._state.count_fitting(blocks)
             try:
                 self._push_batch(blocks[:count], None, may_drop=False)
             except QueueFull:
@@ -329,7 +323,7 @@ class FastQueue:
             self._state.reopen()
             raise
         self._syncer.close()
-        process.unwatch(self)
+        open_queues.unregister(self)
         self._state.end_close()
         self._files.close(self._folder_lock)
 
@@ -355,4 +349,4 @@ class FastQueue:
 
     def _open_dead_letters(self) -> "FastQueue":
         path = self.config.dead_letter or f"{self.path}/{dead_letters.FOLDER_NAME}"
-        return FastQueue(path, dead_letters.settings_of(self.config), clock=self._clock, files=self._files)
+        return FastQueue(path, dead_letters.dead_letter_config(self.config), clock=self._clock, files=self._files)

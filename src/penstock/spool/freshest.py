@@ -9,16 +9,16 @@ from collections import deque
 
 from penstock.spool.backlog import Backlog
 from penstock.spool.config import FastQueueConfig
+from penstock.spool.disk_store import DiskStore
 from penstock.spool.files import Files
+from penstock.spool.frame_reader import FrameReader
 from penstock.spool.lease import FrameRef, Lease
-from penstock.spool.reader import FrameReader
-from penstock.spool.store import Store
 
 
 class BackwardReader:
-    """Walks the log from its end to its beginning; frames that are appended meanwhile come next."""
+    """Walks the log from its end to its beginning; frames that are appended in the meantime come next."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: DiskStore) -> None:
         self._store = store
         self._offsets = array("Q")  # of frames to be read, the newest last
         self._indexed_from = store.chunks.end  # all frames from here on have been put on the stack
@@ -46,14 +46,14 @@ class BackwardReader:
             header = found[1]
             frame = reader.read(header)
             if frame is None:
-                store.lose(header.first, header.end)
+                store.count_lost(header.first, header.end)
                 store.acked.add(header.first, header.end)
                 continue
-            leases = store.leases(frame)
+            leases = store.leases_of(frame)
             store.count_read(leases)
             if leases:
                 return FrameRef(offset, header.first, header.end), leases
-        self._between(store.acked.low, *self._above)
+        self._pass_between(store.acked.low, *self._above)
         store.drift_count += store.unread_count
         store.drift_bytes += store.unread_bytes
         store.unread_count = store.unread_bytes = 0
@@ -73,19 +73,19 @@ class BackwardReader:
             if end is None:
                 self._above = (header.follows, header.first)
             else:
-                self._between(end, header.follows, header.first)
+                self._pass_between(end, header.follows, header.first)
             end = header.end
             self._offsets.append(offset)
             reader.skip(header)
         if end is not None:
-            self._between(end, *above)
+            self._pass_between(end, *above)
         self._indexed_from = chunk.start
         return True
 
-    def _between(self, end: int, follows: int, first: int) -> None:
+    def _pass_between(self, end: int, follows: int, first: int) -> None:
         """What lies between two frames: never given, acked before it was written, or lost to damage."""
         if follows > end:
-            self._store.lose(end, follows)
+            self._store.count_lost(end, follows)
         if first > end:
             self._store.acked.add(end, first)
 
@@ -99,7 +99,7 @@ class FreshestBacklog(Backlog):
         self._refs: dict[int, FrameRef] = {}  # of the blocks in `_ready`
         self._oldest: deque[Lease] = deque()  # read from the other end, to be dropped
 
-    def _appended(self, refs: list[FrameRef]) -> None:
+    def _on_appended(self, refs: list[FrameRef]) -> None:
         self._backward.appended(refs)
 
     def _read_if_newer(self) -> None:
@@ -122,7 +122,7 @@ class FreshestBacklog(Backlog):
                 lease = self._ready.pop()
                 self.leased[lease.sequence] = self._refs.pop(lease.sequence)
             elif due is not None:
-                again = self._take_again(due)
+                again = self._take_returned(due)
                 if again is None:
                     continue
                 lease = again
@@ -134,7 +134,7 @@ class FreshestBacklog(Backlog):
         self._read_if_newer()
         candidates = [source[-1] for source in (self.memory, self._ready) if source]
         due = self.returned.due(now, newest=True)
-        if due is not None and (again := self._again(due)) is not None:
+        if due is not None and (again := self._read_returned(due)) is not None:
             candidates.append(again)
         return max(candidates, default=None)
 
@@ -144,7 +144,7 @@ class FreshestBacklog(Backlog):
         returned = self.returned.held
         if returned and (waiting is None or min(returned) < waiting.sequence):
             self._oldest.extendleft([oldest] if oldest is not None else [])
-            lease = self._take_again(min(returned))
+            lease = self._take_returned(min(returned))
             return lease is None or bool(self.finish([lease]))
         if oldest is not None:
             self.leased[oldest.sequence] = self._refs.pop(oldest.sequence, self._ready_ref)

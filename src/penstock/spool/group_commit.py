@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 
-class Staged:
+class StagedBlocks:
     """Blocks that have their sequences and are written together, at the latest when their round's sync begins."""
 
     __slots__ = ("at", "blocks", "bytes", "error")
@@ -23,17 +23,19 @@ class Staged:
 class SyncRound:
     """The pushes whose frames one sync brings to the disk, and the round that gathers while it runs."""
 
-    __slots__ = ("_waiting", "error", "finished", "following", "in_loops")
+    __slots__ = ("_waiting", "error", "finished", "following", "waiters_by_loop")
 
     def __init__(self) -> None:
         self.finished = False
         self.error: OSError | None = None
         self.following: SyncRound | None = None
         self._waiting: list[threading.Lock] = []
-        self.in_loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}  # each is its loop's alone
+        self.waiters_by_loop: dict[
+            asyncio.AbstractEventLoop, list[asyncio.Future[None]]
+        ] = {}  # each is its loop's alone
 
-    def join(self) -> threading.Lock:
-        """A lock that is released when the round is over, or when the waiting thread has to lead it."""
+    def add_waiter(self) -> threading.Lock:
+        """Returns a lock that is released when the round is over, or when the waiting thread has to lead it."""
         turn = threading.Lock()
         turn.acquire()
         self._waiting.append(turn)
@@ -64,7 +66,7 @@ class GroupCommit:
     def wait(self, mine: SyncRound) -> None:
         """Return when `mine` is on the disk; raise the OSError that prevented it."""
         with self._lock:
-            turn = mine.join() if self._syncing and not mine.finished else None
+            turn = mine.add_waiter() if self._syncing and not mine.finished else None
             if turn is None and not mine.finished:
                 self._syncing = True
         if turn is not None:
@@ -74,12 +76,12 @@ class GroupCommit:
         if mine.error is not None:
             raise mine.error
 
-    def wait_in(self, executor: Executor, mine: SyncRound) -> "asyncio.Future[None]":
-        """`wait` for a coroutine: a future that is its own to await or to cancel. A loop needs one thread a round."""
+    def wait_async(self, executor: Executor, mine: SyncRound) -> "asyncio.Future[None]":
+        """`wait` for a coroutine: returns a future of its own. An event loop needs one thread a round."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        if (waiting := mine.in_loops.get(loop)) is None:
-            waiting = mine.in_loops[loop] = []
+        if (waiting := mine.waiters_by_loop.get(loop)) is None:
+            waiting = mine.waiters_by_loop[loop] = []
             try:
                 running = loop.run_in_executor(executor, self.wait, mine)
             except RuntimeError:  # the queue was closed since, and closing it has ended the round
@@ -88,7 +90,7 @@ class GroupCommit:
                     running.set_result(None)
                 else:
                     running.set_exception(mine.error)
-            running.add_done_callback(partial(_pass_on, waiting))
+            running.add_done_callback(partial(_pass_outcome_on, waiting))
         waiting.append(future)
         return future
 
@@ -112,7 +114,7 @@ class GroupCommit:
                 mine.release()
 
 
-def _pass_on(waiting: "list[asyncio.Future[None]]", done: "asyncio.Future[None]") -> None:
+def _pass_outcome_on(waiting: "list[asyncio.Future[None]]", done: "asyncio.Future[None]") -> None:
     """Give the round's outcome to every future that is not cancelled."""
     error = done.exception()
     for future in waiting:

@@ -34,7 +34,7 @@ _MOST_ATTEMPTS = 0xFFFF
 _pack, _pack_crc, _crc_of = RECORD.pack, CRC.pack, google_crc32c.value
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     """What the journal says of some blocks: ACKED or LEASED."""
 
     kind: int
@@ -44,13 +44,13 @@ class Record(NamedTuple):
     bytes: int
 
 
-def acked(first: int, count: int, size: int) -> bytes:
+def pack_acked(first: int, count: int, size: int) -> bytes:
     """The record of blocks that are done, `size` bytes together."""
     body = _pack(ACKED, 0, count, first, size)
     return body + _pack_crc(_crc_of(body))
 
 
-def leased(first: int, count: int, attempts: int) -> bytes:
+def pack_leased(first: int, count: int, attempts: int) -> bytes:
     """The record of blocks that were handed out, all for the same time."""
     body = _pack(LEASED, attempts if attempts < _MOST_ATTEMPTS else _MOST_ATTEMPTS, count, first, 0)
     return body + _pack_crc(_crc_of(body))
@@ -104,7 +104,7 @@ def generations(files: Files, folder: str) -> list[int]:
     return sorted(found)
 
 
-def replay(files: Files, folder: str, generation: int, offset: int) -> Iterator[Record | None]:
+def replay(files: Files, folder: str, generation: int, offset: int) -> Iterator[JournalRecord | None]:
     """The records behind `offset`; None for one that is damaged. A torn last record was never acknowledged."""
     name = path(folder, generation)
     try:
@@ -120,9 +120,9 @@ def replay(files: Files, folder: str, generation: int, offset: int) -> Iterator[
         if CRC.unpack_from(record, RECORD.size)[0] == google_crc32c.value(record[: RECORD.size]):
             kind, attempts, count, first, size = RECORD.unpack(record[: RECORD.size])
             if kind == EXCHANGED:
-                yield Record(ACKED, 0, 1, first, count)
-                yield Record(LEASED, attempts, 1, size, 0)
+                yield JournalRecord(ACKED, 0, 1, first, count)
+                yield JournalRecord(LEASED, attempts, 1, size, 0)
             else:
-                yield Record(kind, attempts, count, first, size)
+                yield JournalRecord(kind, attempts, count, first, size)
         elif at + RECORD_SIZE < len(data):
             yield None

@@ -1,10 +1,9 @@
 """The state of one queue behind its one lock: every critical section of the queue is a method here.
 
-`FastQueue` and `Syncer` call these methods and never see the lock. What `QueueState` is made of (`Backlog`, `Store`,
-`CapacityPolicy`, ...) is plain state: it has no lock and starts nothing.
+`FastQueue` and `Syncer` call these methods and never see the lock. The parts of `QueueState` (`Backlog`, `DiskStore`,
+`CapacityPolicy`, ...) are plain state: they have no lock and start nothing.
 """
 
-import errno
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,16 +11,16 @@ from typing import NoReturn
 
 from penstock.clock import Clock
 from penstock.errors import QueueClosed, QueueError
-from penstock.spool.acked import Acked
 from penstock.spool.backlog import Backlog
 from penstock.spool.capacity_policy import CapacityPolicy, Demand, SequencesExhausted
 from penstock.spool.chunk_files import ChunkFile
-from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, seconds
+from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, parsed_seconds
 from penstock.spool.files import DISK_FULL, Files, disk_error
 from penstock.spool.freshest import FreshestBacklog
-from penstock.spool.group_commit import Staged, SyncRound
+from penstock.spool.group_commit import StagedBlocks, SyncRound
 from penstock.spool.lease import Lease
 from penstock.spool.meta import Meta
+from penstock.spool.sequence_set import SequenceSet
 from penstock.spool.stats import Counters, QueueStats, snapshot
 
 _DISK_RETRY = 0.25  # how often a blocked push looks whether the disk has room again
@@ -39,7 +38,7 @@ class QueueState:
         self._folder = folder
         self._in_memory = config.durability is Durability.MEMORY
         self._max_attempts = config.max_attempts
-        self._stale_flush = seconds(config.stale_flush)
+        self._stale_flush = parsed_seconds(config.stale_flush)
         kind = FreshestBacklog if config.order == "freshest" else Backlog
         backlog = kind(files, folder, config, clock.time())
         # _lock guards everything below. It is held while blocks are moved in memory, written to the page cache or read
@@ -59,7 +58,6 @@ class QueueState:
         self.backlog = backlog
         self.capacity = CapacityPolicy(backlog, config)
         self._gathering = SyncRound()  # the round that covers what is written now
-        self._staged: Staged | None = None
         self._memory_empty_at = clock.monotonic()
 
     def check_open(self) -> None:
@@ -70,7 +68,7 @@ class QueueState:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def push_one(self, block: bytes) -> int:
-        """Take a block for which there is room into memory or the page cache; -1 if that takes more than this."""
+        """Take one block if it needs no waiting, evicting or syncing. Returns its sequence, -1 otherwise."""
         backlog, capacity = self.backlog, self.capacity
         with self._lock:
             length = len(block)
@@ -91,7 +89,7 @@ class QueueState:
             return sequence
 
     def push(self, batch: Sequence[bytes], demand: Demand) -> int:
-        """Take the blocks as soon as there is room; the first sequence.
+        """Take the blocks as soon as there is room. Returns the first sequence.
 
         Raises OSError if the disk refuses them, SequencesExhausted, and QueueFull and the like as the policy says.
         """
@@ -101,18 +99,18 @@ class QueueState:
             self._accepted_locked(demand.blocks, True)
             return first
 
-    def stage(self, batch: Sequence[bytes], demand: Demand) -> tuple[int, Staged, SyncRound]:
+    def stage(self, batch: Sequence[bytes], demand: Demand) -> tuple[int, StagedBlocks, SyncRound]:
         """Take the blocks as soon as there is room, to be written with all that come before the next sync.
 
-        Their first sequence, the object that says whether they could be written, and the round to wait for. Raises as
-        `push` does, but for OSError. A later write delays no push: a push waits for the sync, not for the write.
+        Returns the first sequence, the object that will say whether they could be written, and the round to wait for.
+        Raises as `push` does, but for OSError. Writing later delays no push: it waits for the sync anyway.
         """
         with self._lock:
             self._make_room_locked(demand)
             return self._stage_locked(batch, demand.bytes)
 
-    def stage_at_once(self, block: bytes) -> tuple[int, Staged, SyncRound] | None:
-        """`stage` for one block; None if it would have to wait or to evict."""
+    def stage_at_once(self, block: bytes) -> tuple[int, StagedBlocks, SyncRound] | None:
+        """`stage` for one block. Returns None if it would have to wait or to evict."""
         backlog, capacity, length = self.backlog, self.capacity, len(block)
         with self._lock:
             has_room = length <= capacity.max_block and not capacity.is_full_for(1, length)
@@ -120,26 +118,13 @@ class QueueState:
                 return None
             return self._stage_locked((block,), length)
 
-    def _stage_locked(self, batch: Sequence[bytes], length: int) -> tuple[int, Staged, SyncRound]:
-        if self._staged is None:
-            self._staged = Staged(self._time())
-            self.backlog.store.changed = True
-        return self.backlog.stage(self._staged, batch, length), self._staged, self._gathering
+    def _stage_locked(self, batch: Sequence[bytes], length: int) -> tuple[int, StagedBlocks, SyncRound]:
+        return *self.backlog.stage(batch, length, self._time()), self._gathering
 
     def _write_staged_locked(self) -> None:
-        """Write what is staged. If that fails, `Staged.error` says so to the pushes that wait for it."""
-        staged, self._staged = self._staged, None
-        if staged is None:
-            return
-        try:
-            self.backlog.write_staged(staged)
-        except OSError as error:
-            staged.error = error
-        except BaseException:
-            staged.error = OSError(errno.EINTR, "the write was interrupted")
-            raise
-        else:
-            self._accepted_locked(len(staged.blocks), True)
+        count = self.backlog.write_staged()
+        if count:
+            self._accepted_locked(count, True)
 
     def _accepted_locked(self, count: int, on_disk: bool) -> None:
         self._counters.pushed += count
@@ -149,7 +134,7 @@ class QueueState:
             self._not_empty.notify(count)
 
     def _make_room_locked(self, demand: Demand) -> None:
-        """Return when the blocks may come in, as the policy says."""
+        """Wait or evict, as the policy says, until there is room for the blocks."""
         self.check_open()
         backlog, capacity = self.backlog, self.capacity
         capacity.check(demand)
@@ -177,7 +162,7 @@ class QueueState:
         return is_evicted
 
     def _wait_for_room_locked(self, deadline: float, longest: float = threading.TIMEOUT_MAX) -> bool:
-        """Wait for a change; False if the deadline has passed."""
+        """Wait for a change. Returns False if the deadline has passed."""
         left = deadline - self._monotonic()
         if left <= 0:
             return False
@@ -189,60 +174,47 @@ class QueueState:
         self.check_open()
         return True
 
-    def deadline(self, timeout: float | None) -> float:
-        """Until when a push may wait for room."""
-        return self._monotonic() + (self.capacity.block_timeout if timeout is None else timeout)
-
-    def fitting(self, blocks: Sequence[bytes]) -> int:
-        """How many of the blocks, from the first on, there is room for now; 1 if there is none."""
+    def count_fitting(self, blocks: Sequence[bytes]) -> int:
+        """Returns how many of the blocks, from the first on, there is room for now; 1 if there is none."""
         with self._lock:
-            return self.capacity.fitting(blocks)
-
-    def wake_blocked_pushes(self) -> None:
-        """Let pushes that wait for the disk look again."""
-        with self._lock:
-            self._not_full.notify_all()
+            return self.capacity.count_fitting(blocks)
 
     # -- out -------------------------------------------------------------------------------------------------------
 
     def lease(self, most: int, max_bytes: int | None, deadline: float | None) -> tuple[list[Lease], Sequence[Lease]]:
-        """Lease blocks, waiting for the first one until `deadline`: those to hand out, and those to give up on.
+        """Lease blocks, waiting for the first one until `deadline`.
 
-        The latter have had all their attempts, each of them ended by a crash.
+        Returns the leases to hand out, and those to reject: they have had all their attempts, each ended by a crash.
         """
         backlog = self.backlog
         with self._lock:
             if self._is_closed:
                 self.check_open()
-            taken = backlog.take(most, self._monotonic() if backlog.returned.held else 0.0, max_bytes)
-            if not taken:
-                if deadline is not None:
-                    taken = self._wait_to_lease_locked(most, max_bytes, deadline)
-                if not taken:
+            now = self._monotonic() if deadline is not None or backlog.returned.held else 0.0
+            while not (taken := backlog.take(most, now, max_bytes)):
+                if deadline is None or now >= deadline:
                     return taken, ()
+                now = self._wait_for_block_locked(now, deadline)
             spent = self._withhold_spent_locked(taken) if backlog.store.attempts else ()
             if self._in_memory:
                 backlog.store.changed = True
             elif taken:
-                backlog.note_leased(taken)
+                backlog.journal_leases(taken)
             return taken, spent
 
-    def _wait_to_lease_locked(self, most: int, max_bytes: int | None, deadline: float) -> list[Lease]:
+    def _wait_for_block_locked(self, now: float, deadline: float) -> float:
+        """Wait until a block may have come or be due again. Returns the time then."""
+        due_at = self.backlog.returned.next_due_at()
         self._waiting_to_lease += 1
         try:
-            while True:
-                now = self._monotonic()
-                taken = self.backlog.take(most, now, max_bytes)
-                if taken or now >= deadline:
-                    return taken
-                due_at = self.backlog.returned.next_due_at()
-                self._not_empty.wait((deadline if due_at is None else min(due_at, deadline)) - now)
-                self.check_open()
+            self._not_empty.wait((deadline if due_at is None else min(due_at, deadline)) - now)
         finally:
             self._waiting_to_lease -= 1
+        self.check_open()
+        return self._monotonic()
 
     def _withhold_spent_locked(self, taken: list[Lease]) -> list[Lease]:
-        """Take out of `taken` what has had all its attempts; count the others that come again."""
+        """Move leases that have had all their attempts out of `taken`. Counts redeliveries among the others."""
         most = self._max_attempts
         spent = [] if most is None else [lease for lease in taken if lease.attempts > most]
         if spent:
@@ -251,7 +223,7 @@ class QueueState:
         return spent
 
     def ack(self, leases: Sequence[Lease]) -> None:
-        """Take the leases as done; those that are not out any more are passed over."""
+        """Take the leases as done. Those that are not out any more are passed over."""
         with self._lock:
             if self._is_closed:
                 self.check_open()
@@ -267,8 +239,8 @@ class QueueState:
                 self._counters.nacked += 1
                 self._not_empty.notify()
 
-    def put_off(self, lease: Lease, delay: float) -> None:
-        """`nack` for a failure of ours: it is not counted, and a closed queue keeps the block as it is."""
+    def defer(self, lease: Lease, delay: float) -> None:
+        """`nack` for a failure of the queue itself: it is not counted, and no error if the queue is closed."""
         with self._lock:
             self.backlog.give_back(lease, self._monotonic() + delay)
 
@@ -286,8 +258,8 @@ class QueueState:
 
     # -- a disk that refuses ---------------------------------------------------------------------------------------
 
-    def can_free_last_chunk(self, error: OSError) -> bool:
-        """Count the refusal. True if the disk is full and all of the log is done: then the next sync may free it."""
+    def record_disk_error(self, error: OSError) -> bool:
+        """Count the error. Returns True if the disk is full and all of the log is done: a sync can free it then."""
         backlog = self.backlog
         with self._lock:
             is_full = error.errno in DISK_FULL
@@ -301,7 +273,7 @@ class QueueState:
             return True
 
     def wait_for_disk(self, error: OSError, demand: Demand) -> None:
-        """Return when a push is worth another try, which is under BLOCK only; else raise what the disk said."""
+        """Wait, under BLOCK, until a push is worth another try. Otherwise raises DiskFull or DiskFailed."""
         with self._lock:
             may_wait = error.errno in DISK_FULL and self.capacity.behavior is FullBehavior.BLOCK
             if may_wait and self._wait_for_room_locked(demand.deadline, _DISK_RETRY):
@@ -310,7 +282,7 @@ class QueueState:
         raise disk_error(error) from error
 
     def sync_failed(self, error: OSError, count: int) -> NoReturn:
-        """`count` blocks were written and could not be synced: they are refused, though they may be delivered."""
+        """Refuse `count` blocks that were written and could not be synced. They may be delivered all the same."""
         with self._lock:
             self.capacity.disk_failures += 1
             self.capacity.drop("disk_full", count)
@@ -319,25 +291,19 @@ class QueueState:
     # -- syncing ---------------------------------------------------------------------------------------------------
 
     def begin_round(self, current: SyncRound) -> tuple[list[ChunkFile], bool]:
-        """Close the gathering round: what its sync has to cover, and whether names of files have changed."""
+        """Close the gathering round. Returns what its sync has to cover, and whether names of files have changed."""
         with self._lock:
             current.following = self._gathering = SyncRound()
             self._write_staged_locked()
-            return self.backlog.store.chunks.take_dirty()
+            return self.backlog.store.chunks.begin_sync()
 
-    def end_round(self, dirty: list[ChunkFile], *, is_refused: bool = False, is_interrupted: bool = False) -> list[int]:
-        """The sync of these chunks is over; handles to close."""
-        chunks = self.backlog.store.chunks
+    def end_round(self, dirty: list[ChunkFile], *, is_refused: bool, is_interrupted: bool) -> list[int]:
+        """The sync of these chunks is over. Returns handles to close."""
         with self._lock:
-            if is_interrupted:
-                chunks.not_synced(dirty)
-            chunks.synced(dirty)
-            if is_refused:  # the kernel has given up on those pages; another sync of this file would claim success
-                chunks.begin_chunk()
-            return chunks.take_gone()
+            return self.backlog.store.chunks.end_sync(dirty, is_refused=is_refused, is_interrupted=is_interrupted)
 
     def begin_meta(self, *, clean: bool) -> tuple[Meta, SyncRound] | None:
-        """The meta as of now and the round that has to be on the disk before it; None if nothing has changed."""
+        """Returns the meta as of now and the round that has to be synced before it; None if nothing has changed."""
         with self._lock:
             if not self.backlog.store.changed and not clean:
                 return None
@@ -345,37 +311,40 @@ class QueueState:
             return self.backlog.snapshot(clean=clean), self._gathering
 
     def end_meta(self, written: Meta, *, is_disk_full: bool) -> list[int]:
-        """The meta is on the disk: give sequences up to its limit, delete the chunks it does not need; handles to
-        close."""
+        """Use the sequences that the meta reserves, delete the chunks that are done. Returns handles to close."""
         store = self.backlog.store
         with self._lock:
             self.backlog.sequence_limit = written.next_sequence
-            store.reclaim(Acked(written.low, written.acked), is_disk_full=is_disk_full)
-            return store.chunks.take_gone()
+            store.reclaim(SequenceSet(written.low, written.acked), is_disk_full=is_disk_full)
+            return store.chunks.take_deleted_handles()
 
-    def meta_says_closed(self) -> None:
-        """Only the name of a clean meta could not be synced: it has no sequences to spare."""
+    def forget_reserved_sequences(self) -> None:
+        """A clean meta lies in the folder, though its sync has failed: it reserves no sequences."""
         with self._lock:
             self.backlog.sequence_limit = self.backlog.next_sequence
 
     def reclaim_after(self, error: OSError) -> tuple[bool, list[int]]:
-        """A write or a sync has failed. If the disk is full, delete what is done; whether that was anything, and
-        handles to close. No meta says so yet: the room for that meta has to come from somewhere."""
+        """If the disk is full, delete the chunks that are done. Returns whether there were any; handles to close."""
         store = self.backlog.store
         with self._lock:
             store.changed, before = True, store.chunks.size_bytes
             if error.errno in DISK_FULL:
                 store.reclaim(store.acked, is_disk_full=True)
-            return store.chunks.size_bytes < before, store.chunks.take_gone()
+            return store.chunks.size_bytes < before, store.chunks.take_deleted_handles()
+
+    def disk_bytes(self) -> int:
+        """Returns the bytes of the log."""
+        with self._lock:
+            return self.backlog.store.chunks.size_bytes
 
     def spill(self) -> None:
-        """Move the memory layer into the log; OSError if there is no room for all of it."""
+        """Move the memory layer into the log. Raises OSError if there is no room for all of it."""
         with self._lock:
             self.backlog.spill()
             self.backlog.store.changed = True
 
     def spill_stale(self) -> None:
-        """`spill` if a block in memory may be older than `stale_flush`: if memory was not seen empty for so long.
+        """`spill` if memory was not seen empty for `stale_flush` seconds: a block in it may be that old.
 
         By the monotonic clock: setting the time of day must not keep blocks in memory.
         """
@@ -389,7 +358,7 @@ class QueueState:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def begin_close(self) -> bool:
-        """Take and hand out nothing any more; False if that was so already."""
+        """Refuse every call from now on. Returns False if the queue was closed already."""
         with self._lock:
             if self._is_closed:
                 return False
@@ -399,7 +368,7 @@ class QueueState:
             return True
 
     def reopen(self) -> None:
-        """It could not be closed after all."""
+        """Accept calls again: closing has failed."""
         with self._lock:
             self._is_closed = False
 
@@ -408,19 +377,19 @@ class QueueState:
             self.backlog.store.close()
 
     def leave_to_parent(self, parent: int) -> None:
-        """This process is a fork of the one that has the queue: here it is closed."""
+        """Close the queue in a fork of the process that has it."""
         self._lock = threading.Lock()  # a thread that held the other one does not exist here
         self._is_closed = True
         self._closed_because = f"belongs to process {parent}, of which this one is a fork: open queues after forking"
 
     def resize(self, max_size: int) -> None:
-        """Have another limit of blocks."""
+        """Change the limit of blocks."""
         with self._lock:
             self.capacity.max_size = max_size
             self._not_full.notify_all()
 
     def stats(self, **outside: int) -> QueueStats:
-        """A frozen snapshot; `outside` is what this object does not know of it."""
+        """Returns a frozen snapshot; `outside` has the fields that other objects count."""
         with self._lock:
             oldest = None
             with suppress(QueueError):

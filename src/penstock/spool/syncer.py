@@ -1,4 +1,4 @@
-"""What brings a queue to the disk: group commit of the log, the meta file, and the thread that does it in time."""
+"""Brings a queue to the disk: group commit of the log, the meta file, and the thread that writes it in time."""
 
 import asyncio
 import logging
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
+from penstock.spool.disk_store import DiskStore
 from penstock.spool.files import Files
 from penstock.spool.group_commit import GroupCommit, SyncRound
 from penstock.spool.queue_state import QueueState
-from penstock.spool.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Syncer:
     Threads: every method may be called from any thread. No sync runs under the queue's lock.
     """
 
-    def __init__(self, state: QueueState, store: Store, files: Files) -> None:
+    def __init__(self, state: QueueState, store: DiskStore, files: Files) -> None:
         self._state = state
         self._store = store
         self._files = files
@@ -49,14 +49,13 @@ class Syncer:
         self._thread.start()
 
     def run_once(self) -> None:
-        """Spill what is stale, sync, and let blocked pushes look again."""
+        """Spill what is stale, and sync."""
         try:
             self._state.spill_stale()
         except OSError as error:
             self._reclaim_after(error)
         with suppress(OSError):  # logged and counted; the next turn tries again. There may be room though no spill fits
             self.sync()
-        self._state.wake_blocked_pushes()
 
     def close(self) -> None:
         self._stop.set()
@@ -70,7 +69,7 @@ class Syncer:
 
     def wait_for_async(self, gathering: SyncRound) -> "asyncio.Future[None]":
         """`wait_for` for a coroutine."""
-        return self._commit.wait_in(self._executor, gathering)
+        return self._commit.wait_async(self._executor, gathering)
 
     def sync(self, *, clean: bool = False, is_disk_full: bool = False) -> None:
         """Write the meta if anything has changed; then delete the chunks that it does not need. Raises OSError.
@@ -82,8 +81,15 @@ class Syncer:
                 raise error
             # Again, at once: until there is a meta, a kill takes the chunks that have just gone for lost ones.
 
+    def free_last_chunk(self) -> bool:
+        """Delete the last chunk if all of it is done: it may fill the disk. Returns whether that freed room."""
+        before = self._state.disk_bytes()
+        with suppress(OSError):
+            self.sync(is_disk_full=True)
+        return self._state.disk_bytes() < before
+
     def _write_meta(self, clean: bool, is_disk_full: bool) -> OSError | None:
-        """What kept the meta from being written; raises what kept the log from being synced."""
+        """Returns the error of writing the meta, None if it is written. Raises the error of syncing the log."""
         with self._one_meta_at_a_time:
             begun = self._state.begin_meta(clean=clean)
             if begun is None:
@@ -97,8 +103,8 @@ class Syncer:
             try:
                 self._store.write_meta(meta)
             except OSError as error:
-                if clean and self._store.says_closed():
-                    self._state.meta_says_closed()
+                if clean and self._store.is_marked_closed():
+                    self._state.forget_reserved_sequences()
                 return error
             self._close(self._state.end_meta(meta, is_disk_full=is_disk_full))
             if self._failing:
@@ -107,7 +113,7 @@ class Syncer:
         return None
 
     def _reclaim_after(self, error: OSError) -> bool:
-        """The disk has failed. If it is full, delete the chunks that are done; whether there were any."""
+        """Log the failure. If the disk is full, delete the chunks that are done; returns whether there were any."""
         self.failures += 1
         if not self._failing:
             self._failing = True
@@ -142,7 +148,7 @@ class Syncer:
 
 @contextmanager
 def _collected(failures: list[OSError]) -> Iterator[None]:
-    """Put an OSError aside until the rest is done."""
+    """Collect an OSError instead of raising it."""
     try:
         yield
     except OSError as error:

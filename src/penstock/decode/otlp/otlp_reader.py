@@ -38,7 +38,7 @@ from penstock.decode.otlp.walk import (
 from penstock.decode.outcome import Refusal
 from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
 from penstock.decode.stream_owners import as_request
-from penstock.model.point import Kind
+from penstock.model.point import PointKind
 
 _ATTRIBUTES = 0x0A  # of a resource
 _SHAPES_BYTES = 64 << 20  # those of some 200 000 streams
@@ -150,24 +150,21 @@ class OtlpReader:
     def _find(self, body: bytes, base: int, request: int, hits: list[ShapeHit], metrics: list[MetricData]) -> None:
         """Sorts the metrics of one request into those of a known shape and the others."""
         data = np.frombuffer(body, np.uint8)
-        last = None
         for span in walk(body):
             number = len(hits) + len(metrics)
-            last = self.shapes.find(span, body, data, last)
-            if last is not None:
-                hits.append(ShapeHit(last, base + span.start, request, number))
+            shape = self.shapes.find(span, body, data)
+            if shape is not None:
+                hits.append(ShapeHit(shape, base + span.start, request, number))
                 continue
             name, kind, first, after = data_of(body, span.start, span.end)
             if kind:
                 whole = base + span.start, base + span.end
-                head = span.head(body)
-                metrics.append(MetricData(head, name, kind, base + first, base + after, request, number, whole))
+                metrics.append(MetricData(span.head, name, kind, base + first, base + after, request, number, whole))
 
     def _scan(self, blob: bytes, data: Bytes, metrics: list[MetricData], context: DecodeContext) -> _ReadMetrics:
         """Reads the points of metrics that have no known shape."""
-        places = np.array([(m.start, m.end, m.request, m.layout, m.number) for m in metrics], np.int64)
-        starts, ends, request_of, layout_of, number_of = places.T
-        children = child_messages(blob, data, starts, ends)
+        request_of, layout_of, number_of = np.array([(m.request, m.layout, m.number) for m in metrics], np.int64).T
+        children = child_messages(blob, ((metric.start, metric.end) for metric in metrics))
         for number in children.malformed:
             context.outcomes.fail(metrics[number].request, "points that are not messages")
         families, family_of = self._families(blob, metrics, children, context)
@@ -264,9 +261,9 @@ class _FamilyDescriber:
         return SeriesDescription(name, kind, is_cumulative, {**self._resource, **attributes(key, self._nesting)})
 
 
-def _kind(family: Family) -> tuple[Kind, bool]:
+def _kind(family: Family) -> tuple[PointKind, bool]:
     if family.data == GAUGE:
-        return Kind.GAUGE, False
+        return PointKind.GAUGE, False
     if family.temporality not in (DELTA, CUMULATIVE):
         raise Refused(
             Refusal.MALFORMED,
@@ -274,10 +271,10 @@ def _kind(family: Family) -> tuple[Kind, bool]:
         )
     is_cumulative = family.temporality == CUMULATIVE
     if family.data != SUM:
-        return Kind.DISTRIBUTION, is_cumulative
+        return PointKind.DISTRIBUTION, is_cumulative
     if is_cumulative and not family.is_monotonic:
-        return Kind.GAUGE, False  # an amount that is there now, not one that was added
-    return Kind.COUNTER, is_cumulative
+        return PointKind.GAUGE, False  # an amount that is there now, not one that was added
+    return PointKind.COUNTER, is_cumulative
 
 
 def _scan_buckets(data: Bytes, scanned: Scanned) -> None:
@@ -302,7 +299,7 @@ def _rewritten(body: bytes, request: int, outcomes: RequestOutcomes) -> bytes:
 
     try:
         return as_request(
-            (span.resource, span.scope, Metric.FromString(body[span.start : span.end]).SerializeToString())
+            (span.head.resource, span.head.scope, Metric.FromString(body[span.start : span.end]).SerializeToString())
             for span in walk(body)
         )
     except DecodeError as error:

@@ -75,10 +75,7 @@ class ScannedPoints:
             keys = (self if len(asked) == len(is_valid) else self.take(asked)).keys()
         elif len(asked) < len(is_valid):
             keys = keys.take(asked)
-        metrics, family = self.metrics[asked], self.family[asked]
-        is_next = (metrics[1:] != metrics[:-1]) | (family[1:] != family[:-1])
-        bounds = np.concatenate([[0], np.flatnonzero(is_next) + 1, [len(asked)]])
-        streams[asked] = context.resolve(self.namespaces, family, keys, self.requests[asked], bounds).streams
+        streams[asked] = context.resolve(self.namespaces, self.family[asked], keys, self.requests[asked]).streams
         self.learn(self, streams)
         return streams
 

@@ -1,4 +1,4 @@
-"""The disk side of a queue: the log of frames, who acked what, and the meta that remembers both."""
+"""The disk side of a queue: the log of frames, the acks, and the meta file that records both."""
 
 import logging
 from bisect import bisect_right
@@ -8,26 +8,26 @@ from contextlib import suppress
 from itertools import accumulate, repeat
 
 from penstock.spool import frames, journal, meta
-from penstock.spool.acked import Acked
-from penstock.spool.config import Durability, FastQueueConfig, size
+from penstock.spool.config import Durability, FastQueueConfig, parsed_bytes
 from penstock.spool.files import Files
+from penstock.spool.frame_cache import FrameCache
+from penstock.spool.frame_reader import FrameReader
 from penstock.spool.frames import Frame, FrameHeader
 from penstock.spool.journal import Journal
 from penstock.spool.lease import FrameRef, Lease
-from penstock.spool.reader import FrameReader
 from penstock.spool.recovery import recover
-from penstock.spool.upcoming import Upcoming
+from penstock.spool.sequence_set import SequenceSet
 
 log = logging.getLogger(__name__)
 
 RESERVED_SEQUENCES = 1 << 20  # a crash skips so many, so that no sequence is ever given twice
 _KEEP_DRAINED = 16 << 20  # a drained queue may keep so much of its last chunk; to begin another one is not free
 _ONE_WRITE = 4 << 20
-_MOST_BUFFERS = 512  # a frame has at most 130; IOV_MAX is 1024
+_MOST_BUFFERS = 512  # a frame has two; IOV_MAX is 1024
 _ALONE = 32 << 10  # blocks from this size on have a frame of their own: they fit the processor's cache, a joint one not
 
 
-class Store:
+class DiskStore:
     """One queue folder. Not thread-safe: the queue's lock guards everything but `write_meta`.
 
     `held` are the sequences that are out on lease or waiting to be delivered again: reading passes over them.
@@ -37,11 +37,11 @@ class Store:
         self._files = files
         self.folder = folder
         self._codec = frames.CODECS[config.compression]
-        self._frame_bytes = size(config.write_buffer_size)
-        self._write_bytes = min(_ONE_WRITE, size(config.chunk_size))
-        self._keep_drained = min(_KEEP_DRAINED, size(config.chunk_size) // 2)
+        self._frame_bytes = parsed_bytes(config.write_buffer_size)
+        self._write_bytes = min(_ONE_WRITE, parsed_bytes(config.chunk_size))
+        self._keep_drained = min(_KEEP_DRAINED, parsed_bytes(config.chunk_size) // 2)
         self._held = held
-        state = recover(files, folder, size(config.chunk_size), now=now)
+        state = recover(files, folder, parsed_bytes(config.chunk_size), now=now)
         self.chunks = state.chunks
         self.quarantine = state.quarantine
         self.acked = state.acked
@@ -57,8 +57,8 @@ class Store:
         self._reader = FrameReader(self.chunks, state.reader_offset, self.quarantine)
         self._expected = state.acked.low
         self._refs: deque[FrameRef] = deque()
-        # Backwards, frames are read in another order than they lie in; where chunks overlap, an offset is no place.
-        self._upcoming = Upcoming(0 if self.reads_backward or self.chunks.overlaps else config.inmemory_blocks)
+        # No cache if frames are read backwards, or if chunks overlap: then an offset may mean two places.
+        self._cache = FrameCache(0 if self.reads_backward or self.chunks.overlaps else config.inmemory_blocks)
         self._journal: Journal | None = None
         self._journal_generation = state.journal_generation
         self.journals = config.durability is not Durability.MEMORY
@@ -114,7 +114,7 @@ class Store:
         return self.append(blocks, first, at, times if max(times) > at else None)
 
     def append_one(self, block: bytes, first: int, at: float) -> FrameRef:
-        """Write one block, the short way: an OSError leaves everything as it was."""
+        """Write one block in a frame of its own. An OSError leaves everything as it was."""
         follows = self.log_end
         header, body = frames.encode_one(block, first, follows, at, self._codec)
         length = len(header) + len(body)
@@ -122,8 +122,8 @@ class Store:
         self.log_end = end = first + 1
         self.changed = True
         ref = FrameRef(offset, first, end)
-        if first == follows:  # else it has to be read, so that the sequences before it that nobody has are passed
-            self._upcoming.add(ref, offset + length, Lease(first, 1, block, at), self._reader.offset)
+        if first == follows:  # else reading it has to pass the sequences before it that were never given
+            self._cache.add(ref, offset + length, Lease(first, 1, block, at), self._reader.offset)
         return ref
 
     def _write(
@@ -153,9 +153,9 @@ class Store:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, *, is_counted: bool = True) -> tuple[FrameRef, list[Lease]] | None:
-        """The blocks of the next frame that are still to be delivered, None at the end of the log.
+        """Returns the blocks of the next frame that are still to be delivered, None at the end of the log.
 
-        They count as read then; without `is_counted` somebody else will read and count them.
+        They count as read then, unless `is_counted` is False: then another read will count them.
         """
         while (found := self._reader.next_header()) is not None:
             offset, header = found
@@ -172,18 +172,18 @@ class Store:
             ref = FrameRef(offset, first, end)
             self._refs.append(ref)
             self._expected = end
-            leases = self.leases(frame)
+            leases = self.leases_of(frame)
             if is_counted:
                 self.count_read(leases)
             if leases:
                 return ref, leases
         if is_counted:
-            self.pass_end()
+            self.settle_at_end()
         return None
 
-    def read_upcoming(self) -> tuple[FrameRef, Lease] | None:
-        """The same for a frame of one block, if it is in memory already."""
-        found = self._upcoming.take(self._reader.offset)
+    def read_cached(self) -> tuple[FrameRef, Lease] | None:
+        """Returns the next frame's block if it is in the cache. It counts as read then."""
+        found = self._cache.take(self._reader.offset)
         if found is None:
             return None
         ref, frame_end, lease = found
@@ -202,7 +202,7 @@ class Store:
         self.unread_bytes -= sum([len(lease.data) for lease in leases])
 
     def read_again(self, ref: FrameRef, sequence: int) -> Lease | None:
-        """A block that was read before, to be handed out once more; None if it is damaged by now."""
+        """Returns a block that was read before, to be handed out once more; None if it is damaged by now."""
         reader = FrameReader(self.chunks, ref.offset, None)
         found = reader.next_header()
         if found is None or found[0] != ref.offset or found[1].first != ref.first:
@@ -215,7 +215,7 @@ class Store:
         at = frame.times[index] if frame.times else frame.header.enqueued_at
         return None if block is None else Lease(sequence, self.attempts.get(sequence, 0) + 1, block, at)
 
-    def leases(self, frame: Frame) -> list[Lease]:
+    def leases_of(self, frame: Frame) -> list[Lease]:
         header = frame.header
         times = frame.times or repeat(header.enqueued_at)
         if header.first >= self.seen_below and not header.holes and header.checked and not self.reads_backward:
@@ -235,24 +235,24 @@ class Store:
         return leases
 
     def _pass_gap(self, header: FrameHeader) -> None:
-        """Sequences between two frames: never given, acked before they were written, or lost to damage."""
+        """Take sequences between two frames as done: never given, acked before they were written, or lost to damage."""
         expected = self._expected
         if header.follows > expected:
-            self.lose(expected, header.follows)
+            self.count_lost(expected, header.follows)
         self.acked.add(expected, header.first)
         self._expected = header.first
 
-    def pass_end(self) -> None:
-        """At the end of the log there is nothing unread: whatever was still counted was lost."""
+    def settle_at_end(self) -> None:
+        """Set the unread counts to 0 at the end of the log: what they still counted was lost."""
         if self._expected < self.log_end:
-            self.lose(self._expected, self.log_end)
+            self.count_lost(self._expected, self.log_end)
             self.acked.add(self._expected, self.log_end)
             self._expected = self.log_end
         self.drift_count += self.unread_count
         self.drift_bytes += self.unread_bytes
         self.unread_count = self.unread_bytes = 0
 
-    def lose(self, first: int, end: int) -> None:
+    def count_lost(self, first: int, end: int) -> None:
         lost = end - first - self.acked.overlap(first, end)
         if lost:
             self.quarantine.lost_blocks += lost
@@ -269,10 +269,10 @@ class Store:
         if self.attempts:
             self.attempts.pop(sequence, None)
         if self.journals:
-            self.note(journal.acked(sequence, 1, length))
+            self.write_journal(journal.pack_acked(sequence, 1, length))
 
     def ack(self, done: list[tuple[int, int, int]]) -> int:
-        """Take blocks as done, each entry a run of them: (first, count, bytes). How many bytes they were."""
+        """Take runs of blocks, (first, count, bytes) each, as done. Returns the bytes of all."""
         total = 0
         for first, count, length in done:
             self.acked.add(first, first + count)
@@ -282,16 +282,16 @@ class Store:
                     self.attempts.pop(sequence, None)
         self.changed = True
         if self.journals:
-            self.note(b"".join([journal.acked(*run) for run in done]))
+            self.write_journal(b"".join([journal.pack_acked(*run) for run in done]))
         return total
 
-    def note(self, records: bytes) -> None:
-        """Write the records to the journal. Where that fails the next meta says it all, and until then, memory."""
+    def write_journal(self, records: bytes) -> None:
+        """Write the records to the journal. If that fails, only the next meta records them."""
         if (self._journal is None or not self._journal.append(records)) and records:
-            self._note_in_next(records)
+            self._write_next_journals(records)
 
-    def _note_in_next(self, records: bytes) -> None:
-        """Go on in the next generation, or in as many of them as it takes."""
+    def _write_next_journals(self, records: bytes) -> None:
+        """Write the records to the next generation, or to several if they are too long for one."""
         try:
             for at in range(0, len(records), journal.FILE_BYTES):
                 self._begin_journal().append(records[at : at + journal.FILE_BYTES])
@@ -301,7 +301,7 @@ class Store:
             self.journal_failed = self.changed = True
 
     def _begin_journal(self) -> Journal:
-        """Go on in the next generation; with an OSError (it has to be reserved) in the one that there is."""
+        """Begin the next generation. After an OSError (its room has to be reserved) the current one stays in use."""
         following = Journal(self._files, self.folder, self._journal_generation)
         self._journal_generation += 1
         if self._journal is not None:
@@ -312,7 +312,7 @@ class Store:
     def snapshot(
         self, next_sequence: int, count: int, size_bytes: int, attempts: list[tuple[int, int]], *, clean: bool
     ) -> meta.Meta:
-        """The meta as of now. `count` and `size_bytes` are those of blocks in the log that are not acked."""
+        """Returns the meta as of now. `count` and `size_bytes` are those of blocks in the log that are not acked."""
         while self._refs and self._refs[0].end <= self.acked.low:
             self._refs.popleft()
         if self._journal is not None and self._journal.offset >= journal.ROTATE_BYTES and not clean:
@@ -348,19 +348,19 @@ class Store:
                 with suppress(OSError):
                     self._files.unlink(journal.path(self.folder, generation))
 
-    def says_closed(self) -> bool:
+    def is_marked_closed(self) -> bool:
         """Whether the meta in the folder says that the queue was closed."""
         with suppress(meta.DamagedMeta):
             known = meta.load(self._files, self.folder)
             return known is not None and known.clean
         return False
 
-    def is_drained(self, acked: Acked) -> bool:
+    def is_drained(self, acked: SequenceSet) -> bool:
         """Whether every block in the log is done, and some of it is still there."""
         return acked.low >= self.log_end and self.chunks.size_bytes > 0
 
-    def reclaim(self, acked: Acked, *, is_disk_full: bool = False) -> int:
-        """Delete the chunks of which every block is done as `acked` says; how many.
+    def reclaim(self, acked: SequenceSet, *, is_disk_full: bool = False) -> int:
+        """Delete the chunks in which every block is in `acked`. Returns how many.
 
         That is what the meta on the disk says: sequences that a kill has skipped are in no journal. The last chunk
         stays, unless all of it is done and it is large or its room is wanted: then the next frame has a new chunk.

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.model.chunk_partials import partials_of_chunks
 from penstock.model.columns import Columns
 from penstock.model.definition import Definitions
-from penstock.model.gathering import merged_chunks
-from penstock.model.partial import ENCODED, IDENTITY, PARTIALS, merged
-from penstock.model.point import Chunk, Kind, chunk_type
+from penstock.model.partial import ENCODED, IDENTITY, merged, merged_encoded
+from penstock.model.point import Chunk, PointKind, chunk_type
 
 TEXTS = ("a", "b", 'quote"d', "")
-TYPES = [chunk_type(name, kind) for name in ("cpu", "rps") for kind in Kind]  # kept, since types are held weakly
+TYPES = [chunk_type(name, kind) for name in ("cpu", "rps") for kind in PointKind]  # kept, since types are held weakly
 rows = st.tuples(
     st.integers(0, len(TEXTS) - 1),
     st.integers(-3 * 60_000_000, 3 * 60_000_000),
@@ -32,7 +32,7 @@ def chunks(draw: st.DrawFn) -> list[Chunk]:
         kind = draw(st.sampled_from(TYPES))
         codes, times, values = map(np.array, zip(*draw(st.lists(rows, min_size=1, max_size=8))))
         states: dict[str, Any] = {}
-        if kind.kind is Kind.DISTRIBUTION:
+        if kind.kind is PointKind.DISTRIBUTION:
             states = {"count": np.arange(len(codes)), "sum": values * 2, "min": values - 1, "max": values + 1}
         columns = Columns(
             codes.astype(np.int32), draw(st.sampled_from([forward, backward])), times.astype(np.int64), values, states
@@ -52,26 +52,26 @@ def by_texts(made: list[Chunk]) -> pa.Table:
     tables = [
         definition.partials(chunk.points) for chunk in made for definition in Definitions().of(chunk.metric, chunk.kind)
     ]
-    return merged(pa.concat_tables([PARTIALS.empty_table(), *tables]))
+    return merged(pa.concat_tables([ENCODED.empty_table(), *tables]))
 
 
 @given(chunks())
 def test_the_partials_are_those_of_a_group_by_over_texts(made: list[Chunk]) -> None:
-    found = merged_chunks(made)
+    found = merged_encoded(partials_of_chunks(made))
 
     assert found.schema == ENCODED
     assert as_rows(found) == as_rows(by_texts(made))
 
 
 def test_keys_too_great_for_one_number_are_told_apart_all_the_same() -> None:
-    kind = chunk_type("far", Kind.DISTRIBUTION)
+    kind = chunk_type("far", PointKind.DISTRIBUTION)
     many = pa.array([str(number) for number in range(1 << 12)])
     codes = np.array([0, (1 << 12) - 1] * 4, np.int32)
     times = np.array([-(1 << 62), -(1 << 62), 0, 0, 0, 0, 1 << 62, 1 << 62])
     values = np.array([-1e300, 1e-300, 1e300, 0.0, 1e300, 0.0, 5.0, 5.0])
     states = {"count": np.ones(8, np.int64), "sum": values, "min": values, "max": values}
 
-    found = merged_chunks([kind(Columns(codes, many, times, values, states))])
+    found = merged(partials_of_chunks([kind(Columns(codes, many, times, values, states))]))
 
     assert sorted(found["count"].to_pylist()) == [1, 1, 1, 1, 2, 2]
 
@@ -81,15 +81,15 @@ def test_only_texts_that_are_needed_travel() -> None:
     many = pa.array([str(number) for number in range(1000)])
     columns = Columns(np.array([7, 7], np.int32), many, np.zeros(2, np.int64), np.ones(2))
 
-    (column,) = merged_chunks([kind(columns)])["entity"].chunks
+    (column,) = partials_of_chunks([kind(columns)])["entity"].chunks
 
     assert column.dictionary.to_pylist() == ["7"]
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_a_chunk_of_columns_is_a_table_whenever_somebody_asks(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(PointKind))
+def test_a_chunk_of_columns_is_a_table_whenever_somebody_asks(kind: PointKind) -> None:
     some = {name: np.ones(2) for name in ("sum", "min", "max")}
-    states = {"count": np.ones(2, np.int64), **some} if kind is Kind.DISTRIBUTION else {}
+    states = {"count": np.ones(2, np.int64), **some} if kind is PointKind.DISTRIBUTION else {}
     columns = Columns(np.array([1, 0], np.int32), pa.array(["a", "b"]), np.array([5, 6]), np.array([1.0, 2.0]), states)
     chunk = chunk_type("cpu", kind)(columns)
 

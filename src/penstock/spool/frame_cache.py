@@ -10,7 +10,7 @@ from penstock.spool.lease import FrameRef, Lease
 _MOST_BYTES = 4 << 20
 
 
-class Upcoming:
+class FrameCache:
     """Frames of one block each that follow one another in the log, up to `most_blocks` and 4 MiB.
 
     A frame is found by its offset. The reader takes a frame that is not here from the disk: it is the same.

@@ -8,9 +8,9 @@ import pytest
 
 from penstock import Durability, FastQueue, FastQueueConfig
 from penstock.errors import DiskFailed
-from penstock.spool import upcoming
+from penstock.spool import frame_cache
+from penstock.spool.frame_cache import FrameCache
 from penstock.spool.lease import FrameRef, Lease
-from penstock.spool.upcoming import Upcoming
 from tests.spool.damage import chunk_paths, drain, flip, numbered
 from tests.spool.fake_files import FakeFiles
 
@@ -46,7 +46,7 @@ def frame(offset: int, data: bytes = b"x") -> tuple[FrameRef, int, Lease]:
 
 
 def test_a_frame_is_given_to_a_reader_that_stands_exactly_there() -> None:
-    kept = Upcoming(most_blocks=10)
+    kept = FrameCache(most_blocks=10)
     for offset in (0, 10, 20):
         kept.add(*frame(offset), reader_offset=0)
     assert kept.take(0) == frame(0)
@@ -56,8 +56,8 @@ def test_a_frame_is_given_to_a_reader_that_stands_exactly_there() -> None:
 
 
 def test_nothing_is_kept_behind_a_frame_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upcoming, "_MOST_BYTES", 5)
-    kept = Upcoming(most_blocks=3)
+    monkeypatch.setattr(frame_cache, "_MOST_BYTES", 5)
+    kept = FrameCache(most_blocks=3)
     kept.add(*frame(10), reader_offset=0)  # the reader has others to read first
     kept.add(*frame(0), reader_offset=0)
     kept.add(*frame(10, b"too large"), reader_offset=0)

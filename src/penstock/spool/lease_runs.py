@@ -1,4 +1,4 @@
-"""Runs: leases in a row that one frame or one journal record can stand for."""
+"""Runs: leases with consecutive sequences, which one frame or one journal record can hold."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,8 +9,8 @@ _LARGEST_HOLE = 64  # acked blocks inside a run that is spilled: holes are cheap
 _LONGEST_RUN = 30 * 86400.0  # seconds from its first block to its last; a frame counts their milliseconds in 32 bits
 
 
-def to_spill(leases: list[Lease]) -> Iterator[list[Lease]]:
-    """Cut leases in order of sequence where holes cannot fill the gap, and where the clock was set."""
+def split_for_spill(leases: list[Lease]) -> Iterator[list[Lease]]:
+    """Split leases in order of sequence where a gap is too large for holes, and where the clock was set."""
     start = 0
     for index, (lease, following) in enumerate(pairwise(leases), 1):
         since_first = following.enqueued_at - leases[start].enqueued_at
@@ -20,7 +20,7 @@ def to_spill(leases: list[Lease]) -> Iterator[list[Lease]]:
     yield leases[start:]
 
 
-def by_attempts(leases: list[Lease]) -> list[tuple[int, int, int]]:
+def group_by_attempts(leases: list[Lease]) -> list[tuple[int, int, int]]:
     """(first, count, attempts) of neighbours that were handed out equally often."""
     runs: list[tuple[int, int, int]] = []
     first, count, attempts = leases[0].sequence, 0, leases[0].attempts
@@ -32,7 +32,7 @@ def by_attempts(leases: list[Lease]) -> list[tuple[int, int, int]]:
     return [*runs, (first, count, attempts)]
 
 
-def with_bytes(leases: list[Lease]) -> list[tuple[int, int, int]]:
+def group_with_bytes(leases: list[Lease]) -> list[tuple[int, int, int]]:
     """(first, count, bytes) of neighbours, whatever order they come in."""
     runs: list[tuple[int, int, int]] = []
     leases = sorted(leases)

@@ -1,22 +1,18 @@
-"""Looking at dead letters from outside: why they were given up, without leasing one or changing a byte."""
+"""Counts dead letters by reason from outside the queue, without leasing one or changing a byte."""
 
-from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TypeVar
 
 from penstock.spool import dead_letters
+from penstock.spool.examine import ANY_CHUNK_SIZE, look_while_in_use
 from penstock.spool.files import Files, OsFiles
-from penstock.spool.reader import FrameReader
+from penstock.spool.frame_reader import FrameReader
 from penstock.spool.recovery import recover
-
-Seen = TypeVar("Seen")
-_MOST_LOOKS = 20  # as many as `examine` takes
-_CHUNK_SIZE = 512 << 20  # nothing is appended here, so any value serves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reason:
+class ReasonCount:
     """Dead letters of one reason; None: blocks that are no dead letters, which a replay leaves where they are."""
 
     reason: str | None
@@ -24,33 +20,26 @@ class Reason:
     bytes: int  # of the blocks as they were pushed
 
 
-def by_reason(folder: str, files: Files | None = None) -> list[Reason]:
+def by_reason(folder: str, files: Files | None = None) -> list[ReasonCount]:
     """The dead letters in `folder`, those of the most frequent reason first; none if there is no such folder.
 
-    Every letter is read. Of a queue in use it is a moment's view: what comes meanwhile may be in it or not.
+    Every letter is read. For a queue in use it is a snapshot: letters that come during the read may be missing.
     """
-    return _while_in_use(_by_reason, files or OsFiles(), folder)
+    return look_while_in_use(_by_reason, files or OsFiles(), folder)
 
 
-def holds_letters(folder: str, files: Files | None = None) -> bool:
+def holds_dead_letters(folder: str, files: Files | None = None) -> bool:
     """Whether the queue in `folder` is one of dead letters, by the first block that can be read."""
-    return _while_in_use(_holds_letters, files or OsFiles(), folder)
+    return look_while_in_use(_holds_letters, files or OsFiles(), folder)
 
 
-def _while_in_use(look: Callable[[Files, str], Seen], files: Files, folder: str) -> Seen:
-    for _ in range(_MOST_LOOKS):
-        with suppress(FileNotFoundError):  # a chunk was done with, and deleted, while we looked
-            return look(files, folder)
-    return look(files, folder)
-
-
-def _by_reason(files: Files, folder: str) -> list[Reason]:
+def _by_reason(files: Files, folder: str) -> list[ReasonCount]:
     found: dict[str | None, tuple[int, int]] = {}
     for block in _blocks(files, folder):
         reason, size = _read(block)
         letters, total = found.get(reason, (0, 0))
         found[reason] = letters + 1, total + size
-    reasons = [Reason(reason=reason, letters=count, bytes=size) for reason, (count, size) in found.items()]
+    reasons = [ReasonCount(reason=reason, letters=count, bytes=size) for reason, (count, size) in found.items()]
     return sorted(reasons, key=lambda one: -one.letters)
 
 
@@ -63,14 +52,14 @@ def _holds_letters(files: Files, folder: str) -> bool:
 def _read(block: bytes) -> tuple[str | None, int]:
     try:
         letter = dead_letters.unpack(block)
-    except (ValueError, RecursionError):  # JSON of somebody else may be nested as deep as it likes
+    except (ValueError, RecursionError):  # a block that is no letter may be JSON of any depth
         return None, len(block)
     return (letter.reason, len(letter.data)) if isinstance(letter.reason, str) else (None, len(block))
 
 
 def _blocks(files: Files, folder: str) -> Generator[bytes, None, None]:
     """Those that are not acked, in order; damaged ones are passed over."""
-    state = recover(files, folder, _CHUNK_SIZE, repair=False)
+    state = recover(files, folder, ANY_CHUNK_SIZE, repair=False)
     try:
         reader = FrameReader(state.chunks, state.reader_offset, None)
         while (found := reader.next_header()) is not None:

@@ -15,10 +15,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from penstock.model.point import Kind, entity_of
+from penstock.model.point import PointKind, entity_of
 
 KEPT = ("service.namespace", "service.name", "deployment.environment.name", "host.name")
-Series = tuple[str, Kind, str, int]  # metric, kind, entity, time in microseconds
+Series = tuple[str, PointKind, str, int]  # metric, kind, entity, time in microseconds
 
 
 @dataclass
@@ -59,16 +59,16 @@ def _points(metric: Metric, kept: dict[str, str]) -> Iterator[tuple[Series, int,
         entity = entity_of({**kept, **labels(point.attributes)})
         time = point.time_unix_nano // 1000
         if data in ("gauge", "sum"):
-            kind = Kind.COUNTER if data == "sum" else Kind.GAUGE
+            kind = PointKind.COUNTER if data == "sum" else PointKind.GAUGE
             which = point.WhichOneof("value")
             if which is not None and math.isfinite(value := float(getattr(point, which))):
                 yield (metric.name, kind, entity, time), 1, value
         elif data == "histogram":
             held = sum(point.bucket_counts) if point.bucket_counts else point.count
-            yield (metric.name, Kind.DISTRIBUTION, entity, time), held, point.sum if held else 0.0
+            yield (metric.name, PointKind.DISTRIBUTION, entity, time), held, point.sum if held else 0.0
         elif data == "exponential_histogram":
             held = point.zero_count + sum(point.positive.bucket_counts) + sum(point.negative.bucket_counts)
-            yield (metric.name, Kind.DISTRIBUTION, entity, time), held, point.sum if held else 0.0
+            yield (metric.name, PointKind.DISTRIBUTION, entity, time), held, point.sum if held else 0.0
 
 
 def labels(attributes: Iterable[KeyValue]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pika import BasicProperties
 from pika.frame import Body, Header
 
-from penstock.consume.decoding import RAW, UnreadableHeaders, without_headers
+from penstock.consume.unreadable_headers import RAW, UnreadableHeaders, without_headers
 
 texts = st.none() | st.text(max_size=20)
 settings = st.fixed_dictionaries(

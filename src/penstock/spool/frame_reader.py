@@ -1,58 +1,15 @@
-"""Reading frames: forward through the log, past damage, without ever failing on what the bytes say."""
+"""Reads frames forward through the log and past damage; no content of the bytes makes it fail."""
 
-import logging
 from contextlib import suppress
 
 from penstock.spool import frames
 from penstock.spool.chunk_files import ChunkFile, ChunkLog
-from penstock.spool.files import Files, write_all
 from penstock.spool.frames import HEADER_SIZE, MAGIC, DamagedFrame, Frame, FrameHeader
-
-log = logging.getLogger(__name__)
+from penstock.spool.quarantine import Quarantine
 
 _WINDOW = 64 * 1024  # many small frames come with one read
 _SMALL_FRAME = 16 * 1024  # behind a larger one, reading ahead would only copy bytes twice
 _SEARCH = 1 << 20
-
-
-class Quarantine:
-    """Keeps the bytes that could not be read, one file per damaged place, and counts them."""
-
-    def __init__(self, files: Files, folder: str) -> None:
-        self._files = files
-        self.folder = f"{folder}/quarantine"
-        self.regions = 0
-        self.bytes = 0
-        self.lost_blocks = 0
-        self.foreign_files = 0
-
-    def keep(self, chunks: ChunkLog, chunk: ChunkFile, start: int, end: int, reason: str) -> None:
-        """Copy [start, end) of the log aside. A disk too full for the copy does not stop the reading."""
-        self.regions += 1
-        self.bytes += end - start
-        name = f"{self.folder}/{start:016x}-{end - start}"
-        log.warning("Damaged bytes set aside. reason=%s file=%s bytes=%d", reason, name, end - start)
-        with suppress(OSError):
-            self._files.make_folder(self.folder)
-            handle = self._files.open(name, create=True)
-            try:
-                for at in range(start, end, _SEARCH):
-                    write_all(self._files, handle, [chunks.read(chunk, at, min(_SEARCH, end - at))], at - start)
-            finally:
-                self._files.close(handle)
-
-    def keep_bytes(self, name: str, data: bytes, reason: str) -> None:
-        """Keep a whole small file's content."""
-        self.regions += 1
-        self.bytes += len(data)
-        log.warning("Damaged file set aside. reason=%s file=%s/%s", reason, self.folder, name)
-        with suppress(OSError):
-            self._files.make_folder(self.folder)
-            handle = self._files.open(f"{self.folder}/{name}", create=True)
-            try:
-                write_all(self._files, handle, [data], 0)
-            finally:
-                self._files.close(handle)
 
 
 class FrameReader:
@@ -77,11 +34,11 @@ class FrameReader:
         """
         chunk = self._chunk
         if chunk is None or chunk.deleted:
-            chunk = self._chunks.at(self.offset)
+            chunk = self._chunks.chunk_at(self.offset)
         elif self.offset < chunk.end:
             return chunk
         else:
-            chunk = self._chunks.after(chunk)
+            chunk = self._chunks.chunk_after(chunk)
             if chunk is not None:
                 self.offset = chunk.start
         if chunk is not None:
@@ -114,7 +71,7 @@ class FrameReader:
             return self.offset, header
 
     def jump(self, offset: int) -> None:
-        """Go on at `offset`, the end of a frame that somebody knows already."""
+        """Go on at `offset`, the end of a frame that was taken from the cache."""
         self.offset = offset
         self._chunk = self._skipped = None
 
@@ -149,7 +106,7 @@ class FrameReader:
         return self._successor_inside(chunk, offset, header) or end
 
     def _goes_back_into_skipped(self, chunk: ChunkFile) -> bool:
-        """No frame follows one whose body nobody has looked at: its successor may be inside, for the same reason."""
+        """No frame follows a skipped one. Its body was not checked, so its successor may have been drawn inside it."""
         skipped, self._skipped = self._skipped, None
         if skipped is None or skipped[0] + skipped[1].size != self.offset or skipped[0] < chunk.start:
             return False

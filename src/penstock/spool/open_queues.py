@@ -9,7 +9,7 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 
-class _Queue(Protocol):
+class OpenQueue(Protocol):
     path: str
 
     def close(self) -> None: ...
@@ -17,16 +17,16 @@ class _Queue(Protocol):
     def leave_to_parent(self, parent: int) -> None: ...
 
 
-_open: "weakref.WeakSet[_Queue]" = weakref.WeakSet()
+_open: "weakref.WeakSet[OpenQueue]" = weakref.WeakSet()
 _pid = os.getpid()
 
 
-def watch(queue: _Queue) -> None:
+def register(queue: OpenQueue) -> None:
     """Close the queue when the interpreter ends, unless it was closed before; take it from every forked child."""
     _open.add(queue)
 
 
-def unwatch(queue: _Queue) -> None:
+def unregister(queue: OpenQueue) -> None:
     _open.discard(queue)
 
 

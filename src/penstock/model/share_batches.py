@@ -1,10 +1,10 @@
-"""Partials as batches of shares by entity: a batch for each, and in the dictionary of entities a stretch for each.
+"""Partials as a batch for each share, and a range in the dictionary of entities for each.
 
     texts       a e │ b f │ c │ d g h       ends: 2 4 5 8
-    batches     0     1     2   3           a batch has texts of its own stretch only
+    batches     0     1     2   3           a batch has texts of its own range only
 
-Whoever reads a share then has neither rows to pick nor texts to look at that are not its own. In a batch the rows of a
-metric are side by side, so that a group-by finds its places nearby.
+The reader of a share then needs neither to filter rows nor to read texts of other shares. In a batch the rows of a
+metric are side by side, so that a group-by works in nearby memory.
 """
 
 from itertools import pairwise
@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from penstock.model.share import BY_ENTITY, BY_SERIES, Share, numbers_of
 
-SHARES = 4  # so that two or four tasks may have theirs
-_MANY_ROWS = 1 << 16  # from which on it pays
-_MANY_ENTITIES = 1 << 12  # from which on shares of them are about as large
+SHARES = 4  # for two or four tasks
+_MANY_ROWS = 1 << 16  # with fewer, filtering costs less than sorting
+_MANY_ENTITIES = 1 << 12  # with fewer, shares differ too much in size
 
 
 def in_shares(partials: pa.Table) -> tuple[list[pa.RecordBatch], list[int]] | None:
-    """The batches of encoded partials, and where their texts end; None where it would not pay to keep them apart."""
+    """The batches of encoded partials, and where their texts end; None for too few rows or uneven shares."""
     if partials.num_rows < _MANY_ROWS or any(partials[text].null_count for text in BY_SERIES):
         return None
     entities, metrics = partials["entity"].combine_chunks(), partials["metric"].combine_chunks()
@@ -32,7 +32,7 @@ def in_shares(partials: pa.Table) -> tuple[list[pa.RecordBatch], list[int]] | No
     if len(owners) < _MANY_ENTITIES or rows.max() > len(shares) // 2:
         return None
     places = shares.astype(np.uint16) << 14 | (metrics.indices.to_numpy() & 0x3FFF).astype(np.uint16)
-    order = np.argsort(places, kind="stable")  # numpy counts numbers of 16 bits rather than compare them
+    order = np.argsort(places, kind="stable")  # 16 bits: numpy then sorts by counting
     texts = np.argsort(owners, kind="stable")
     codes = np.empty(len(texts), np.int32)
     codes[texts] = np.arange(len(texts), dtype=np.int32)
@@ -43,7 +43,7 @@ def in_shares(partials: pa.Table) -> tuple[list[pa.RecordBatch], list[int]] | No
 
 
 def of_share(batches: list[pa.RecordBatch], ends: list[int], share: Share) -> pa.Table:
-    """The rows of a share, of the batches that `in_shares` has made; ValueError if any of them is no such."""
+    """The rows of a share, from the batches of `in_shares`; ValueError if they are not such batches."""
     if len(batches) != len(ends):
         raise ValueError(f"{len(batches)} batches for {len(ends)} shares")
     found = [_with_entities(batch, _cut(batch["entity"], *at)) for batch, at in zip(batches, pairwise([0, *ends]))]
@@ -53,7 +53,7 @@ def of_share(batches: list[pa.RecordBatch], ends: list[int], share: Share) -> pa
 
 
 def _cut(entities: Any, start: int, end: int) -> Any:
-    """The same with the texts of its own stretch alone."""
+    """The column with the texts of its own range alone."""
     codes = entities.indices.to_numpy() - np.int32(start)
     if len(codes) and not 0 <= codes.min() <= codes.max() < end - start:
         raise ValueError(f"entities {codes.min()} to {codes.max()} of {end - start} in a share")
