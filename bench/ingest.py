@@ -28,7 +28,8 @@ import psutil
 
 from bench.ingest_peers import peers
 from bench.ingest_requests import POINTS, SENDERS, otlp_requests, remote_writes
-from penstock.aggregate.l1 import L1, L1Config
+from penstock.aggregate.config import L1Config
+from penstock.aggregate.l1 import L1
 from penstock.batch import ThreadPolicy
 from penstock.export.exporters.segment_exporter import SegmentExporter
 from penstock.export.send_queue import SendQueue

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from bench.processes import cpu_seconds
 from penstock import Durability, FastQueue, FastQueueConfig
-from penstock.aggregate.l1 import L1, L1Config
+from penstock.aggregate.config import L1Config
+from penstock.aggregate.l1 import L1
 from penstock.model.point import Chunk, chunk_type
 
 METRICS, POINTS = 20, 50

@@ -18,6 +18,7 @@ SHOWN = (
     r"Tables *\n.*?(?=Top 3)",
     r"Percentiles.*?(?=checkout, POST)",
     r"╭─.*?╮\n.*?\n.*?\n.*?\n",
+    r"╰─.*?╯\n",
 )
 
 

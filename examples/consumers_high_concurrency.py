@@ -24,7 +24,7 @@ def import_file(message: Message) -> None:
     global imported
     if not message.body.isdigit():
         raise Reject(f"{message.body!r} is no file number")  # no further attempt could succeed
-    time.sleep(0.1)  # somebody else's work
+    time.sleep(0.1)  # waits for another service
     with lock:  # a hundred threads share this counter
         imported += 1
 

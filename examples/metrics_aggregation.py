@@ -43,7 +43,7 @@ class Aggregator(HandlerConsumer[Metric]):
         self.rows = 0
         self._merged: Counter[str] = Counter()
         self._flushed_at = time.monotonic()
-        # Whoever comes first makes the queue, the others get the same one.
+        # The first worker makes the queue, the others get the same one.
         queue = penstock.queues.get_or_create(
             "METRICS_L1_AGGREGATION",
             BatchQueueConfig(

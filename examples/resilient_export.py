@@ -31,7 +31,7 @@ class Flaky:
 
     def send(self, prepared: Prepared) -> None:
         if self.is_down:
-            raise TransientExportError("nobody is home")
+            raise TransientExportError("connection refused")
         if prepared.body == b"bad":
             raise PermanentExportError("this will never do")
         self.taken.append(prepared.body)
@@ -50,7 +50,7 @@ def main() -> None:
         )
         with SendQueue.open(destination, config) as sender:
             for batch in (b"one", b"two", b"bad", b"three"):
-                sender.push(batch)  # returns at once, although nobody is home
+                sender.push(batch)  # returns at once, although the destination is down
             while sender.stats().circuit is not CircuitState.OPEN:
                 time.sleep(0.01)
             print(f"circuit open, {len(sender)} batches wait")

@@ -19,8 +19,8 @@ from pika.exceptions import (
 from penstock.broker_url import check_broker_url, shown_broker_url, user_and_password, without_user
 from penstock.errors import ConfigError
 
-# pika reports one lost connection in a dozen lines with tracebacks, at each try again; we say it once. Who wants to
-# hear pika sets a level for it, before or after.
+# pika reports one lost connection in a dozen lines with tracebacks, at each try again; we say it once. A level
+# set for its logger, before or after, is left alone.
 if logging.getLogger("pika").level == logging.NOTSET:
     logging.getLogger("pika").setLevel(logging.CRITICAL)
 

@@ -1,4 +1,4 @@
-"""The address of a message broker, as those who consume and those who publish read it. What is secret stays inside."""
+"""The address of a message broker, read by consumers and publishers alike. What is secret stays inside."""
 
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit

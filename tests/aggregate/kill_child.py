@@ -9,8 +9,10 @@ import threading
 from itertools import count
 
 from penstock import Durability, FastQueue, FastQueueConfig
-from penstock.aggregate.l1 import L1, L1Config
+from penstock.aggregate.config import L1Config
+from penstock.aggregate.l1 import L1
 from penstock.model.point import Chunk, chunk_type
+from tests.aggregate.support import DEFINED
 
 METRICS = ("cpu", "rps", "disk")
 POINTS = 4  # of each metric, in every request
@@ -27,7 +29,8 @@ def config_of(durability: str) -> FastQueueConfig:
 
 def main(folder: str, durability: str, start: int) -> None:
     queue = FastQueue(folder, config_of(durability))
-    l1 = L1.with_own_queue("l1", queue.push_many, L1Config(durability=Durability(durability)))
+    config = L1Config(durability=Durability(durability))
+    l1 = L1.with_own_queue("l1", queue.push_many, config, definitions=DEFINED)
     numbers = count(start)
 
     def send() -> None:

@@ -4,13 +4,16 @@ import threading
 
 import pyarrow as pa
 
+from penstock.batch import BatchQueue
 from penstock.errors import QueueFull
 from penstock.model.columns import columns_of
+from penstock.model.definition_file import parse_definitions
 from penstock.model.point import Chunk, chunk_type
 from penstock.model.segment import decode
 from penstock.testing import wait_until
 
 Cpu, Rps = chunk_type("cpu"), chunk_type("rps")
+DEFINED = parse_definitions({"metrics": [{"name": "cpu", "source": "cpu"}]})  # rps goes the way without
 
 
 def as_it_is(chunk: Chunk) -> Chunk:
@@ -46,7 +49,7 @@ class Downstream:
         self.pushing += 1
         assert self._may_push.wait(20)
         self.pushing -= 1
-        refusal = self.refusal  # it may end meanwhile
+        refusal = self.refusal  # the test may end it at any time
         if refusal is not None:
             self.refused += 1
             raise refusal
@@ -73,6 +76,26 @@ class Sender:
     def wait(self) -> BaseException | None:
         wait_until(lambda: self.answers)
         return self.answers[0]
+
+
+class Blocker:
+    """Another handler in the batch queue, which holds its partition from `hold` to `release`."""
+
+    def __init__(self, queue: BatchQueue) -> None:
+        self._queue = queue
+        self._reached, self._released = threading.Event(), threading.Event()
+        queue.add_handler(Blocker, self._consume)
+
+    def _consume(self, batch: list["Blocker"]) -> None:
+        self._reached.set()
+        assert self._released.wait(20)
+
+    def hold(self) -> None:
+        self._queue.produce(self)
+        assert self._reached.wait(10)
+
+    def release(self) -> None:
+        self._released.set()
 
 
 def points(kind: type[Chunk], count: int, value: float = 1.0) -> Chunk:

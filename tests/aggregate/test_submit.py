@@ -8,20 +8,21 @@ from itertools import count
 import pytest
 
 from penstock import BlockTooLarge, Durability
-from penstock.aggregate.l1 import L1, L1Config
+from penstock.aggregate.config import L1Config
+from penstock.aggregate.l1 import L1
 from penstock.batch import BatchQueue, BatchQueueConfig, ThreadPolicy
 from penstock.errors import DiskFailed, QueueClosed, QueueError
 from penstock.model.definition_file import parse_definitions
 from penstock.model.point import chunk_type
 from penstock.testing import wait_until
-from tests.aggregate.support import Cpu, Downstream, Rps, Sender, points
+from tests.aggregate.support import DEFINED, Blocker, Cpu, Downstream, Rps, Sender, points
 
 DISK = L1Config(durability=Durability.DISK, flush_interval=3600.0)
 
 
 @contextmanager
 def l1_on(downstream: Downstream, config: L1Config = DISK) -> Iterator[L1]:
-    l1 = L1.with_own_queue("l1-submit", downstream.push, config, threads=ThreadPolicy.fixed(2))
+    l1 = L1.with_own_queue("l1-submit", downstream.push, config, definitions=DEFINED, threads=ThreadPolicy.fixed(2))
     yield l1
     l1.close()
 
@@ -58,7 +59,7 @@ def test_all_metrics_of_a_request_go_into_one_block() -> None:
     assert [len(blocks) for blocks in downstream.pushes] == [1]
 
 
-def test_who_comes_while_a_push_runs_shares_the_next() -> None:
+def test_requests_that_arrive_during_a_push_share_the_next() -> None:
     downstream = Downstream()
     senders = [Sender() for _ in range(50)]
     downstream.hold()
@@ -90,27 +91,18 @@ def test_a_request_that_does_not_fit_is_not_let_in_at_all_and_never_answered() -
 def test_more_chunks_than_the_queue_holds_are_not_let_in() -> None:
     downstream, senders = Downstream(), [Sender() for _ in range(5)]
     queue = BatchQueue("l1-small", BatchQueueConfig(threads=ThreadPolicy.fixed(1), buffer_size=4))
-    reached, let_go = threading.Event(), threading.Event()
-    l1 = L1(queue, downstream.push, DISK)
+    blocker = Blocker(queue)
+    l1 = L1(queue, downstream.push, DISK, definitions=DEFINED)
     assert l1.submit([points(Cpu, 1)], senders[0].done)
     assert senders[0].wait() is None
-
-    class Stuck:
-        pass
-
-    def consume(batch: list[Stuck]) -> None:
-        reached.set()
-        assert let_go.wait(20)
-
-    queue.add_handler(Stuck, consume)
-    queue.produce(Stuck())
-    assert reached.wait(10)
+    blocker.hold()
     assert l1.submit([points(Cpu, 1)] * 3, senders[1].done)
     assert not l1.submit([points(Cpu, 1)] * 2, senders[2].done)
-    let_go.set()
+    assert l1.submit([points(chunk_type("plain"), 1)] * 9, senders[3].done), "these are not queued"
+    blocker.release()
     assert senders[1].wait() is None
     l1.close()
-    assert downstream.counts() == {"cpu": 4}
+    assert downstream.counts() == {"cpu": 4, "plain": 9}
     assert senders[2].answers == []
 
 
@@ -160,19 +152,24 @@ def test_what_was_produced_survives_the_refusal_that_a_sender_heard_of() -> None
 def test_a_chunk_that_cannot_be_merged_fails_its_own_request_only() -> None:
     downstream, good, bad = Downstream(), Sender(), Sender()
     definitions = parse_definitions({"metrics": [{"name": "by_host", "source": "cpu", "entity": ["host"]}]})
-    l1 = L1.with_own_queue("l1-bad", downstream.push, DISK, definitions=definitions, threads=ThreadPolicy.fixed(1))
+    queue = BatchQueue("l1-bad", BatchQueueConfig(threads=ThreadPolicy.fixed(1)))
+    blocker = Blocker(queue)
+    l1 = L1(queue, downstream.push, DISK, definitions=definitions)
     downstream.hold()
-    first = Sender()
-    l1.submit([points(Rps, 1)], first.done)
+    l1.submit([points(Rps, 1)], Sender().done)
     wait_until(lambda: downstream.pushing)
+    blocker.hold()  # so that those of cpu are merged at once, in one round
     l1.submit([points(Cpu, 3)], good.done)
+    l1.submit([points(Rps, 2)], good.done)
     l1.submit([Cpu.of(["not JSON"], [0], [1.0])], bad.done)
+    blocker.release()
     assert isinstance(bad.wait(), ValueError)
     downstream.release()
-    assert good.wait() is None
+    wait_until(lambda: len(good.answers) == 2)
     l1.close()
-    assert downstream.counts() == {"rps": 1, "by_host": 3}
-    assert [good.answers, len(bad.answers)] == [[None], 1]
+    assert downstream.counts() == {"rps": 3, "by_host": 3}
+    assert [good.answers, len(bad.answers)] == [[None, None], 1]
+    assert sum(sample.value for sample in l1.samples() if sample.name == "penstock_l1_failed_chunks_total") == 1
 
 
 def test_a_sender_that_fails_on_its_answer_does_not_keep_others_from_theirs() -> None:
@@ -189,11 +186,11 @@ def test_a_sender_that_fails_on_its_answer_does_not_keep_others_from_theirs() ->
         assert sender.wait() is None
 
 
-def test_closing_answers_everybody_who_waits() -> None:
+def test_closing_answers_every_request_that_waits() -> None:
     downstream = Downstream()
     senders = [Sender() for _ in range(20)]
     downstream.hold()
-    l1 = L1.with_own_queue("l1-end", downstream.push, DISK, threads=ThreadPolicy.fixed(2))
+    l1 = L1.with_own_queue("l1-end", downstream.push, DISK, definitions=DEFINED, threads=ThreadPolicy.fixed(2))
     for sender in senders:
         l1.submit([points(Cpu, 3), points(Rps, 3)], sender.done)
     wait_until(lambda: downstream.pushing)
@@ -222,10 +219,10 @@ def test_a_close_that_runs_out_of_time_answers_with_an_error_and_never_twice() -
     assert [len(first.answers), len(second.answers)] == [1, 1]
 
 
-def test_a_queue_that_somebody_else_closes_fails_the_request_instead_of_losing_it() -> None:
+def test_a_queue_that_is_closed_from_outside_fails_the_request_instead_of_losing_it() -> None:
     downstream, sender = Downstream(), Sender()
     queue = BatchQueue("l1-other", BatchQueueConfig(threads=ThreadPolicy.fixed(1)))
-    l1 = L1(queue, downstream.push, DISK)
+    l1 = L1(queue, downstream.push, DISK, definitions=DEFINED)
     queue.close()
     assert l1.submit([points(Cpu, 1), points(Rps, 1)], sender.done)
     assert isinstance(sender.wait(), QueueClosed)
@@ -243,7 +240,7 @@ def test_many_senders_and_a_queue_that_refuses_now_and_then_account_for_every_po
             raise DiskFailed("injected")
         downstream.push(blocks)
 
-    l1 = L1.with_own_queue("l1-chaos", push, DISK, threads=ThreadPolicy.fixed(2))
+    l1 = L1.with_own_queue("l1-chaos", push, DISK, definitions=DEFINED, threads=ThreadPolicy.fixed(2))
     senders: list[list[Sender]] = [[] for _ in range(8)]
 
     def send(index: int) -> None:

@@ -69,7 +69,7 @@ def test_blocking_waits_for_room_and_keeps_the_order() -> None:
     assert [item.number for item in stuck.handler.items] == [0, 1, 2, 3]
 
 
-def test_those_who_wait_are_served_in_the_order_in_which_they_came() -> None:
+def test_waiters_are_served_in_the_order_in_which_they_came() -> None:
     with open_queue(buffer_size=1) as queue:
         stuck = Stuck(queue)
         queue.produce(A(0, 1))
@@ -104,7 +104,7 @@ def test_a_timeout_overrides_the_patience_of_the_strategy(strategy: BufferStrate
     assert queue.stats().types[A].dropped == 2
 
 
-def test_who_timed_out_is_no_longer_in_line() -> None:
+def test_a_producer_that_timed_out_is_no_longer_in_line() -> None:
     with open_queue(buffer_size=1) as queue:
         stuck = Stuck(queue)
         queue.produce(A(0, 1))
@@ -171,7 +171,7 @@ def test_what_comes_after_the_first_that_timed_out_is_counted_as_dropped_too(
     assert accepted == 3
     assert (counts[A].produced, counts[A].dropped) == (3, 2)
     assert (counts[B].produced, counts[B].dropped) == (1, 2)
-    assert caplog.text.count("started dropping") == 1  # B has room, nobody tried it
+    assert caplog.text.count("started dropping") == 1  # B has room, its items were not tried
 
 
 def test_a_timed_produce_many_accepts_the_first_so_many() -> None:
@@ -327,10 +327,10 @@ def test_many_async_producers_of_mixed_types_lose_nothing() -> None:
             accepted = await queue.produce_many_async([(A, B)[i % 2](number, i) for i in range(60)])
             return accepted + sum([await queue.produce_async(A(number, 60 + i)) for i in range(40)])
 
-        async def everyone() -> list[int]:
+        async def all_producers() -> list[int]:
             return await asyncio.gather(*(producer(number) for number in range(10)))
 
-        assert asyncio.run(everyone()) == [100] * 10
+        assert asyncio.run(all_producers()) == [100] * 10
         queue.close()
 
     assert len(for_a.items) + len(for_b.items) == 1000
@@ -338,7 +338,7 @@ def test_many_async_producers_of_mixed_types_lose_nothing() -> None:
 
 @pytest.mark.parametrize("selector", [PartitionSelector.type_hash(), PartitionSelector.round_robin()])
 def test_the_bound_holds_exactly_under_many_producers(selector: PartitionSelector) -> None:
-    """Nobody drains while sixteen producers of every kind try: exactly the capacity must have gone in."""
+    """No thread drains while sixteen producers of every kind try: exactly the capacity must have gone in."""
     with open_queue(
         buffer_size=50,
         strategy=BufferStrategy.IF_POSSIBLE,

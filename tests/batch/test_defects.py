@@ -10,7 +10,7 @@ import pytest
 
 from penstock import BufferStrategy, DrainBalancer, PartitionPolicy, PartitionSelector, ThreadPolicy
 from penstock.batch import stats
-from penstock.batch.idle_pace import IdlePace
+from penstock.batch.idle import IdlePace
 from penstock.batch.partition import Partition
 from penstock.testing import wait_until
 from tests.batch.support import A, B, Recorder, item_types, join_all, open_queue, run_threads, settle
@@ -149,11 +149,11 @@ def test_p5_a_partition_that_moves_while_it_is_drained_changes_threads_after_tha
 
 
 def test_p6_one_type_uses_all_threads_when_its_items_go_round() -> None:
-    everybody_in = threading.Barrier(4, timeout=10)
+    all_inside = threading.Barrier(4, timeout=10)
     with open_queue(
         threads=ThreadPolicy.fixed(4), partitions=PartitionPolicy.fixed(4), selector=PartitionSelector.round_robin()
     ) as queue:
-        queue.add_handler(A, lambda batch: everybody_in.wait())
+        queue.add_handler(A, lambda batch: all_inside.wait())
         for _ in range(4):
             queue.produce(A())
         assert queue.close()
@@ -162,9 +162,9 @@ def test_p6_one_type_uses_all_threads_when_its_items_go_round() -> None:
 
 
 def test_p6_one_consumer_uses_all_threads_without_being_told() -> None:
-    everybody_in = threading.Barrier(4, timeout=10)
+    all_inside = threading.Barrier(4, timeout=10)
     with open_queue(
-        threads=ThreadPolicy.fixed(4), partitions=PartitionPolicy.fixed(4), consumer=lambda batch: everybody_in.wait()
+        threads=ThreadPolicy.fixed(4), partitions=PartitionPolicy.fixed(4), consumer=lambda batch: all_inside.wait()
     ) as queue:
         for _ in range(4):
             queue.produce(A())

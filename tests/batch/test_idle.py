@@ -1,4 +1,4 @@
-"""`on_idle`: when it is called, for whom, and that it never meets `consume`."""
+"""`on_idle`: when it is called, for which handlers, and that it never meets `consume`."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ from penstock import (
     PartitionSelector,
     ThreadPolicy,
 )
-from penstock.batch.idle_exclusion import IdleExclusion
+from penstock.batch.idle import IdleExclusion
 from penstock.batch.scheduler import SharedScheduler, SharedTask
 from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, config, item_types, join_all, open_queue, run_threads
@@ -154,24 +154,24 @@ def test_on_idle_never_meets_consume_of_the_same_handler(selector: PartitionSele
     assert met == []
 
 
-def test_a_gate_lets_many_in_together_or_one_alone() -> None:
-    gate = IdleExclusion()
-    gate.enter()
-    gate.enter()
-    assert not gate.try_alone()
-    gate.leave()
-    gate.leave()
-    assert gate.try_alone()
-    assert not gate.try_alone()
+def test_the_exclusion_lets_many_in_together_or_one_alone() -> None:
+    exclusion = IdleExclusion()
+    exclusion.enter()
+    exclusion.enter()
+    assert not exclusion.try_alone()
+    exclusion.leave()
+    exclusion.leave()
+    assert exclusion.try_alone()
+    assert not exclusion.try_alone()
     entered = threading.Event()
 
     def enter() -> None:
-        gate.enter()
+        exclusion.enter()
         entered.set()
 
     threads = run_threads(enter)
     assert not entered.wait(0.01)
-    gate.leave_alone()
+    exclusion.leave_alone()
     join_all(threads)
     assert entered.is_set()
 
@@ -330,16 +330,6 @@ def test_idle_calls_follow_the_clock_of_the_queue() -> None:
 
         clock.advance(0.01)
         wait_until(lambda: still.idle_calls == 1)
-
-
-def test_pauses_that_no_lock_can_wait_for_are_kept() -> None:
-    with open_queue(**{**PAIR, "max_idle": 1e12, "min_idle": 1e12}) as queue:
-        handler = Recorder()
-        queue.add_handler(A, handler)
-        queue.produce(A())
-        wait_until(lambda: handler.items)
-
-        assert handler.idle_calls == 0
 
 
 def test_a_handler_that_shuts_down_its_own_scheduler_leaves_nothing_undrained() -> None:

@@ -38,7 +38,7 @@ class Moments:
 
 
 def test_a_batch_goes_in_without_a_moment_at_which_its_lock_could_be_kept_from_others() -> None:
-    """Who is put off with the lock in hand has all the others pile up behind it."""
+    """A thread that is switched away from while it holds the lock has all other producers pile up behind it."""
     with open_queue() as queue:
         queue.add_handler(A, Recorder())
         lane = queue._layout.lane_for(A())
@@ -84,7 +84,7 @@ def test_the_slots_add_up_at_every_moment_at_which_a_producer_may_be_interrupted
     assert moments.seen.count((1, 0, 0)) < len(moments.seen) / 2
 
 
-def test_who_comes_after_one_that_gave_up_gets_the_bytes_that_it_did_not_fit_into() -> None:
+def test_a_waiter_gets_the_bytes_that_an_earlier_one_did_not_fit_into_before_it_gave_up() -> None:
     release = threading.Event()
     handler = Recorder(release)
     with open_queue(buffer_bytes=10) as queue:
@@ -107,7 +107,7 @@ def test_who_comes_after_one_that_gave_up_gets_the_bytes_that_it_did_not_fit_int
 
         asyncio.run(gives_up())
         assert answers == [True]
-        assert handler.items == []  # so nothing was drained meanwhile
+        assert handler.items == []  # so nothing was drained
         release.set()
         queue.close()
 

@@ -28,7 +28,7 @@ CAPACITY = 4
 
 
 class PatientProducer(Waiter):
-    """A waiter that nobody has to wake."""
+    """A waiter without a thread."""
 
     def __init__(self, lane: Any, items: list[Item], queue_number: int) -> None:
         super().__init__(lane, items, None)
@@ -154,7 +154,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.settle_waiters()
         self.layout.freeze()
         for partition in self.layout.partitions:
-            partition.close_gate()
+            partition.close()
         for line in self.waiting.values():
             for waiter in line:
                 assert waiter.woken
@@ -170,7 +170,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self.accepted[waiter.lane.registration.type] += waiter.items
 
     @invariant()
-    def those_who_waited_were_served_in_order(self) -> None:
+    def waiters_were_served_in_order(self) -> None:
         self.settle_waiters()
         for line in self.waiting.values():
             assert all(waiter.granted == 0 for waiter in list(line)[1:])

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock import PartitionPolicy, PartitionSelector, ThreadPolicy, machine
-from penstock.batch.selector import stable_hash
+from penstock.batch.policies import stable_hash
 from penstock.errors import ConfigError
 
 

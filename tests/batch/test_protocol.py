@@ -8,7 +8,7 @@ from penstock import BatchQueueConfig, BatchQueueManager, PartitionPolicy, Parti
 from penstock.batch.drain import DrainTask, wake_owner
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Partition
-from penstock.batch.waiting import ThreadWaiter, WakeLine
+from penstock.batch.waiting import ThreadWaiter
 from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, join_all, open_queue, run_threads
 
@@ -20,7 +20,7 @@ def task_without_a_thread(**settings: Any) -> tuple[DrainTask, Layout]:
     return task, Layout(config, (task,), config.partitions.resolve(1))
 
 
-class Meanwhile(list[Partition]):
+class InterruptedPlace(list[Partition]):
     """A token's place where something happens just before the token is put back."""
 
     def __init__(self, happening: Any) -> None:
@@ -39,7 +39,8 @@ def test_an_item_that_comes_just_before_the_token_is_put_back_is_drained() -> No
     handler = Recorder()
     layout.register(A, handler, 1.0)
     lane = layout.lane_for(A())
-    lane.partition.asleep = Meanwhile(lambda: lane.items.append(A(0, 1)))  # its producer sees no token, so wakes nobody
+    # The producer of the second item sees no token, so it wakes no thread.
+    lane.partition.asleep = InterruptedPlace(lambda: lane.items.append(A(0, 1)))
     lane.items.append(A(0, 0))
     task.ready.get_nowait()  # the nudge of a handler that wants to be called when idle
 
@@ -175,7 +176,7 @@ def test_a_close_that_comes_during_an_idle_call_is_seen_after_it() -> None:
 
     class Closing(Recorder):
         def on_idle(self) -> None:
-            lane.partition.close_gate()  # it finds no token to submit the partition with
+            lane.partition.close()  # it finds no token to submit the partition with
 
     layout.register(A, Closing(), 1.0)
     lane = layout.lane_for(A())
@@ -206,7 +207,7 @@ def test_idle_calls_that_were_due_while_a_partition_was_ready_are_made_in_its_ne
 def test_a_close_that_comes_just_before_the_token_is_put_back_is_seen() -> None:
     task, layout = task_without_a_thread()
     lane = layout.lane_for(A())
-    lane.partition.asleep = Meanwhile(lane.partition.close_gate)  # it finds no token to submit the partition with
+    lane.partition.asleep = InterruptedPlace(lane.partition.close)  # it finds no token to submit the partition with
 
     task.cycle(lane.partition)
 
@@ -293,8 +294,8 @@ def test_two_threads_of_a_scheduler_never_run_one_queue_at_once() -> None:
     assert not consumer.overlapped
 
 
-def test_no_credit_is_handed_out_while_somebody_is_in_line() -> None:
-    """Whoever came later would take it without the lock, past those who wait."""
+def test_no_credit_is_handed_out_while_a_producer_is_in_line() -> None:
+    """A later producer would take it without the lock, past the waiters."""
     _, layout = task_without_a_thread(buffer_size=4)
     layout.register(A, Recorder(), 1.0)
     lane = layout.lane_for(A())
@@ -309,7 +310,7 @@ def test_no_credit_is_handed_out_while_somebody_is_in_line() -> None:
 
     partition.credits = Watched()
     partition.offer(lane, [A(), A(), A(), A()], None, None)
-    waiters = [ThreadWaiter(lane, (A(),), None, WakeLine()) for _ in range(2)]
+    waiters = [ThreadWaiter(lane, (A(),), None) for _ in range(2)]
     for waiter in waiters:
         partition.offer(lane, waiter.items, None, waiter)
     _, woken, _ = partition.take(lane, None)
@@ -317,4 +318,4 @@ def test_no_credit_is_handed_out_while_somebody_is_in_line() -> None:
     assert woken == waiters
     assert in_line == []
     assert partition.offer(lane, (A(),), None, None) == 1
-    assert in_line == [0]  # nobody waits any more: the rest is for whoever comes
+    assert in_line == [0]  # no producer waits any more: the rest becomes credits

@@ -20,7 +20,7 @@ from penstock.cli.query_screen import plot
 from penstock.model.finals import nearest_rank
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
-from penstock.model.partial import of_columns
+from penstock.model.partial import merged, of_columns
 from penstock.model.point import entity_of
 from penstock.tables import delta
 from penstock.tables.port import LEVEL_ROWS, TOP_N, TOP_N_ROWS, Batch, Tables, open_tables
@@ -44,7 +44,7 @@ def partials(metric: str, function: Function) -> pa.Table:
     rows = list(points())
     times = pa.array([moment for _, moment, _ in rows], pa.timestamp("us", tz="UTC"))
     entities = pa.array([entity_of(labels) for labels, _, _ in rows])
-    return of_columns(metric, function, entities, times, pa.array([value for _, _, value in rows]))
+    return merged(of_columns(metric, function, entities, times, pa.array([value for _, _, value in rows])))
 
 
 def add(tables: delta.DeltaTables, name: str, rows: pa.Table, part: str) -> None:

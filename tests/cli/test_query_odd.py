@@ -15,7 +15,7 @@ from penstock.cli.main import main
 from penstock.cli.query_screen import metrics_table, plot, rows_table
 from penstock.model.function import AVG
 from penstock.model.level import Level
-from penstock.model.partial import of_columns
+from penstock.model.partial import merged, of_columns
 from penstock.model.point import entity_of
 from penstock.tables import delta
 from penstock.tables.port import LEVEL_ROWS
@@ -40,7 +40,7 @@ def location(tmp_path_factory: pytest.TempPathFactory) -> str:
     now = datetime.now(UTC)  # not when the file was loaded: in a long run, all would be too old by now
     times = pa.array([now] * 2, pa.timestamp("us", tz="UTC"))
     entities = pa.array([entity_of(ODD), entity_of({"host": "a"})])
-    rows = of_columns("[bold]odd", AVG, entities, times, pa.array([1.0, 3.0])).select(LEVEL_ROWS.names)
+    rows = merged(of_columns("[bold]odd", AVG, entities, times, pa.array([1.0, 3.0]))).select(LEVEL_ROWS.names)
     for level in Level:
         add(made, level.value, rows, "one")
     return made.location

@@ -1,30 +1,25 @@
 """The configuration: one precedence, problems with their places, every key three ways."""
 
 import re
-from dataclasses import MISSING
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner
 
 from penstock.cli.main import main
-from penstock.config.load import Loaded, load
-from penstock.config.schema import NAME, Key, Kind, schema_of
+from penstock.config.destinations import DESTINATIONS, ExporterConfig, ExporterType
+from penstock.config.load import LoadedConfig, load
+from penstock.config.schema import NAME, Key, KeyKind, schema_of
 from penstock.config.show import as_yaml, template
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
-from penstock.export.flags import FLAGS
+from penstock.receive.config import ReceiversConfig
+from penstock.service.receiver_set import RECEIVERS
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key for key in schema_of(ServiceConfig).walk() if NAME not in key.path]
-# Keys that can hold one value only.
-UNCHANGED = {
-    "segments.queue.type": "disk",
-    "segments.queue.order": "fifo",
-    "segments.queue.enabled": "true",
-    "segments.queue.always_queue": "true",
-}
 OWN = {
     "listen": "127.0.0.1:4999",
     "host": "localhost",
@@ -72,7 +67,7 @@ exporter:
 """
 
 
-def of(text: str = "", **more: Any) -> Loaded[ServiceConfig]:
+def of(text: str = "", **more: Any) -> LoadedConfig[ServiceConfig]:
     return load(ServiceConfig, text=text, **more)
 
 
@@ -126,38 +121,33 @@ def test_every_key_is_a_flag_and_an_environment_variable(key: Key) -> None:
     by_variable = of(environ={key.variable: text}, flags={k: v for k, v in beside.items() if k != key.flag}).config
 
     assert by_flag == by_variable
-    assert (by_flag == ServiceConfig()) == (text in UNCHANGED.get(key.name, ()))
+    assert by_flag != ServiceConfig()
 
 
 def example(key: Key) -> str:
     """A text that the key takes, different from its default where there is a choice."""
-    if key.name in UNCHANGED:
-        return UNCHANGED[key.name]
     if key.name == "pipelines.rollup":
         return "false"
-    if key.kind is Kind.BOOL:
+    if key.kind is KeyKind.BOOL:
         return "false" if key.default else "true"
     if key.path[-1] in OWN:
         return OWN[key.path[-1]]
     return {
-        Kind.INT: "3",
-        Kind.FLOAT: "0.75" if key.path[-1] != "multiplier" else "3",
-        Kind.SIZE: "3Mi",
-        Kind.DURATION: "90s",
-        Kind.TEXT: "word",
-        Kind.PATH: "./somewhere",
-        Kind.CHOICE: key.choices[-1 if key.default != key.choices[-1] else 0] if key.choices else "",
-        Kind.TEXTS: "a,b",
-        Kind.TABLE: "a=b,c=d",
+        KeyKind.INT: "3",
+        KeyKind.FLOAT: "0.75" if key.path[-1] != "multiplier" else "3",
+        KeyKind.SIZE: "3Mi",
+        KeyKind.DURATION: "90s",
+        KeyKind.TEXT: "word",
+        KeyKind.PATH: "./somewhere",
+        KeyKind.CHOICE: key.choices[-1 if key.default != key.choices[-1] else 0] if key.choices else "",
+        KeyKind.TEXTS: "a,b",
+        KeyKind.TABLE: "a=b,c=d",
     }[key.kind]
 
 
 def test_the_short_flags_of_the_queue_are_keys_of_the_exporter() -> None:
-    names = {key.name for key in KEYS}
-    assert {f"exporter.queue.{flag.key}" for flag in FLAGS} <= names
-
     ran = CliRunner().invoke(main, ["config", "show", "--origin", "--queue-max-bytes", "2Gi"])
-    assert re.search(r"max_bytes: 2Gi +# --exporter-queue-max-bytes", ran.output), ran.output
+    assert re.search(r"max_bytes: 2Gi +# --queue-max-bytes", ran.output), ran.output
 
 
 def test_problems_name_key_value_bound_and_line_and_come_all_at_once() -> None:
@@ -187,7 +177,10 @@ def test_problems_name_key_value_bound_and_line_and_come_all_at_once() -> None:
         ("exporters:\n  b: {url: x}", "2: exporters.b.type must say what the destination speaks"),
         ("exporters:\n  B-2: {}", "2: exporters.B-2: a name must be a lower-case letter"),
         ("segments: {writer: a/b}", "1: segments.writer must be letters, digits"),
-        ("segments: {queue: {order: freshest}}", "1: segments.queue.order must be fifo for segments"),
+        ("segments: {queue: {order: fifo}}", "1: segments.queue.order has no effect here: segments are sealed"),
+        ("segments:\n  queue: {workers: 3}", "2: segments.queue.workers has no effect here: one thread seals"),
+        ("segments: {queue: {failover: {max_size: 3}}}", "1: segments.queue.failover has no effect here: what the"),
+        ("receivers: {grpc: {limits: {max_json: 1Mi}}}", "1: receivers.grpc.limits.max_json has no effect here: gRPC"),
         ("a: [\n", "2: not YAML"),
         ("processes: 1\nprocesses: 2", "2: processes is set twice, first in line 1"),
         ("a: &a [*a]", "1: nested more than"),
@@ -257,6 +250,38 @@ def test_a_problem_of_a_flag_or_a_variable_names_it() -> None:
     ]
     assert problems(environ={"PENSTOCK_PROCESSES": "0"}) == ["PENSTOCK_PROCESSES: processes must be >= 1, got 0"]
     assert problems(flags={"--admin-lisen": "x"}) == ["--admin-lisen is not a setting; did you mean --admin-listen?"]
+
+
+def test_a_key_without_effect_is_refused_by_name_in_all_three_ways() -> None:
+    remedy = (
+        "has no effect: one thread seals segments; for more throughput raise processes (exporter.queue has the key)"
+    )
+    assert problems(flags={"--segments-queue-workers": "3"}) == [f"--segments-queue-workers {remedy}"]
+    variable = "PENSTOCK_SEGMENTS_QUEUE_PIPELINE_SPLIT_ENABLED"
+    assert problems(environ={variable: "true"}) == [f"{variable} {remedy}"]
+
+    ran = CliRunner().invoke(main, ["config", "check", "--segments-queue-adaptive-workers-enabled", "true"])
+    assert ran.exit_code == 2
+    assert "--segments-queue-adaptive-workers-enabled has no effect: one thread seals segments" in ran.output
+
+
+def test_every_key_without_effect_on_segments_is_a_key_of_the_exporter() -> None:
+    schema = schema_of(ServiceConfig)
+    exporter, segments = schema.sections["exporter"].sections["queue"], schema.sections["segments"].sections["queue"]
+    known = {*exporter.keys, *exporter.sections}
+    assert set(segments.refused) == known - {*segments.keys, *segments.sections}
+
+
+def test_every_type_of_destination_and_every_receiver_can_be_made() -> None:
+    assert set(get_args(ExporterType)) == {"none", *DESTINATIONS}
+    assert [one.name for one in fields(ReceiversConfig)] == list(RECEIVERS)
+
+
+def test_a_destination_reads_only_options_that_there_are() -> None:
+    keys = {one.name for one in fields(ExporterConfig)}
+    assert all(kind.options - {"signal"} < keys for kind in DESTINATIONS.values())
+    every = frozenset[str]().union(*(kind.options for kind in DESTINATIONS.values()))
+    assert keys - {"type", "queue"} == every - {"signal"}
 
 
 def test_a_variable_that_is_not_ours_is_mentioned_and_not_refused() -> None:
@@ -333,9 +358,7 @@ def test_the_full_file_with_its_comment_marks_taken_away_gives_the_defaults() ->
 
 
 def test_every_key_is_explained() -> None:
-    from penstock.config.show import doc_of
-
-    assert [key.name for key in KEYS if not doc_of(key) and not key.choices] == []
+    assert [key.name for key in KEYS if not key.doc and not key.choices] == []
 
 
 def test_check_exits_with_2_and_says_which_line(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Client:
         channel.close()
 
     def depth(self, queue: str) -> int:
-        """The messages that nobody holds."""
+        """The messages that no consumer holds."""
         count: int = self.channel.queue_declare(queue, passive=True).method.message_count
         return count
 

@@ -31,7 +31,7 @@ class Proxy:
 
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
-        """Let whoever comes meanwhile wait at the door."""
+        """Let new connections wait until the end of the `with`."""
         self._is_open.clear()
         try:
             yield

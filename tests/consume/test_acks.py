@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.consume.acks import AckTracker
+from penstock.consume.acknowledger import AckTracker
 from tests.examples import examples
 
 

@@ -167,7 +167,7 @@ def test_an_uncounted_retry_is_never_given_up(client: Client, queue: str, consum
 def test_without_a_dead_letter_exchange_of_ours_the_brokers_policy_applies(
     client: Client, queue: str, consume: Consume
 ) -> None:
-    """The queue is somebody else's, with a dead-letter exchange that we know nothing of."""
+    """Another service declares the queue, with a dead-letter exchange that ours does not know."""
     client.channel.queue_declare(f"{queue}.dead", durable=True)
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{queue}.dead"}
     client.channel.queue_declare(queue, durable=True, arguments=arguments)
@@ -212,7 +212,7 @@ def test_a_message_that_came_back_too_often_is_given_up_before_it_is_tried_again
     declarations.consumer(queue=queue, handler=lambda m: tried.append(m.body), max_deliveries=2)
     client.channel.queue_declare(f"{queue}.dead", durable=True)
     client.channel.queue_declare(queue, durable=True, arguments=declarations.queues[1].arguments)
-    client.publish(queue, b"kills whoever takes it")
+    client.publish(queue, b"kills its consumer")
     for _ in range(3):  # what the broker sees when consumers die with the message in hand
         wait_until(lambda: client.depth(queue) == 1)
         method, _, _ = client.channel.basic_get(queue)

@@ -28,7 +28,7 @@ class FakeQueue:
         self.refused = threading.Event()
 
     def push(self, block: bytes) -> int:
-        trouble = self.trouble  # it may end meanwhile
+        trouble = self.trouble  # another thread may end it
         if trouble:
             self.refused.set()
             raise trouble

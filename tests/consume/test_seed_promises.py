@@ -80,13 +80,13 @@ def test_worker_pool_concurrent_processing(
     client: Client, queue: str, consume: Callable[..., ConsumerRegistry]
 ) -> None:
     """A hundred handlers that share state, and every one must be inside before the first may leave."""
-    everybody = threading.Barrier(100, timeout=20)
+    all_inside = threading.Barrier(100, timeout=20)
     lock = threading.Lock()
     seen: set[bytes] = set()
     workers: set[str] = set()
 
     def handle(message: Message) -> None:
-        everybody.wait()
+        all_inside.wait()
         with lock:
             seen.add(message.body)
             workers.add(threading.current_thread().name)

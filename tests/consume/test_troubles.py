@@ -1,4 +1,4 @@
-"""Messages, handlers and queues that are not as anybody would expect them: they harm nobody but themselves."""
+"""Unexpected messages, handlers and queues: they harm no other message and no other consumer."""
 
 import struct
 import threading
@@ -11,7 +11,7 @@ import pytest
 from penstock.amqp import BackoffPolicy, ConsumerRegistry, DeadLetters, Declarations, Message, Reject, Retry
 from penstock.consume import subscription
 from penstock.consume.attempts import ATTEMPTS, DELIVERY_COUNT, EXCHANGE, REASON, ROUTING_KEY
-from penstock.consume.decoding import RAW
+from penstock.consume.unreadable_headers import RAW
 from penstock.errors import BrokerError
 from penstock.testing import wait_until
 from tests.consume.conftest import Client
@@ -79,7 +79,7 @@ def test_a_worker_outlives_whatever_its_handler_raises(
 
 
 @pytest.mark.parametrize("batch_size", [None, 1])
-def test_a_coroutine_that_nobody_awaits_is_no_handled_message(
+def test_a_coroutine_that_is_never_awaited_is_no_handled_message(
     client: Client, queue: str, consume: Consume, batch_size: int | None
 ) -> None:
     async def later(message: object) -> None: ...
@@ -95,7 +95,7 @@ def test_a_coroutine_that_nobody_awaits_is_no_handled_message(
     assert registry.stats().consumers[queue].total("acked") == 0
 
 
-def test_headers_of_any_kind_disturb_nobody(client: Client, queue: str, consume: Consume) -> None:
+def test_headers_of_any_kind_disturb_no_other_message(client: Client, queue: str, consume: Consume) -> None:
     declarations = with_dead_letters(queue)
     declarations.consumer(queue=queue, event_type="a", event_type_header="type", handler=lambda message: None)
     registry = consume(declarations)
@@ -314,10 +314,10 @@ def test_a_dead_letter_exchange_that_is_gone_delays_its_letters_and_no_other_mes
 
 
 @pytest.mark.timeout(300)  # rabbitmqctl starts in a second, or in a minute on a machine that does much else
-def test_consumers_go_on_while_an_alarm_of_the_broker_holds_up_whoever_publishes(
+def test_consumers_go_on_while_an_alarm_of_the_broker_holds_up_publishers(
     shared_rabbitmq: RabbitMQ, client: Client, queue: str, consume: Consume
 ) -> None:
-    """They are the ones who can empty what caused it. What fails meanwhile waits for the end of the alarm."""
+    """Only consumers can empty what caused it. What fails during the alarm waits for its end."""
     failed = threading.Event()
 
     def handle(message: Message) -> None:

@@ -4,21 +4,16 @@ import random
 from typing import Any
 
 import pytest
-from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.outcome import Format
 from penstock.testing import FakeClock
-from tests.decode.test_otlp import decode, decoder
+from tests.decode.support import RandomStream, decode, decoder, exponential, histogram, increments, sum_of
 from tests.receive.support import NOW, SECOND, counter, request
 
 BEFORE = NOW - 3600 * SECOND  # before the decoder's own start
-
-
-def increments(using: Decoder, *metrics: Metric) -> list[float]:
-    decoded = decode(request(*metrics), using=using)
-    return [value for chunk in decoded.chunks for value in chunk.points["value"].to_pylist()]
 
 
 def test_a_stream_that_began_after_us_counts_from_its_first_value() -> None:
@@ -107,33 +102,8 @@ def test_what_was_not_taken_after_all_comes_again_with_the_next_value() -> None:
     assert increments(using, counter("c", (NOW + 2 * SECOND, 8.0), start=NOW)) == [3.0]
     lost = decode(request(counter("c", (NOW + 3 * SECOND, 10.0), start=NOW)), using=using)
     assert increments(using, counter("c", (NOW + 4 * SECOND, 11.0), start=NOW)) == [1.0]
-    lost.undo()  # heard of only now
+    lost.undo()  # which is known only now
     assert increments(using, counter("c", (NOW + 5 * SECOND, 12.0), start=NOW)) == [3.0]
-
-
-def histogram(
-    time: int, counts: list[int], total: float, *, start: int = NOW, bounds: tuple[float, ...] = (10.0, 20.0)
-) -> Metric:
-    metric = Metric(name="h")
-    metric.histogram.aggregation_temporality = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
-    point = metric.histogram.data_points.add(time_unix_nano=time, start_time_unix_nano=start, sum=total)
-    point.count = sum(counts)
-    point.bucket_counts.extend(counts)
-    point.explicit_bounds.extend(bounds)
-    return metric
-
-
-def exponential(
-    time: int, counts: list[int], total: float, *, scale: int = 0, offset: int = 0, start: int = NOW
-) -> Metric:
-    metric = Metric(name="e")
-    metric.exponential_histogram.aggregation_temporality = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
-    point = metric.exponential_histogram.data_points.add(
-        time_unix_nano=time, start_time_unix_nano=start, sum=total, scale=scale, count=sum(counts)
-    )
-    point.positive.offset = offset
-    point.positive.bucket_counts.extend(counts)
-    return metric
 
 
 def counted(using: Decoder, metric: Metric) -> tuple[list[int], Any]:
@@ -191,30 +161,14 @@ def test_an_exponential_histogram_that_was_not_taken_comes_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["counter", "histogram", "exponential"])
-def test_whatever_fails_and_however_late_that_is_heard_everything_is_counted_once(kind: str) -> None:
-    def make(time: int, value: int) -> Metric:
-        if kind == "counter":
-            return counter("c", (time, value), start=NOW)
-        if kind == "histogram":
-            return histogram(time, [0, value, 0], 15.0 * value)
-        return exponential(time, [value], 1.5 * value)
-
+def test_whatever_fails_and_however_late_that_is_known_everything_is_counted_once(kind: str) -> None:
     rng = random.Random(4)
     for _ in range(30):
         using = decoder()
-        time, value, expected, total = NOW, 0, 0, 0.0
+        stream, total = RandomStream(kind, rng), 0.0
         failing: list[tuple[Decoded, list[bytes]]] = []
         for _ in range(rng.randrange(40)):
-            bodies = []
-            for _ in range(rng.randrange(1, 4)):
-                time += SECOND
-                grown = rng.randrange(5)
-                if value and rng.random() < 0.1:
-                    value, grown = rng.randrange(value), 0
-                    expected += value
-                value += grown
-                expected += grown
-                bodies.append(request(make(time, value)).SerializeToString())
+            bodies = stream.reports()
             decoded = using.decode(Format.OTLP, bodies)
             if rng.random() < 0.4:
                 failing.append((decoded, bodies))
@@ -223,20 +177,15 @@ def test_whatever_fails_and_however_late_that_is_heard_everything_is_counted_onc
             if rng.random() < 0.4:
                 total += repeated(using, failing)
         total += repeated(using, failing)
-        last = using.decode(Format.OTLP, [request(make(time + SECOND, value)).SerializeToString()])
-        assert total + sum_of(last) == pytest.approx(expected)
+        last = using.decode(Format.OTLP, [stream.report()])
+        assert total + sum_of(last) == pytest.approx(stream.counted)
 
 
 def repeated(using: Decoder, failing: list[tuple[Decoded, list[bytes]]]) -> float:
-    """Their senders hear of it, and send them again."""
+    """Their senders send them again."""
     found = 0.0
     while failing:
         decoded, bodies = failing.pop(0)
         decoded.undo()
         found += sum_of(using.decode(Format.OTLP, bodies))
     return found
-
-
-def sum_of(decoded: Decoded) -> float:
-    rows = [row for chunk in decoded.chunks for row in chunk.points.to_pylist()]
-    return float(sum(row.get("count", row["value"]) for row in rows))

@@ -55,10 +55,10 @@ def test_a_wrong_event_is_refused_with_its_place_and_the_others_are_taken(
 ) -> None:
     body = json.dumps([{"metric": "m", "value": 1}, event, {"metric": "m", "value": 2}]).encode()
 
-    told = json.loads(post(http.port, "/v1/events", body, Content_Type=JSON).body)
+    reply = json.loads(post(http.port, "/v1/events", body, Content_Type=JSON).body)
 
-    assert told["rejected"] == 1
-    assert message in told["errors"][0]
+    assert reply["rejected"] == 1
+    assert message in reply["errors"][0]
     assert sink.values("m") == [1.0, 2.0]
 
 

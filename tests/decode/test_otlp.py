@@ -10,31 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
-from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from penstock.decode.config import IntakeConfig
-from penstock.decode.decoder import Decoded, Decoder
+from penstock.decode.decoder import Decoded
 from penstock.decode.outcome import Format
-from penstock.model.point import Chunk, Kind
+from penstock.model.point import Chunk, PointKind
 from penstock.protobuf import field_bytes, field_varint
-from penstock.testing import FakeClock
+from tests.decode import reference
+from tests.decode.reference import Series, Total
+from tests.decode.support import DELTA, decode, decoder
 from tests.examples import examples
-from tests.receive import reference
-from tests.receive.reference import Series, Total
 from tests.receive.support import NOW, SECOND, attribute, counter, gauge, request
 
-DELTA = AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
 names = st.sampled_from(["cpu", "memory", "größe"])
 numbers = st.floats(-1e9, 1e9)
 times = st.sampled_from([0, 1, NOW, NOW + SECOND])
-
-
-def decoder(**config: Any) -> Decoder:
-    return Decoder(IntakeConfig(**config), FakeClock(NOW / SECOND))
-
-
-def decode(*requests: ExportMetricsServiceRequest, using: Decoder | None = None) -> Decoded:
-    return (using or decoder()).decode(Format.OTLP, [one.SerializeToString() for one in requests])
 
 
 def totals(chunks: list[Chunk]) -> dict[Series, Total]:
@@ -140,7 +130,7 @@ def test_the_columns_are_what_protobufs_own_objects_say(made: list[ExportMetrics
         series: total.count for series, total in expected.items()
     }
     for series, total in expected.items():
-        if series[1] is not Kind.DISTRIBUTION:
+        if series[1] is not PointKind.DISTRIBUTION:
             assert sorted(found[series].values) == pytest.approx(sorted(total.values))
         else:
             assert found[series].sum == pytest.approx(total.sum, rel=1e-6, abs=1e-3)
@@ -157,7 +147,7 @@ def test_a_damaged_request_is_refused_alone_or_read(made: ExportMetricsServiceRe
     decoded = decoder().decode(Format.OTLP, [whole, bytes(damaged), whole])
 
     assert {0, 2}.isdisjoint(decoded.outcomes.errors)
-    assert sum(len(chunk) for chunk in decoded.chunks if chunk.metric == "good" and chunk.kind is Kind.GAUGE) >= 2
+    assert sum(len(chunk) for chunk in decoded.chunks if chunk.metric == "good" and chunk.kind is PointKind.GAUGE) >= 2
 
 
 def body_of(point: bytes, field: int = 5, more: bytes = b"") -> bytes:
@@ -230,7 +220,7 @@ def test_a_sum_that_does_not_say_what_it_is_is_refused() -> None:
 def test_a_level_that_may_fall_is_a_gauge() -> None:
     (chunk,) = decode(request(counter("c", (NOW, 7.0), is_monotonic=False))).chunks
 
-    assert (chunk.kind, chunk.points["value"].to_pylist()) == (Kind.GAUGE, [7.0])
+    assert (chunk.kind, chunk.points["value"].to_pylist()) == (PointKind.GAUGE, [7.0])
 
 
 @pytest.mark.parametrize("points", [1, 7, 60, 200])

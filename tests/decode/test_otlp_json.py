@@ -28,14 +28,14 @@ def test_a_request_in_json_is_read_as_the_same_in_protobuf(http: HttpReceiver, s
     assert sink.values("c") == [7.0]
 
 
-def test_rejected_points_are_told_in_json(http: HttpReceiver) -> None:
+def test_rejected_points_are_counted_in_json(http: HttpReceiver) -> None:
     document = MessageToDict(request(gauge("cpu", 0.5, time=0)))
 
     answered = post(http.port, "/v1/metrics", json.dumps(document).encode(), Content_Type=JSON)
 
-    told = json.loads(answered.body)["partialSuccess"]
-    assert told["rejectedDataPoints"] == "1"
-    assert "time" in told["errorMessage"]
+    partial = json.loads(answered.body)["partialSuccess"]
+    assert partial["rejectedDataPoints"] == "1"
+    assert "time" in partial["errorMessage"]
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'"a"', b"{", b'{"resourceMetrics": 7}', b'{"a":' * 5000, b"\xff"])
@@ -77,8 +77,8 @@ def test_the_relay_gets_protobuf_with_the_ids_of_exemplars_intact() -> None:
     exemplar = made.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points[0].exemplars.add(as_double=1.0)
     exemplar.trace_id, exemplar.span_id = bytes(range(16)), bytes(range(8))
     document = MessageToDict(made)
-    told = document["resourceMetrics"][0]["scopeMetrics"][0]["metrics"][0]["gauge"]["dataPoints"][0]["exemplars"][0]
-    told["traceId"], told["spanId"] = exemplar.trace_id.hex(), exemplar.span_id.hex()
+    sent = document["resourceMetrics"][0]["scopeMetrics"][0]["metrics"][0]["gauge"]["dataPoints"][0]["exemplars"][0]
+    sent["traceId"], sent["spanId"] = exemplar.trace_id.hex(), exemplar.span_id.hex()
     receiver = HttpReceiver(HttpReceiverConfig(port=0), intake).start()
     try:
         assert post(receiver.port, "/v1/metrics", json.dumps(document).encode(), Content_Type=JSON).status == 200

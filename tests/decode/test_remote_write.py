@@ -10,10 +10,10 @@ import pytest
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.outcome import Format
 from penstock.export.exporters.remote_write_exporter import write_request
-from penstock.model.point import Kind
+from penstock.model.point import PointKind
 from penstock.protobuf import field_bytes, field_double, field_varint
 from penstock.receive.http_receiver import HttpReceiver
-from tests.decode.test_otlp import decoder
+from tests.decode.support import decoder
 from tests.receive.support import NOW, KeepingSink, call, post
 
 MILLIS = NOW // 1_000_000
@@ -34,7 +34,7 @@ def decode(using: Decoder, *bodies: bytes) -> Decoded:
     return using.decode(Format.REMOTE_WRITE, list(bodies))
 
 
-def rows(decoded: Decoded) -> list[tuple[str, Kind, str, float]]:
+def rows(decoded: Decoded) -> list[tuple[str, PointKind, str, float]]:
     return [
         (chunk.metric, chunk.kind, row["entity"], row["value"])
         for chunk in decoded.chunks
@@ -50,9 +50,9 @@ def test_gauges_come_as_they_are_with_their_labels() -> None:
     found = rows(decode(decoder(), body))
 
     assert found == [
-        ("up", Kind.GAUGE, '{"job":"a"}', 1.0),
-        ("up", Kind.GAUGE, '{"job":"a"}', 0.0),
-        ("up", Kind.GAUGE, "{}", 2.0),
+        ("up", PointKind.GAUGE, '{"job":"a"}', 1.0),
+        ("up", PointKind.GAUGE, '{"job":"a"}', 0.0),
+        ("up", PointKind.GAUGE, "{}", 2.0),
     ]
 
 
@@ -73,7 +73,7 @@ def test_metadata_knows_better_than_names() -> None:
     decode(using, metadata + write(({"__name__": "requests"}, [(MILLIS + 1, 6.0)])))
     found = rows(decode(using, write(({"__name__": "requests"}, [(MILLIS + 2, 8.0)]))))
 
-    assert found == [("requests", Kind.COUNTER, "{}", 2.0)]
+    assert found == [("requests", PointKind.COUNTER, "{}", 2.0)]
 
 
 def test_the_mark_of_a_series_that_ended_is_no_value() -> None:
@@ -119,9 +119,9 @@ def test_what_is_not_a_write_is_refused_alone(body: bytes) -> None:
 def test_of_names_that_no_metric_may_have_no_type_is_remembered() -> None:
     using = decoder()
     families = [b"x" * 100_000, b"a\0b", b"\xed\xa0\x80", b"", b"fine"]
-    told = [field_bytes(3, field_varint(1, 1) + field_bytes(2, family)) for family in families]
+    metadata = [field_bytes(3, field_varint(1, 1) + field_bytes(2, family)) for family in families]
 
-    decoded = decode(using, b"".join(told) + write(({"__name__": "fine"}, [(MILLIS, 1.0)])))
+    decoded = decode(using, b"".join(metadata) + write(({"__name__": "fine"}, [(MILLIS, 1.0)])))
 
     assert not decoded.outcomes.errors
     assert using._remote_write.types == {"fine": 1}
@@ -147,8 +147,8 @@ def test_a_sender_that_names_neither_type_nor_encoding_is_taken_as_prometheus_ta
 
 
 def answered(port: int, body: bytes, **headers: str) -> Any:
-    told = {"Content_Type": "application/x-protobuf", "Content_Encoding": "snappy", **headers}
-    return post(port, "/api/v1/write", bytes(cramjam.snappy.compress_raw(body)), **told)
+    every = {"Content_Type": "application/x-protobuf", "Content_Encoding": "snappy", **headers}
+    return post(port, "/api/v1/write", bytes(cramjam.snappy.compress_raw(body)), **every)
 
 
 def test_answers_are_what_prometheus_expects(http: HttpReceiver, sink: KeepingSink) -> None:

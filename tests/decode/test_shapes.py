@@ -10,22 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
-from penstock.decode.otlp import reader as otlp
+from penstock.decode.otlp import otlp_reader as otlp
 from penstock.decode.outcome import Format
 from penstock.testing import FakeClock
+from tests.decode.support import CUMULATIVE, decoder, sample
 from tests.decode.test_otlp import requests
 from tests.examples import examples
 from tests.receive.support import NOW, SECOND, attribute, counter, gauge, request
-
-CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
-
-
-def decoder(**config: Any) -> Decoder:
-    return Decoder(IntakeConfig(**config), FakeClock(NOW / SECOND))
 
 
 def forgetful(**config: Any) -> Decoder:
@@ -35,18 +30,18 @@ def forgetful(**config: Any) -> Decoder:
 
 
 def shapes_of(using: Decoder) -> int:
-    return next(int(sample.value) for sample in using.samples() if sample.name == "penstock_receive_shapes")
+    return int(sample(using, "penstock_receive_shapes"))
 
 
-def told(decoded: Decoded) -> tuple[Any, ...]:
-    """All that a decoder says of a group."""
+def everything_of(decoded: Decoded) -> tuple[Any, ...]:
+    """Returns all that a decoder finds in a group."""
     rows = [
         (chunk.metric, chunk.kind.value, *(repr(value) for value in row.values()))
         for chunk in decoded.chunks
         for row in chunk.points.to_pylist()
     ]
     outcomes = decoded.outcomes
-    messages = {request: sorted(told) for request, told in outcomes.messages.items()}
+    messages = {request: sorted(texts) for request, texts in outcomes.messages.items()}
     return sorted(rows), outcomes.errors, outcomes.rejected.tolist(), messages
 
 
@@ -95,7 +90,7 @@ def test_requests_that_come_again_with_new_numbers_say_the_same_as_if_they_were_
     for step in range(1, 12):
         routes = ["a", "b", "cc"] if rng.random() < 0.7 else rng.sample(["a", "b", "cc", "d"], 3)
         bodies = [everything(2 * step + half, rng, routes).SerializeToString() for half in (0, 1)]
-        assert told(knowing.decode(Format.OTLP, bodies)) == told(other.decode(Format.OTLP, bodies))
+        assert everything_of(knowing.decode(Format.OTLP, bodies)) == everything_of(other.decode(Format.OTLP, bodies))
     assert shapes_of(knowing) > 7
     assert shapes_of(other) == 0
 
@@ -115,7 +110,7 @@ def test_whichever_bytes_change_a_known_metric_is_read_as_if_it_were_not(
         for _ in range(rng.randrange(1, 4)):
             changed[rng.randrange(len(changed))] = rng.randrange(256)
         bodies = [bytes(changed), body, bytes(changed)]
-        assert told(knowing.decode(Format.OTLP, bodies)) == told(other.decode(Format.OTLP, bodies))
+        assert everything_of(knowing.decode(Format.OTLP, bodies)) == everything_of(other.decode(Format.OTLP, bodies))
 
 
 def test_the_same_metric_of_another_sender_is_not_taken_for_the_first_ones() -> None:
@@ -145,7 +140,7 @@ def test_a_metric_of_the_same_length_that_means_something_else_is_another(change
     change(metric)
     body = request(metric).SerializeToString()
 
-    assert told(using.decode(Format.OTLP, [body])) == told(other.decode(Format.OTLP, [body]))
+    assert everything_of(using.decode(Format.OTLP, [body])) == everything_of(other.decode(Format.OTLP, [body]))
 
 
 def test_known_and_unknown_requests_of_one_group_keep_their_order() -> None:
@@ -175,7 +170,7 @@ def test_a_metric_without_points_between_others_mixes_nothing_up() -> None:
             request(*(metric for pair in zip(empty, metrics) for metric in pair), Metric()).SerializeToString(),
             everything(step, rng, ["x"]).SerializeToString(),
         ]
-        assert told(using.decode(Format.OTLP, bodies)) == told(other.decode(Format.OTLP, bodies))
+        assert everything_of(using.decode(Format.OTLP, bodies)) == everything_of(other.decode(Format.OTLP, bodies))
 
 
 def test_points_without_a_time_are_refused_though_their_shape_is_known() -> None:

@@ -6,20 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
-from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.outcome import Format, Status
 from penstock.errors import QueueFull
 from penstock.protobuf import field_bytes, field_varint
-from penstock.receive.bodies import Encoding
 from penstock.receive.intake import Intake
-from penstock.receive.waiting_requests import Request
 from penstock.testing import FakeClock, wait_until
-from tests.decode.test_deltas import exponential, histogram, increments, sum_of
+from tests.decode.support import RandomStream, cumulative, increments, sum_of
 from tests.decode.test_remote_write import MILLIS, rows, write
-from tests.receive.support import NOW, SECOND, KeepingSink, counter, request
+from tests.receive.support import NOW, SECOND, KeepingSink, Sender, counter, request
 
 KINDS = ("counter", "histogram", "exponential")
 
@@ -57,14 +54,6 @@ def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path)
 
 
-def point(kind: str, time: int, value: int) -> Metric:
-    if kind == "counter":
-        return counter("c", (time, value), start=NOW)
-    if kind == "histogram":
-        return histogram(time, [0, value, 0], 15.0 * value)
-    return exponential(time, [value], 1.5 * value)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_fails_and_whenever_we_are_restarted_everything_is_counted_once(tmp_path: Path, kind: str) -> None:
     rng = random.Random(7)
@@ -72,19 +61,10 @@ def test_whatever_fails_and_whenever_we_are_restarted_everything_is_counted_once
     for life in range(15):
         (tmp_path / str(life)).mkdir()
         runs = Runs(tmp_path / str(life))
-        time, value, expected, total = NOW, 0, 0, 0.0
+        stream, total = RandomStream(kind, rng), 0.0
         failing: list[tuple[Decoded, list[bytes]]] = []
         for _ in range(rng.randrange(40)):
-            bodies = []
-            for _ in range(rng.randrange(1, 4)):
-                time += SECOND
-                grown = rng.randrange(5)
-                if value and rng.random() < 0.1:
-                    value, grown = rng.randrange(value), 0
-                    expected += value
-                value += grown
-                expected += grown
-                bodies.append(request(point(kind, time, value)).SerializeToString())
+            bodies = stream.reports()
             decoded = runs.now.decode(Format.OTLP, bodies)
             if rng.random() < 0.4:
                 failing.append((decoded, bodies))
@@ -101,8 +81,8 @@ def test_whatever_fails_and_whenever_we_are_restarted_everything_is_counted_once
         for failed, again in failing:
             failed.undo()
             total += sum_of(runs.now.decode(Format.OTLP, again))
-        last = runs.now.decode(Format.OTLP, [request(point(kind, time + SECOND, value)).SerializeToString()])
-        assert total + sum_of(last) == pytest.approx(expected)
+        last = runs.now.decode(Format.OTLP, [stream.report()])
+        assert total + sum_of(last) == pytest.approx(stream.counted)
     assert restarts > 25
 
 
@@ -162,7 +142,7 @@ def test_streams_of_two_instances_are_kept_apart(runs: Runs) -> None:
 
 @pytest.mark.parametrize("began", [NOW + 5 * SECOND, NOW + 15 * SECOND])
 def test_a_stream_that_we_hear_of_only_after_the_restart_counts_from_its_start(runs: Runs, began: int) -> None:
-    """It began while the run before was there, or between the two: nobody has counted it."""
+    """It began while the run before was there, or between the two: no run has counted it."""
     runs.clock.advance(10)
     runs.restart(after=10)
 
@@ -185,14 +165,14 @@ def test_prometheus_counters_go_on_also_those_that_only_metadata_calls_so(runs: 
 
 def test_what_is_owed_is_owed_after_the_restart(runs: Runs) -> None:
     for kind in KINDS:
-        runs.now.decode(Format.OTLP, [request(point(kind, NOW + SECOND, 5)).SerializeToString()])
-        lost = runs.now.decode(Format.OTLP, [request(point(kind, NOW + 2 * SECOND, 9)).SerializeToString()])
-        runs.now.decode(Format.OTLP, [request(point(kind, NOW + 3 * SECOND, 10)).SerializeToString()])
+        runs.now.decode(Format.OTLP, [request(cumulative(kind, NOW + SECOND, 5)).SerializeToString()])
+        lost = runs.now.decode(Format.OTLP, [request(cumulative(kind, NOW + 2 * SECOND, 9)).SerializeToString()])
+        runs.now.decode(Format.OTLP, [request(cumulative(kind, NOW + 3 * SECOND, 10)).SerializeToString()])
         lost.undo()
     runs.restart()
 
     for kind in KINDS:
-        found = runs.now.decode(Format.OTLP, [request(point(kind, NOW + 4 * SECOND, 12)).SerializeToString()])
+        found = runs.now.decode(Format.OTLP, [request(cumulative(kind, NOW + 4 * SECOND, 12)).SerializeToString()])
         assert sum_of(found) == 4 + 2, kind
 
 
@@ -234,7 +214,7 @@ def test_a_damaged_file_is_set_aside_and_said(runs: Runs, caplog: pytest.LogCapt
     assert "cannot be read and is set aside" in caplog.text
 
 
-def test_the_file_is_nobody_elses_business(runs: Runs) -> None:
+def test_the_file_is_private(runs: Runs) -> None:
     increments(runs.now, counter("c", (NOW + SECOND, 5.0), start=NOW))
     runs.now.save(runs.path)
 
@@ -242,47 +222,38 @@ def test_the_file_is_nobody_elses_business(runs: Runs) -> None:
     assert [path.name for path in runs.path.parent.iterdir()] == ["streams.arrow"]
 
 
-class Sending:
-    """An intake with a sender that waits for each answer."""
+def started(path: Path, sink: KeepingSink) -> Sender:
+    """A sender to an intake that keeps its streams there."""
+    return Sender(Intake(sink, clock=FakeClock(NOW / SECOND), memory=path).start())
 
-    def __init__(self, path: Path, sink: KeepingSink) -> None:
-        self.intake = Intake(sink, clock=FakeClock(NOW / SECOND), memory=path).start()
 
-    def send(self, *metrics: Metric) -> Status:
-        answers: list[Answer] = []
-        body = request(*metrics).SerializeToString()
-        sent = Request(
-            Format.OTLP, body, Encoding.IDENTITY, 10**6, None, lambda got: answers.extend(one for _, one in got)
-        )
-        assert self.intake.submit(sent)
-        wait_until(lambda: answers)
-        return answers[0].status
+def report(second: int, value: float) -> bytes:
+    return bytes(request(counter("c", (NOW + second * SECOND, value), start=NOW)).SerializeToString())
 
 
 def test_an_intake_that_closes_keeps_what_it_answered_for_and_not_what_it_refused(
     tmp_path: Path, sink: KeepingSink
 ) -> None:
-    first = Sending(tmp_path / "streams.arrow", sink)
-    assert first.send(counter("c", (NOW + SECOND, 5.0), start=NOW)) is Status.TAKEN
+    first = started(tmp_path / "streams.arrow", sink)
+    assert first.ask(report(1, 5.0)).status is Status.TAKEN
     sink.refuses = True
-    assert first.send(counter("c", (NOW + 2 * SECOND, 7.0), start=NOW)) is Status.BUSY
+    assert first.ask(report(2, 7.0)).status is Status.BUSY
     sink.refuses, sink.fails = False, QueueFull("no room")
-    assert first.send(counter("c", (NOW + 2 * SECOND, 7.0), start=NOW)) is Status.BROKEN
+    assert first.ask(report(2, 7.0)).status is Status.BROKEN
     assert first.intake.close(10.0)
     sink.fails = None
 
-    second = Sending(tmp_path / "streams.arrow", sink)
-    assert second.send(counter("c", (NOW + 2 * SECOND, 7.0), start=NOW)) is Status.TAKEN
+    second = started(tmp_path / "streams.arrow", sink)
+    assert second.ask(report(2, 7.0)).status is Status.TAKEN
     assert second.intake.close(10.0)
 
     assert sink.values("c") == [5.0, 2.0]
 
 
-def test_an_intake_that_cannot_answer_everybody_keeps_nothing(tmp_path: Path, sink: KeepingSink) -> None:
-    one = Sending(tmp_path / "streams.arrow", sink)
+def test_an_intake_that_cannot_answer_all_requests_keeps_nothing(tmp_path: Path, sink: KeepingSink) -> None:
+    one = started(tmp_path / "streams.arrow", sink)
     sink.hold()
-    body = request(counter("c", (NOW + SECOND, 5.0), start=NOW)).SerializeToString()
-    assert one.intake.submit(Request(Format.OTLP, body, Encoding.IDENTITY, 10**6, None, lambda _: None))
+    one.send(report(1, 5.0))
     wait_until(lambda: sink.held)
 
     assert not one.intake.close(0.2)

@@ -16,7 +16,7 @@ from penstock.decode.outcome import Format, Status
 from penstock.decode.stream_owners import HandoverBodies, StreamOwners
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.testing import FakeClock
-from tests.decode.test_deltas import exponential, histogram
+from tests.decode.support import exponential, histogram
 from tests.examples import examples
 from tests.receive.support import NOW, SECOND, counter, gauge, request
 
@@ -39,7 +39,7 @@ def is_cumulative(family: Family) -> bool:
 
 
 @given(families, st.integers(1, 9))
-def test_every_process_finds_the_same_home_and_what_adds_up_by_itself_stays(family: Family, count: int) -> None:
+def test_every_process_finds_the_same_owner_and_what_adds_up_by_itself_stays(family: Family, count: int) -> None:
     found = [StreamOwners(own, count).of_family(family) for own in range(count)]
 
     assert found == (found[:1] * count if is_cumulative(family) else list(range(count)))
@@ -134,7 +134,7 @@ def metrics_at(turn: int, value: int, names: str) -> list[Metric]:
 
 groups = st.lists(
     st.tuples(
-        st.integers(0, 3),  # who receives it
+        st.integers(0, 3),  # the process that receives it
         st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["x", "xy", "zyx"])), min_size=1, max_size=3),
     ),
     min_size=1,
@@ -182,12 +182,12 @@ def test_remote_writes_are_counted_as_one_process_counts_them_whoever_receives_t
 
 
 def wide(tag: int, content: bytes) -> bytes:
-    """A field whose length is written in four bytes, as by those who leave room for it first."""
+    """A field whose length is written in four bytes, as by writers that leave room for it first."""
     size = len(content)
     return bytes([tag, size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21]) + content
 
 
-def odd_report(turn: int, *, with_histogram: bool) -> bytes:
+def noncanonical_report(turn: int, *, with_histogram: bool) -> bytes:
     """Counters of one sender and a histogram whose buckets are not packed, none of it in protobuf's own bytes."""
     time = NOW + turn * SECOND
     metrics = [
@@ -211,7 +211,7 @@ def test_a_stream_is_the_same_whether_or_not_its_request_is_written_oddly(count:
         row
         for turn in range(1, 7)
         for decoded in received(
-            several, turn % count, Format.OTLP, [odd_report(turn, with_histogram=turn in odd_turns)]
+            several, turn % count, Format.OTLP, [noncanonical_report(turn, with_histogram=turn in odd_turns)]
         )
         for chunk in decoded.chunks
         for row in chunk.points.to_pylist()
@@ -235,7 +235,7 @@ def test_what_metadata_says_everybody_hears() -> None:
         assert not found.chunks  # first seen, and only measured from: a gauge would be there
 
 
-def test_a_request_whose_home_is_down_is_told_so_and_the_others_of_its_group_are_taken() -> None:
+def test_a_request_whose_owner_is_down_is_answered_so_and_the_others_of_its_group_are_taken() -> None:
     owners = StreamOwners(0, 2, {1})
     using = Decoder(IntakeConfig(), FakeClock(NOW / SECOND), began=NOW / SECOND - 10, owners=owners)
     plain = request(gauge("load", 0.5)).SerializeToString()

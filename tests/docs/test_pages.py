@@ -12,7 +12,6 @@ import pytest
 import yaml
 from docs.generate import pages as generated
 
-from penstock.config.command_options import short_flags
 from penstock.config.load import load
 from penstock.config.schema import schema_of
 from penstock.config.tree import ServiceConfig
@@ -134,7 +133,7 @@ TABLES = ("penstock_minute", "penstock_hour", "penstock_day", "penstock_top_n", 
 @each_written_page
 def test_flags_and_keys_of_a_queue_that_are_named_exist(page: Path) -> None:
     text = page.read_text()
-    flags = {flag.removeprefix("--") for flag in short_flags()}
+    flags = {key.short_flag.removeprefix("--") for key in schema_of(ServiceConfig).walk() if key.short_flag}
     assert set(re.findall(r"--(queue-[a-z-]*[a-z])", text)) <= flags
     keys = {".".join(path) for path in key_paths(schema_of(ServiceConfig))}
     sections = "|".join(("receivers", "intake", "pipelines", "l1", "segments", "spark", "tables", "admin", "shutdown"))

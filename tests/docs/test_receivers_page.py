@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.outcome import Refusal
-from penstock.receive.config import Limits
+from penstock.receive.config import HttpLimits
 from penstock.receive.http_receiver import HttpReceiver
 from tests.docs.pages import DOCS
 from tests.receive.support import KeepingSink
@@ -27,7 +27,7 @@ def test_the_calls_work_as_printed(http: HttpReceiver, sink: KeepingSink) -> Non
 
 
 def test_every_limit_and_every_reason_is_there() -> None:
-    for setting in (*fields(Limits), *fields(IntakeConfig)):
+    for setting in (*fields(HttpLimits), *fields(IntakeConfig)):
         if setting.name.startswith("max_") and setting.name not in ("max_group", "max_future"):
             assert f"{setting.name}`" in TEXT, setting.name
     for reason in Refusal:

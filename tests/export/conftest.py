@@ -11,7 +11,7 @@ from penstock.spool import FastQueue
 
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "TURN", 0.02)
+    monkeypatch.setattr(workers, "IDLE_WAIT", 0.02)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.errors import DiskFull
 from penstock.export import SendQueue
 from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
-from penstock.spool import Durability, leasing
+from penstock.spool import Durability, fast_queue
 from penstock.testing import wait_until
 from tests.export.misbehaving import Misbehaving, answer
 from tests.export.quick import quick
@@ -117,7 +117,7 @@ def restart(rig: Rig) -> None:
 
 def dead_letters(rig: Rig) -> None:
     """What the destination refuses stays, and is tried again, until there is room for dead letters."""
-    leasing._DEAD_LETTER_RETRY = 0.02
+    fast_queue.DEAD_LETTER_RETRY = 0.02
     sender = rig.open()
     rig.push(sender, 5)
     rig.fill()

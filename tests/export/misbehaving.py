@@ -1,4 +1,4 @@
-"""An HTTP server that misbehaves as it is told to, on real sockets."""
+"""An HTTP server that misbehaves on purpose, on real sockets."""
 
 import gzip
 import socket
@@ -44,9 +44,9 @@ def said(behave: Behaviour, has_said: threading.Event) -> Behaviour:
     """The same, and tells when it is done: by then an answer is on the client's side."""
 
     def behave_and_tell(connection: socket.socket) -> bool:
-        goes_on = behave(connection)
+        keeps_alive = behave(connection)
         has_said.set()
-        return goes_on
+        return keeps_alive
 
     return behave_and_tell
 

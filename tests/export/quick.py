@@ -1,14 +1,14 @@
-"""What the tests of the send queue share: a configuration with short delays, batches, a failure, a look at the dead."""
+"""What the tests of the send queue share: a configuration with short delays, batches, a failure, dead letters."""
 
 from pathlib import Path
 from typing import Any
 
 from penstock.export import BreakerConfig, FailoverConfig, PipelineSplitConfig, SendQueueConfig
-from penstock.export.send_gate import Gate, Permit
+from penstock.export.send_gate import SendGate, SendPermit
 from penstock.spool import FastQueue
 from penstock.spool.dead_letters import unpack
 
-DOWN = ConnectionRefusedError("nobody listens")
+DOWN = ConnectionRefusedError("no server listens")
 SPLIT = PipelineSplitConfig(enabled=True, preparer_count=1, sender_count=1)
 
 
@@ -24,11 +24,10 @@ def quick(**settings: Any) -> SendQueueConfig:
     return SendQueueConfig(**{**defaults, **settings})
 
 
-def entered(gate: Gate) -> Permit:
-    """A send of somebody else that is under way from now on."""
-    permit = gate.enter(0.0)
+def begun(gate: SendGate) -> SendPermit:
+    """A send that is under way from now on."""
+    permit = gate.begin()
     assert permit is not None
-    assert gate.begin(permit)
     return permit
 
 

@@ -62,11 +62,11 @@ def test_batches_arrive_persistent_and_with_their_type(shared_rabbitmq: RabbitMQ
 
 
 def test_a_message_that_no_queue_takes_is_a_failure_until_one_does(shared_rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    client = exporter(shared_rabbitmq, "nobody")
+    client = exporter(shared_rabbitmq, "unrouted")
     with pytest.raises(TransientExportError, match="no queue takes") as caught:
         client.send(client.prepare(b"x"))
     assert caught.value.error_class is ErrorClass.CLIENT_ERROR
-    declare(shared_rabbitmq, "nobody")
+    declare(shared_rabbitmq, "unrouted")
     assert client.send(client.prepare(b"x")) is None
     client.close()
 
@@ -118,7 +118,7 @@ def test_a_closed_exporter_sends_nothing(shared_rabbitmq: RabbitMQ) -> None:
 
 
 class Forwarder:
-    """A way to the broker on which, from `hang` on, no answer comes back, and which hangs up on clients when told."""
+    """A way to the broker on which, from `hang` on, no answer comes back; it can hang up on clients."""
 
     def __init__(self, port: int) -> None:
         self._port = port

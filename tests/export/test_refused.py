@@ -23,7 +23,7 @@ from penstock.export import (
     Prepared,
     SendQueue,
 )
-from penstock.export.batch_delivery import _Progress
+from penstock.export.batch_delivery import _Unfinished
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
@@ -152,7 +152,7 @@ def test_parts_behind_one_that_had_all_attempts_have_as_many_again(tmp_path: Pat
 
 def test_a_batch_of_which_no_part_was_taken_is_a_dead_letter_whole(tmp_path: Path) -> None:
     broken = TransientExportError("500", ErrorClass.SERVER_ERROR)
-    config = quick(circuit_breaker=BreakerConfig(threshold=100))  # nothing else succeeds meanwhile
+    config = quick(circuit_breaker=BreakerConfig(threshold=100))  # nothing else succeeds in between
     with (
         FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=2)) as queue,
         SendQueue(queue, Thirds(poison=(b"bad", broken), max_bytes=8), config) as sender,
@@ -215,7 +215,7 @@ def test_dead_letters_are_replayed_while_it_runs(queue: FastQueue) -> None:
 def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
     queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
+    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
     bury, refusals = queue.bury, iter([DiskFull("no room"), DiskFull("no room")])
 
     def refuse_twice(block: bytes, reason: str) -> None:
@@ -237,7 +237,7 @@ def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
 def test_a_probe_that_finds_only_refused_parts_left_gives_its_place_back(
     queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
+    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
     bury, can_be_kept = queue.bury, threading.Event()
     refused = []
 
@@ -271,11 +271,10 @@ def test_how_far_batches_are_that_go_in_parts_is_not_remembered_for_ever(queue: 
     sender = SendQueue(queue, exporter, quick())
     delivery = sender._delivery
     assert delivery is not None
-    exporter.fail_with(DOWN)
     for number in range(200):
         lease = Lease(number, 1, b"ab", 0.0)
-        delivery._send_parts(lease, _Progress(deque([b"a", b"b"])))
-    assert sorted(delivery._progress) == list(range(100, 200))
+        delivery._remember(lease, _Unfinished(deque([b"a", b"b"]), is_split=True))
+    assert sorted(delivery._unfinished) == list(range(100, 200))
 
 
 def _raise(batch: bytes) -> None:
@@ -368,7 +367,7 @@ def test_an_outage_is_a_line_when_it_begins_when_the_circuit_opens_and_when_it_e
         assert sender.flush()
     lines = [record.getMessage() for record in caplog.records if record.name == "penstock.export.send_gate"]
     names = f"queue={queue.path} destination=FailingExporter"
-    error = "error_type=network error=ConnectionRefusedError: nobody listens"
+    error = "error_type=network error=ConnectionRefusedError: no server listens"
     assert lines == [
         f"Export started failing. {names} {error}",
         f"Circuit opened. {names} {error}",

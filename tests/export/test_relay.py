@@ -14,11 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from penstock.cli.main import main
-from penstock.config.destinations import ExporterConfig
-from penstock.export import SendQueueConfig
+from penstock.cli.relay_command import relay_config
+from penstock.config.destinations import ExporterConfig, RelayQueueConfig
 from penstock.export.exporter import PartialSuccess, Prepared
 from penstock.export.http_client import TlsConfig
-from penstock.service.relay_settings import queue_config
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.testing import MemoryExporter, wait_until
 from tests.export.misbehaving import Misbehaving, answer
@@ -35,6 +34,10 @@ def filled(folder: Path, count: int) -> Path:
 
 def relay(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["relay", *map(str, arguments)])
+
+
+def queue_config(file: Path | None, **flags: str) -> RelayQueueConfig:
+    return relay_config(file, {}, {f"--{name.replace('_', '-')}": text for name, text in flags.items()}).queue
 
 
 def test_it_empties_a_folder_and_says_so(tmp_path: Path) -> None:
@@ -81,9 +84,20 @@ def test_a_bare_number_is_seconds_as_a_flag_and_in_a_file(tmp_path: Path, destin
     assert ran.exit_code == 0, ran.output
     assert destinations[0].timeout == 5.0
     (tmp_path / "p.yaml").write_text('exporter: {queue: {retry_interval: "0.5", max_retry_delay: 7}}')
-    config = queue_config(tmp_path / "p.yaml", {"queue_retry_interval": "0.25"})
+    config = queue_config(tmp_path / "p.yaml", queue_retry_interval="0.25")
     assert (config.retry_interval, config.max_retry_delay) == (0.25, 7.0)
-    assert queue_config(tmp_path / "p.yaml", {}).retry_interval == 0.5
+    assert queue_config(tmp_path / "p.yaml").retry_interval == 0.5
+
+
+def test_every_key_of_the_destination_is_a_flag(tmp_path: Path, destinations: list[ExporterConfig]) -> None:
+    (tmp_path / "p.yaml").write_text("exporter: {type: otlp_http, url: 'http://h', headers: {a: b}}")
+    ran = relay(
+        "-c", tmp_path / "p.yaml", "--exporter-type", "remote_write", "--exporter-url", "http://other",
+        "--exporter-in-order", "false", "--exporter-queue-path", filled(tmp_path, 1),
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    (config,) = destinations
+    assert (config.type, config.url, config.in_order, config.headers) == ("remote_write", "http://other", False, {})
 
 
 def test_what_is_given_for_a_broker_reaches_it(tmp_path: Path, destinations: list[ExporterConfig]) -> None:
@@ -100,8 +114,8 @@ def test_what_is_given_for_a_broker_reaches_it(tmp_path: Path, destinations: lis
         "telemetry",
         "metrics",
     )
-    assert config.token_file == tmp_path / "password"
-    assert config.tls == TlsConfig(ca_file=tmp_path / "password")
+    assert config.token_file == str(tmp_path / "password")
+    assert config.tls == TlsConfig(ca_file=str(tmp_path / "password"))
 
 
 def test_what_became_a_dead_letter_is_an_exit_code_of_1(tmp_path: Path) -> None:
@@ -230,13 +244,13 @@ def test_a_reader_that_goes_away_ends_the_console_and_not_the_batches(tmp_path: 
         ("--to console --queue-path .", "there is no queue in .: name its folder with --queue-path"),
         (f"--to console --queue-path {'x' * 300}", "File name too long"),
         ("--to console --queue-type memory", "type must be disk"),
-        ("--to otlp-http", "--url must say where otlp-http sends to"),
+        ("--to otlp-http", "--to: exporter.url must say where the otlp_http destination is"),
         ("--to otlp-http --url localhost:4318", "url must look like http://host:port/path"),
         ("--to otlp-http --url http://h:99999", "url cannot be read: Port out of range"),
         ("--to otlp-http --url http://h --signal smoke", "signal must be one of metrics, traces, logs, got 'smoke'"),
         ("--to otlp-http --url http://h --header nonsense", "--header must look like"),
-        ("--to otlp-http --url http://h --send-timeout soon", "--send-timeout must be a duration"),
-        ("--to otlp-http --url http://h --send-timeout 0", "--send-timeout must be > 0, got '0'"),
+        ("--to otlp-http --url http://h --send-timeout soon", "--send-timeout: exporter.timeout must be a duration"),
+        ("--to otlp-http --url http://h --send-timeout 0", "--send-timeout: exporter.timeout must be > 0, got 0"),
         ("--to otlp-http --url http://h --token-file none", "'none' does not exist"),
         ("--to amqp --url amqp://h:x --routing-key q", "url must look like amqp://"),
         ("--to console --timeout -1", "--timeout"),
@@ -311,7 +325,7 @@ def test_without_to_and_url_the_file_says_where_it_goes_and_how(tmp_path: Path) 
         (("-c", "p.yaml", "--url", "http://h"), "--to must say what the destination speaks"),
     ],
 )
-def test_that_nobody_says_where_it_goes_is_a_mistake(
+def test_a_relay_without_a_destination_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -325,7 +339,7 @@ def test_that_nobody_says_where_it_goes_is_a_mistake(
 @pytest.mark.parametrize("text", ["", "exporter:\n", "exporter:\n  queue:\n    backoff:\n"])
 def test_what_is_commented_out_is_the_default(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.yaml").write_text(text)
-    assert queue_config(tmp_path / "p.yaml", {}) == SendQueueConfig()
+    assert queue_config(tmp_path / "p.yaml") == RelayQueueConfig()
 
 
 @pytest.mark.parametrize(
@@ -339,16 +353,26 @@ def test_what_is_commented_out_is_the_default(tmp_path: Path, text: str) -> None
 )
 def test_a_folder_that_the_file_names_is_taken_from_its_data_dir(tmp_path: Path, text: str, path: str) -> None:
     (tmp_path / "p.yaml").write_text(text)
-    assert Path(queue_config(tmp_path / "p.yaml", {}).path) == Path(path)
-    assert queue_config(tmp_path / "p.yaml", {"queue_path": "mine"}).path == "mine"
+    assert Path(queue_config(tmp_path / "p.yaml").path) == Path(path)
+    assert queue_config(tmp_path / "p.yaml", queue_path="mine").path == "mine"
 
 
 def test_the_file_wins_over_what_relay_would_do_and_a_flag_over_both(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("exporter: {queue: {durability: fsync}}")
-    assert queue_config(tmp_path / "p.yaml", {}, durability="disk").durability is Durability.FSYNC
-    assert queue_config(None, {}, durability="disk").durability is Durability.DISK
-    given = {"queue_durability": "memory"}
-    assert queue_config(tmp_path / "p.yaml", given, durability="disk").durability is Durability.MEMORY
+    assert queue_config(tmp_path / "p.yaml").durability is Durability.FSYNC
+    assert queue_config(None).durability is Durability.DISK
+    assert queue_config(tmp_path / "p.yaml", queue_durability="memory").durability is Durability.MEMORY
+
+
+def test_the_environment_wins_over_the_file_and_a_flag_over_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p.yaml").write_text("exporter: {type: console, queue: {workers: 1}}")
+    monkeypatch.setenv("PENSTOCK_EXPORTER_QUEUE_WORKERS", "2")
+    monkeypatch.setenv("PENSTOCK_EXPORTER_TOKEN_FILE", "/no/business/of/another")
+    assert queue_config(tmp_path / "p.yaml").workers == 2
+    assert queue_config(tmp_path / "p.yaml", queue_workers="3").workers == 3
+    assert relay_config(None, {"to": "otlp-http", "url": "http://h"}, {}).token_file is None
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
@@ -397,10 +421,10 @@ class Stubborn(MemoryExporter):
 
 @pytest.fixture
 def handler() -> Iterator[Callable[..., None]]:
-    """What SIGTERM and Ctrl-C call; it fails who should have heard them instead."""
+    """What SIGTERM and Ctrl-C call; a signal that reaches it fails the test."""
 
     def handle(number: int, _: object) -> None:
-        raise AssertionError(f"nobody heard signal {number}")
+        raise AssertionError(f"no handler took signal {number}")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     yield handle

@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked, TransientExportError
 from penstock.export import SendQueue
 from penstock.export.exporters.segment_exporter import SegmentExporter
-from penstock.model.partial import of_points
+from penstock.model.chunk_partials import partials_of_chunks
 from penstock.model.point import chunk_type
 from penstock.model.segment import QUARANTINE, encode, read, sealed
 from penstock.spool import Durability, FastQueue, FastQueueConfig, Lease
@@ -37,7 +37,7 @@ SendQueue(queue, SegmentExporter(Path(sys.argv[1]) / "segments", max_blocks=int(
 
 
 def block(number: int) -> bytes:
-    return encode(of_points([chunk_type("cpu").of([f"e{number}"], [0], [float(number)])]))
+    return encode(partials_of_chunks([chunk_type("cpu").of([f"e{number}"], [0], [float(number)])]))
 
 
 def entities(folder: Path) -> list[str]:
@@ -134,7 +134,7 @@ def test_a_block_that_cannot_be_read_is_a_dead_letter_also_after_a_crash_before_
 
 
 def test_segments_of_a_writer_leave_no_sequence_between_them(tmp_path: Path) -> None:
-    """So whoever reads them sees that one is missing."""
+    """So a reader of the folder sees that one is missing."""
     leases = [Lease(n, 1, block(n) if n % 3 else b"nonsense", 0.0) for n in range(12)]
     for begin, end in ((0, 5), (7, 9), (9, 12)):  # 5 and 6 were dropped by the queue
         exporter = SegmentExporter(tmp_path)

@@ -28,7 +28,7 @@ from penstock.export import (
     SendQueueConfig,
     send_queue,
 )
-from penstock.export.pool import Pool
+from penstock.export.thread_pool import ThreadPool
 from penstock.spool import FastQueue, Lease
 from penstock.spool.files import OsFiles
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
@@ -126,7 +126,7 @@ def test_after_its_rest_exactly_one_probe_goes_out(queue: FastQueue) -> None:
         wait_until(lambda: exporter.at_once)
         assert sender.stats().circuit is CircuitState.HALF_OPEN
         refused = sender.stats().circuit_rejected
-        wait_until(lambda: sender.stats().circuit_rejected >= refused + 8)  # the others have asked meanwhile
+        wait_until(lambda: sender.stats().circuit_rejected >= refused + 8)  # the others have asked
         assert exporter.at_once == exporter.most_at_once == 1
         exporter.recover()
         exporter.release()
@@ -274,7 +274,7 @@ def test_a_send_that_hangs_does_not_keep_close_beyond_its_deadline(tmp_path: Pat
         exporter.release()
 
 
-def test_who_waits_for_his_turn_to_send_when_it_is_closed_does_not_begin(tmp_path: Path) -> None:
+def test_a_worker_that_waits_for_room_to_send_does_not_begin_after_close(tmp_path: Path) -> None:
     exporter = Deaf()
     exporter.hold()
     with FastQueue(tmp_path / "queue") as queue:
@@ -306,13 +306,13 @@ def test_close_cuts_a_hanging_send_off_and_its_batch_stays(tmp_path: Path, caplo
 def test_a_worker_that_meets_the_unforeseen_gives_its_batch_back_and_goes_on(
     queue: FastQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.export.batch_delivery.REST", 0.01)
-    monkeypatch.setattr("penstock.export.pool._REST", 0.01)
+    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
+    monkeypatch.setattr("penstock.export.thread_pool._ERROR_PAUSE", 0.01)
     ack, failures = queue.ack, iter([True])
 
     def fail_once(lease: Lease) -> None:
         if next(failures, False):
-            raise RuntimeError("nobody foresaw it")
+            raise RuntimeError("unforeseen")
         ack(lease)
 
     monkeypatch.setattr(queue, "ack", fail_once)
@@ -472,19 +472,19 @@ def test_senders_are_active_while_they_send(queue: FastQueue) -> None:
         wait_until(lambda: sender.stats().senders_active == 0)
 
 
-def test_nobody_is_waited_for_beyond_the_deadline(queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_is_waited_for_beyond_the_deadline(queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     class Deaf(MemoryExporter):
         def close(self) -> None:
             """Does not cut anything off."""
 
     deadlines: list[float] = []
-    join = Pool.join
+    join = ThreadPool.join
 
-    def noted(pool: Pool, deadline: float) -> list[str]:
+    def noted(pool: ThreadPool, deadline: float) -> list[str]:
         deadlines.append(deadline)
         return join(pool, min(deadline, time.monotonic()))
 
-    monkeypatch.setattr(Pool, "join", noted)
+    monkeypatch.setattr(ThreadPool, "join", noted)
     exporter = Deaf()
     exporter.hold()
     sender = SendQueue(queue, exporter, quick(workers=1)).start()
@@ -505,5 +505,5 @@ def test_bytes_are_counted_also_of_what_is_sent_again(queue: FastQueue) -> None:
         assert sender.stats().exported_bytes == 7
 
 
-def test_who_blocks_does_so_for_half_a_minute_unless_told_otherwise() -> None:
+def test_a_push_blocks_for_half_a_minute_by_default() -> None:
     assert SendQueueConfig().block_timeout == SendQueueConfig().queue_config().block_timeout == 30.0

@@ -158,7 +158,7 @@ def test_delays_grow_by_the_multiplier() -> None:
     assert [backoff.delay_after(failures) for failures in (1, 2, 3, 4, 5)] == [5.0, 15.0, 45.0, 135.0, 300.0]
 
 
-def test_without_being_told_otherwise_delays_are_up_to_chance() -> None:
+def test_delays_are_up_to_chance_by_default() -> None:
     delays = {Backoff().delay_after(1) for _ in range(20)}
     assert len(delays) > 1
     assert all(2.5 <= delay <= 5.0 for delay in delays)

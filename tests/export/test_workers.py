@@ -20,13 +20,12 @@ from penstock.export import (
 from penstock.export import (
     send_workers as workers,
 )
-from penstock.export.batch_delivery import Job
-from penstock.export.pool import Pool, Retired
-from penstock.export.prepared_channel import Channel
-from penstock.export.send_workers import Workers
+from penstock.export.prepared_channel import PreparedBatch, PreparedChannel
+from penstock.export.send_workers import SendWorkers
+from penstock.export.thread_pool import IsRetired, ThreadPool
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
-from tests.export.quick import DOWN, SPLIT, dead_letters, entered, numbered, quick
+from tests.export.quick import DOWN, SPLIT, begun, dead_letters, numbered, quick
 
 
 class TestWorkers:
@@ -69,27 +68,27 @@ class TestWorkers:
         assert senders == {"penstock-worker-0": 49, "penstock-worker-1": 1}
 
     def test_none_come_back_when_all_were_asked_to_end(self) -> None:
-        pool = Pool("worker", lambda number, retired: None, FakeClock())
+        pool = ThreadPool("worker", lambda number, is_retired: None, FakeClock())
         pool.stop()
         pool.resize(3)
         assert pool.size == 0
         assert pool.join(0.0) == []
 
-    def test_one_that_failed_as_nobody_foresaw_rests_before_it_goes_on(
+    def test_one_that_met_an_unforeseen_error_pauses_before_it_goes_on(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        rests: list[float] = []
+        pauses: list[float] = []
         turns = iter([ZeroDivisionError("a mistake of ours"), None])
 
-        def work(number: int, retired: Retired) -> None:
+        def work(number: int, is_retired: IsRetired) -> None:
             if (problem := next(turns)) is not None:
                 raise problem
 
-        pool = Pool("worker", work, SystemClock())
-        monkeypatch.setattr(pool, "rest", rests.append)
+        pool = ThreadPool("worker", work, SystemClock())
+        monkeypatch.setattr(pool, "pause", pauses.append)
         pool.resize(1)
         assert pool.join(SystemClock().monotonic() + 30) == []
-        assert rests == [1.0]
+        assert pauses == [1.0]
         assert "Worker failed and goes on. worker=worker-0" in caplog.text
 
     def test_the_global_limit_holds_for_all_of_them(self, queue: FastQueue) -> None:
@@ -133,13 +132,13 @@ class TestWorkers:
         monkeypatch.setattr("penstock.export.config.usable_memory", lambda: 1000)
         sender = SendQueue(queue, MemoryExporter(), quick(pipeline_split=SPLIT, memory_percent=0.5,
                                                           memory_limit_ratio=0.5))  # fmt: skip
-        assert isinstance(sender._workers, Workers)
+        assert isinstance(sender._workers, SendWorkers)
         channel = sender._workers._channel
         assert channel is not None
-        channel.put(Job(Lease(0, 1, bytes(150), 0.0), Prepared(bytes(99))))
-        assert channel.wait_room(0.0)
-        channel.put(Job(Lease(1, 1, b"x", 0.0), Prepared(b"")))
-        assert not channel.wait_room(0.0)
+        channel.put(PreparedBatch(Lease(0, 1, bytes(150), 0.0), Prepared(bytes(99))))
+        assert channel.wait_for_room(0.0)
+        channel.put(PreparedBatch(Lease(1, 1, b"x", 0.0), Prepared(b"")))
+        assert not channel.wait_for_room(0.0)
 
     def test_the_split_sends_the_freshest_first_where_that_is_asked_for(self, tmp_path: Path) -> None:
         exporter = MemoryExporter()
@@ -153,13 +152,13 @@ class TestWorkers:
         assert exporter.batches == numbered(6)[::-1]
 
     def test_the_channel_of_the_split_is_bounded_by_bytes_as_well(self) -> None:
-        channel = Channel(size=100, max_bytes=250)
+        channel = PreparedChannel(size=100, max_bytes=250)
         for number in range(2):
-            assert channel.wait_room(0.0)
-            channel.put(Job(Lease(number, 1, bytes(100), 0.0), Prepared(bytes(50))))
-        assert not channel.wait_room(0.0)
+            assert channel.wait_for_room(0.0)
+            channel.put(PreparedBatch(Lease(number, 1, bytes(100), 0.0), Prepared(bytes(50))))
+        assert not channel.wait_for_room(0.0)
         channel.get(0.0)
-        assert channel.wait_room(0.0)
+        assert channel.wait_for_room(0.0)
 
     @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
     def test_workers_do_not_come_while_the_destination_is_down(
@@ -215,9 +214,9 @@ class TestWorkers:
 
     def test_the_channel_lets_the_oldest_out_first_or_the_newest_where_that_is_asked_for(self) -> None:
         for newest_first, order in ((False, [1, 2, 3]), (True, [3, 2, 1])):
-            channel = Channel(10, newest_first=newest_first)
+            channel = PreparedChannel(10, newest_first=newest_first)
             for sequence in (2, 3, 1):
-                channel.put(Job(Lease(sequence, 1, b"x", 0.0), Prepared(b"x")))
+                channel.put(PreparedBatch(Lease(sequence, 1, b"x", 0.0), Prepared(b"x")))
             jobs = [channel.get(0.0) for _ in order]
             assert [job.lease.sequence for job in jobs if job is not None] == order
 
@@ -250,18 +249,17 @@ class TestWorkers:
         assert len(queue) == 1
         assert exporter.batches == []
 
-    def test_a_batch_that_comes_after_the_gate_has_closed_is_left_to_whoever_has_the_probe(
+    def test_a_batch_that_comes_after_the_gate_has_closed_is_left_to_the_probe(
         self, queue: FastQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(workers, "TURN", 5.0)
+        monkeypatch.setattr(workers, "IDLE_WAIT", 5.0)
         exporter = MemoryExporter()
         breaker = BreakerConfig(threshold=1, reset_timeout=0.0)
         sender = SendQueue(queue, exporter, quick(workers=1, circuit_breaker=breaker)).start()
-        wait_until(lambda: queue._waiting_to_lease)  # so it has its leave to send
+        wait_until(lambda: queue._state._waiting_to_lease)  # so the gate has let it pass
         gate = sender._gate
-        gate.failed(entered(gate), TransientExportError("503"), attempts=1)
-        probe = gate.enter(0.0)
-        assert probe is not None
+        gate.failed(begun(gate), TransientExportError("503"), attempts=1)
+        assert gate.begin() is not None  # the probe
         sender.push(b"one")
         wait_until(lambda: queue.stats().nacked == 1)
         assert [lease.attempts for lease in queue.lease()] == [1]  # it was not sent

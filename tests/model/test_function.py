@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.model.exponential import OFFSET, middles_of, part_of_index, parts_of, relative_error_of, scale_for
+from penstock.model.exponential import middles_of, parts_of, relative_error_of, scale_for
 from penstock.model.finals import nearest_rank, rank_name, with_finals
 from penstock.model.function import RANKS, Function
 from penstock.model.level import Level
-from penstock.model.partial import PARTIALS, merged, of_columns
+from penstock.model.partial import merged, of_columns
 from tests.examples import examples
 
 Point = tuple[str, int, float]  # entity, microseconds, value
@@ -38,13 +38,9 @@ points = st.lists(
 
 def partials_of(function: Function, rows: Sequence[Point]) -> pa.Table:
     values = pa.array([value for _, _, value in rows], pa.float64())
-    return of_columns(
-        "m",
-        function,
-        pa.array([entity for entity, _, _ in rows], pa.string()),
-        pa.array([time for _, time, _ in rows], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        function.scores(values),
-    )
+    times = pa.array([time for _, time, _ in rows], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    entities = pa.array([entity for entity, _, _ in rows], pa.string())
+    return merged(of_columns("m", function, entities, times, function.scores(values)))
 
 
 def plain(function: Function, rows: list[Point]) -> float:
@@ -164,26 +160,6 @@ def test_a_rate_divides_what_matches_one_condition_by_what_matches_another() -> 
     assert values == {"a": pytest.approx(200 / 3), "b": None}
 
 
-def test_percentiles_of_a_heavy_tail_keep_their_error_at_every_level() -> None:
-    rng = random.Random(5)
-    rows = [("a", rng.randrange(1440 * MINUTE_US), rng.paretovariate(0.8)) for _ in range(30_000)]
-    partials = partials_of(Function.parse("percentile"), rows)
-    for level in Level:
-        width = level.minutes * MINUTE_US
-        exact: dict[int, list[float]] = defaultdict(list)
-        for _, time, value in rows:
-            exact[time // width].append(value)
-        column = partials["bucket"].cast(pa.int64()).to_pylist()
-        coarse = pa.array([us // width * width for us in column], pa.int64()).cast(PARTIALS.field("bucket").type)
-        index = PARTIALS.get_field_index("bucket")
-        found = with_finals(partials.set_column(index, "bucket", coarse), level).to_pylist()
-        assert len(found) == len(exact)
-        for row in found:
-            values = exact[int(row["bucket"].timestamp()) * 1_000_000 // width]
-            for rank in RANKS:
-                assert row[f"p{rank}"] == pytest.approx(nearest_rank(values, rank), rel=0.0055)
-
-
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_value_lies_in_its_bucket_within_the_relative_error(value: float) -> None:
     part = parts_of(pa.array([value], pa.float64()), 6)
@@ -199,13 +175,6 @@ def test_the_scale_follows_from_the_relative_error_that_is_asked_for() -> None:
     assert scale_for(0.02) == 5
     with pytest.raises(ConfigError, match=r"relative_error must be at least 0\.00068, got 0\.0001"):
         scale_for(0.0001)
-
-
-@pytest.mark.parametrize("value", [0.3, 1.0, 1.5, 77.0, 4096.0])
-def test_an_opentelemetry_bucket_of_a_finer_scale_lands_where_its_values_do(value: float) -> None:
-    index = math.ceil(math.log2(value) * 2**8) - 1
-    assert [part_of_index(index, scale=8, to_scale=6)] == parts_of(pa.array([value]), 6).to_pylist()
-    assert part_of_index(index, scale=8, to_scale=6, negative=True) < -OFFSET // 2
 
 
 @pytest.mark.parametrize("text", [*FUNCTIONS, "percent", "rate", "top_n(20)", "histogram(0.1,12345.678,1e+07)"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.model.exponential import GREATEST_SCALE, OFFSET
 from penstock.model.function import Function
 from penstock.model.packed import COUNT_BITS, LONG, PACKED, packed
-from penstock.model.partial import merged, of_columns, of_each
+from penstock.model.partial import merged, of_columns
 
 VALUES = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
@@ -17,8 +17,8 @@ VALUES = st.floats(allow_nan=False, allow_infinity=False, width=32)
 def partials(values: list[float], function: str, *, apart: bool) -> pa.Table:
     times = pa.array([n * 7_000_000 for n in range(len(values))], pa.timestamp("us", tz="UTC"))
     entities = pa.array([f"e{n % 2}" for n in range(len(values))])
-    make = of_each if apart else of_columns
-    return make("m", Function.parse(function), entities, times, pa.array(values, pa.float64()))
+    rows = of_columns("m", Function.parse(function), entities, times, pa.array(values, pa.float64()))
+    return rows if apart else merged(rows)
 
 
 def entries(row: dict[str, object]) -> Counter[int]:

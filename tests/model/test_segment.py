@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.model.partial import ENCODED, PARTIALS, of_points
+from penstock.model.chunk_partials import partials_of_chunks
+from penstock.model.partial import ENCODED, PARTIALS, merged
 from penstock.model.point import chunk_type
 from penstock.model.segment import (
     Segment,
@@ -22,7 +23,8 @@ from penstock.model.segment import (
     sealed,
 )
 
-PARTS = of_points([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])])
+Cpu = chunk_type("cpu")
+PARTS = merged(partials_of_chunks([Cpu.of(["a", "b"], [0, 60_000_000], [1.0, 2.0])]))
 
 
 def test_a_sealed_segment_reads_back_as_it_was(tmp_path: Path) -> None:
@@ -38,7 +40,7 @@ def test_a_sealed_segment_reads_back_as_it_was(tmp_path: Path) -> None:
 
 def test_a_segment_says_where_most_of_its_rows_are_without_its_outliers(tmp_path: Path) -> None:
     minutes = [0, *range(100, 5_100), 1_000_000]
-    partials = of_points([chunk_type("cpu").of(["a"] * 5_002, [60_000_000 * n for n in minutes], [1.0] * 5_002)])
+    partials = partials_of_chunks([Cpu.of(["a"] * 5_002, [60_000_000 * n for n in minutes], [1.0] * 5_002)])
     first, last = outline_of(seal(tmp_path, Segment("edge", 0, 1), partials)).span or (0, 0)
 
     assert 100 < first / 60_000_000 < 1_000

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model import sharing
+from penstock.model import share_batches
 from penstock.model.function import AVG
 from penstock.model.partial import PARTIALS, encoded, of_columns
 from penstock.model.segment import Segment, outline_of, read, read_encoded, seal
@@ -64,8 +64,8 @@ def test_shares_that_are_kept_apart_are_those_that_would_be_picked(
 ) -> None:
     table = partials(metrics, entities, minutes)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sharing, "_MANY_ROWS", 1)
-        patched.setattr(sharing, "_MANY_ENTITIES", 1)
+        patched.setattr(share_batches, "_MANY_ROWS", 1)
+        patched.setattr(share_batches, "_MANY_ENTITIES", 1)
         path = seal(tmp_path_factory.mktemp("segments"), Segment("edge", 0, 1), table)
 
     assert rows_of(read(path)) == rows_of(table)
@@ -80,7 +80,7 @@ def test_many_rows_of_many_entities_in_few_minutes_are_kept_apart(crowded: Path)
     assert outline_of(crowded).in_shares
     assert sum(share.num_rows for share in found) == 80_000
     texts = [{text for part in share["entity"].chunks for text in part.dictionary.to_pylist()} for share in found]
-    assert not texts[0] & texts[1]  # nobody looks at the texts of another
+    assert not texts[0] & texts[1]  # the reader of a share sees no text of another
     assert len(texts[0] | texts[1]) == 5000
 
 

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.receive.config import HttpReceiverConfig
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
-from tests.receive.support import KeepingSink
+from tests.receive.support import KeepingSink, running
 
 
 @pytest.fixture
@@ -25,6 +24,5 @@ def intake(sink: KeepingSink) -> Iterator[Intake]:
 
 @pytest.fixture
 def http(intake: Intake) -> Iterator[HttpReceiver]:
-    receiver = HttpReceiver(HttpReceiverConfig(port=0), intake).start()
-    yield receiver
-    receiver.close(1.0)
+    with running(intake) as receiver:
+        yield receiver

@@ -1,38 +1,44 @@
-"""What the tests of the receivers share: sinks that keep, requests that are built, HTTP without a client library."""
+"""What the tests of receiving and decoding share: a sink, a sender, builders of requests, HTTP without a library."""
 
 import http.client
 import json
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from penstock.decode.outcome import Format
-from penstock.model.point import Chunk, Kind
-from penstock.receive.config import HttpReceiverConfig
+from penstock.decode.outcome import Answer, Format, Status
+from penstock.model.point import Chunk, PointKind
+from penstock.receive.bodies import Encoding
+from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
+from penstock.receive.grpc_receiver import GrpcReceiver
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
+from penstock.receive.request_group import ReceivedRequest
 from penstock.receive.sink import Done, DoneByPlace
 from penstock.telemetry import Sample
+from penstock.testing import wait_until
 
 NOW = 1_700_000_000_000_000_000  # nanoseconds since the epoch
 SECOND = 1_000_000_000
+EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+HEAD = b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-protobuf\r\n"
 
 
 class KeepingSink:
-    """Takes all chunks and says at once that they are safe, unless told to hold, refuse or fail."""
+    """Takes all chunks and says at once that they are safe, unless a test lets it hold, refuse or fail."""
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.refuses = False
         self.fails: BaseException | None = None
         self.failing: dict[int, BaseException] = {}  # of single bodies, by their places in a group
-        self.door: Callable[[], object] = lambda: None  # called by whoever hands over
+        self.before_submit: Callable[[], object] = lambda: None  # called in every submit, on the caller's thread
         self.raw: list[tuple[Format, bytes]] = []
         self._lock = threading.Lock()
         self._holds = False
@@ -50,7 +56,7 @@ class KeepingSink:
         return self._take(lambda: self.raw.extend(keep), lambda error: done(error or failing or None))
 
     def _take(self, keep: Callable[[], None], done: Done) -> bool:
-        self.door()
+        self.before_submit()
         if self.refuses:
             return False
         if self.fails is None:
@@ -76,7 +82,7 @@ class KeepingSink:
         for done in held:
             done(self.fails)
 
-    def points(self, metric: str, kind: Kind | None = None) -> list[dict[str, Any]]:
+    def points(self, metric: str, kind: PointKind | None = None) -> list[dict[str, Any]]:
         """All rows of that metric, labels as a dict."""
         return [
             {**row, "labels": json.loads(row["entity"])}
@@ -89,10 +95,47 @@ class KeepingSink:
         return [row["value"] for row in self.points(metric)]
 
 
+class Sender:
+    """Sends requests to an intake, and keeps the answers in the order in which they come."""
+
+    def __init__(self, intake: Intake) -> None:
+        self.intake = intake
+        self.answers: list[tuple[Any, Answer]] = []
+
+    def send(
+        self,
+        body: bytes,
+        token: object = None,
+        kind: Format = Format.OTLP,
+        encoding: Encoding = Encoding.IDENTITY,
+    ) -> None:
+        self.intake.submit(ReceivedRequest(kind, body, encoding, 1 << 20, token, self.answers.extend))
+
+    def wait(self, count: int) -> list[Status]:
+        wait_until(lambda: len(self.answers) >= count)
+        return [answer.status for _, answer in self.answers]
+
+    def ask(self, body: bytes, kind: Format = Format.OTLP) -> Answer:
+        before = len(self.answers)
+        self.send(body, kind=kind)
+        self.wait(before + 1)
+        return self.answers[before][1]
+
+
 @contextmanager
 def running(intake: Intake, **config: Any) -> Iterator[HttpReceiver]:
     """An HTTP receiver at a free port."""
     receiver = HttpReceiver(HttpReceiverConfig(port=0, **config), intake).start()
+    try:
+        yield receiver
+    finally:
+        receiver.close(1.0)
+
+
+@contextmanager
+def serving(intake: Intake, **config: Any) -> Iterator[GrpcReceiver]:
+    """A gRPC receiver at a free port."""
+    receiver = GrpcReceiver(GrpcReceiverConfig(port=0, **config), intake).start()
     try:
         yield receiver
     finally:
@@ -104,8 +147,17 @@ def connected(receiver: HttpReceiver) -> socket.socket:
     return socket.create_connection(("127.0.0.1", receiver.port), timeout=60)
 
 
+def read_all(client: socket.socket) -> bytes:
+    """Returns everything that comes until the connection is closed."""
+    received = b""
+    with suppress(ConnectionError):
+        while piece := client.recv(65536):
+            received += piece
+    return received
+
+
 def count(source: Any, name: str, *labels: str) -> float:
-    """What `source` says of that metric."""
+    """Returns the value of that metric."""
     return sum(
         one.value for one in source.samples() if isinstance(one, Sample) and one.name == name and one.labels == labels
     )
@@ -188,3 +240,6 @@ def counter(
         point = metric.sum.data_points.add(time_unix_nano=time, start_time_unix_nano=start, as_double=value)
         point.attributes.extend(attribute(*label) for label in labels.items())
     return metric
+
+
+BODY = bytes(request(gauge("cpu", 0.5)).SerializeToString())

@@ -12,20 +12,18 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
 from penstock.receive.answers import rpc_status
-from penstock.receive.config import GrpcReceiverConfig, Limits
-from penstock.receive.grpc_receiver import GrpcReceiver
+from penstock.receive.config import GrpcLimits
 from penstock.receive.intake import Intake
-from tests.receive.support import KeepingSink, gauge, request
-
-EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+from tests.receive.support import EXPORT, KeepingSink, gauge, request, serving
 
 
 @pytest.fixture
 def channel(intake: Intake) -> Iterator[grpc.Channel]:
-    receiver = GrpcReceiver(GrpcReceiverConfig(port=0, limits=Limits(max_body=100_000)), intake).start()
-    with grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
+    with (
+        serving(intake, limits=GrpcLimits(max_body=100_000)) as receiver,
+        grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel,
+    ):
         yield channel
-    receiver.close(1.0)
 
 
 def stub(channel: grpc.Channel) -> Any:

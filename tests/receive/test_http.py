@@ -1,13 +1,12 @@
 """The HTTP receiver as its clients meet it."""
 
 import gzip
-import socket
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
 from penstock.receive.http_receiver import HttpReceiver
-from tests.receive.support import KeepingSink, call, gauge, post, request
+from tests.receive.support import HEAD, KeepingSink, call, connected, gauge, post, request
 
 PROTOBUF = "application/x-protobuf"
 
@@ -90,11 +89,10 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(http: HttpReceiver, sink: 
     assert int(answered.headers["Retry-After"]) > 0
 
 
-def test_a_client_that_asks_before_it_sends_much_is_told_to_go_on(http: HttpReceiver, sink: KeepingSink) -> None:
+def test_a_client_that_asks_before_it_sends_much_is_asked_to_go_on(http: HttpReceiver, sink: KeepingSink) -> None:
     body = request(gauge("cpu", 0.5)).SerializeToString()
-    with socket.create_connection(("127.0.0.1", http.port), timeout=10) as client:
-        client.sendall(b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-protobuf\r\n")
-        client.sendall(b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+    with connected(http) as client:
+        client.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
         assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.sendall(body)
         assert client.recv(100).startswith(b"HTTP/1.1 200 OK")

@@ -2,36 +2,16 @@
 
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from penstock.decode.config import IntakeConfig
-from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.outcome import Format, Status
 from penstock.errors import BlockTooLarge, PayloadTooLarge, PermanentExportError
-from penstock.receive.bodies import Encoding
 from penstock.receive.intake import Intake
-from penstock.receive.waiting_requests import Request
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
-from tests.receive.support import NOW, SECOND, KeepingSink, counter, gauge, request
-
-BODY = request(gauge("cpu", 0.5)).SerializeToString()
-
-
-class Sender:
-    """Keeps the answers to what it sent, in the order of their coming."""
-
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
-        self.answers: list[tuple[Any, Answer]] = []
-
-    def send(self, token: object, body: bytes = BODY, kind: Format = Format.OTLP) -> bool:
-        return self._intake.submit(Request(kind, body, Encoding.IDENTITY, 1_000_000, token, self.answers.extend))
-
-    def wait(self, count: int) -> list[Status]:
-        wait_until(lambda: len(self.answers) >= count)
-        return [answer.status for _, answer in self.answers]
+from tests.receive.support import BODY, NOW, SECOND, KeepingSink, Sender, counter, gauge, request
 
 
 @pytest.fixture
@@ -48,10 +28,10 @@ def both(sink: KeepingSink, relay: KeepingSink) -> Iterator[Intake]:
     assert intake.close(10.0)
 
 
-def test_nobody_is_answered_before_the_sink_says_that_it_is_safe(intake: Intake, sink: KeepingSink) -> None:
+def test_a_request_is_not_answered_before_the_sink_says_that_it_is_safe(intake: Intake, sink: KeepingSink) -> None:
     sink.hold()
     sender = Sender(intake)
-    sender.send(1)
+    sender.send(BODY, 1)
     wait_until(lambda: sink.held)
 
     assert not sender.answers
@@ -62,7 +42,7 @@ def test_nobody_is_answered_before_the_sink_says_that_it_is_safe(intake: Intake,
 def test_the_answer_waits_for_the_relay_and_for_the_points(both: Intake, sink: KeepingSink, relay: KeepingSink) -> None:
     relay.hold()
     sender = Sender(both)
-    sender.send(1)
+    sender.send(BODY, 1)
     wait_until(lambda: relay.held and sink.chunks)
 
     assert not sender.answers
@@ -76,7 +56,7 @@ def test_a_full_relay_keeps_the_points_out_so_that_they_are_not_counted_twice(
 ) -> None:
     relay.refuses = True
     sender = Sender(both)
-    sender.send(1)
+    sender.send(BODY, 1)
 
     assert sender.wait(1) == [Status.BUSY]
     assert not sink.chunks
@@ -85,22 +65,22 @@ def test_a_full_relay_keeps_the_points_out_so_that_they_are_not_counted_twice(
 NEVER = PermanentExportError("400 Bad Request: no such tenant")
 
 
-def test_a_request_that_can_never_be_handed_on_is_told_so_and_those_beside_it_are_not(
+def test_a_request_that_can_never_be_handed_on_is_answered_so_and_those_beside_it_are_not(
     both: Intake, sink: KeepingSink, relay: KeepingSink
 ) -> None:
-    under_way, gathered = threading.Event(), threading.Event()
+    submitting, gathered = threading.Event(), threading.Event()
 
-    def door() -> None:
-        under_way.set()
+    def wait_for_others() -> None:
+        submitting.set()
         gathered.wait(10.0)
 
-    relay.door = door
+    relay.before_submit = wait_for_others
     relay.failing = {1: NEVER, 2: BlockTooLarge("9 bytes"), 3: PayloadTooLarge("413"), 4: ConnectionError("down")}
     sender = Sender(both)
-    sender.send("first")
-    assert under_way.wait(10.0)
+    sender.send(BODY, "first")
+    assert submitting.wait(10.0)
     for token in ("good", "bad", "large", "too large", "unlucky"):
-        sender.send(token)
+        sender.send(BODY, token)
     gathered.set()
     sender.wait(6)
 
@@ -122,10 +102,10 @@ def test_what_can_never_be_handed_on_comes_again_where_its_points_found_no_room(
     relay.failing = {0: NEVER}
     sink.refuses = True
     sender = Sender(both)
-    sender.send(1)
+    sender.send(BODY, 1)
     assert sender.wait(1) == [Status.BUSY]
     sink.refuses, sink.fails = False, OSError("no space")
-    sender.send(2)
+    sender.send(BODY, 2)
     assert sender.wait(2)[1] is Status.BROKEN
 
 
@@ -137,80 +117,76 @@ def test_a_sink_that_breaks_its_promise_costs_one_answer_and_not_all_to_come(
 
     sender = Sender(intake)
     points = [request(counter("c", (NOW + step * SECOND, 5.0 * step))).SerializeToString() for step in (1, 2)]
-    sender.send("first", points[0])
+    sender.send(points[0], "first")
     sender.wait(1)
     with monkeypatch.context() as broken:
         broken.setattr(sink, "submit", breaks)
-        sender.send("second", points[1])
+        sender.send(points[1], "second")
         assert sender.wait(2)[1] is Status.BROKEN
-    sender.send("again", points[1])
+    sender.send(points[1], "again")
     assert sender.wait(3)[2] is Status.TAKEN
     assert sink.values("c") == [5.0]
     assert "a mistake of ours" in caplog.text
 
 
-def test_a_body_for_which_there_is_no_memory_is_told_so(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_for_which_there_is_no_memory_is_answered_so(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> bytes:
         raise MemoryError
 
     sender = Sender(intake)
     with monkeypatch.context() as full:
-        full.setattr("penstock.receive.intake.decompressed", fails)
-        sender.send("first")
+        full.setattr("penstock.receive.intake.decompress", fails)
+        sender.send(BODY, "first")
         assert sender.wait(1) == [Status.BROKEN]
-    sender.send("again")
+    sender.send(BODY, "again")
     assert sender.wait(2)[1] is Status.TAKEN
 
 
-def test_a_failing_disk_is_told_and_cumulative_values_come_again(intake: Intake, sink: KeepingSink) -> None:
+def test_a_failing_disk_is_answered_and_cumulative_values_come_again(intake: Intake, sink: KeepingSink) -> None:
     sender = Sender(intake)
     bodies = [
         request(counter("c", (NOW + step * SECOND, value), start=1)).SerializeToString()
         for step, value in enumerate([1.0, 5.0], 1)
     ]
-    sender.send(1, bodies[0])
+    sender.send(bodies[0], 1)
     sender.wait(1)
     sink.fails = OSError("no space")
-    sender.send(2, bodies[1])
+    sender.send(bodies[1], 2)
     assert sender.wait(2)[1] is Status.BROKEN
     assert "no space" in sender.answers[1][1].message
 
     sink.fails = None
-    sender.send(3, bodies[1])
+    sender.send(bodies[1], 3)
 
     assert sender.wait(3)[2] is Status.TAKEN
     assert sink.values("c") == [4.0]
 
 
-def test_requests_that_gather_while_one_is_decoded_are_decoded_together(sink: KeepingSink) -> None:
-    may_go, entered = threading.Event(), threading.Event()
+def test_requests_that_gather_while_one_is_decoded_are_decoded_together(intake: Intake, sink: KeepingSink) -> None:
+    submitting, may_go = threading.Event(), threading.Event()
 
-    class Slow(KeepingSink):
-        def submit(self, chunks: Any, done: Any) -> bool:
-            entered.set()
-            may_go.wait(10)
-            return super().submit(chunks, done)
+    def wait_for_others() -> None:
+        submitting.set()
+        may_go.wait(10)
 
-    slow = Slow()
-    intake = Intake(slow).start()
+    sink.before_submit = wait_for_others
     sender = Sender(intake)
-    sender.send(0)
-    assert entered.wait(10)
+    sender.send(BODY, 0)
+    assert submitting.wait(10)
     for token in range(1, 6):
-        sender.send(token)
+        sender.send(BODY, token)
     may_go.set()
 
     assert sender.wait(6) == [Status.TAKEN] * 6
     assert [token for token, _ in sender.answers] == list(range(6))
-    assert [len(chunk) for chunk in slow.chunks] == [1, 5]
-    assert intake.close(10.0)
+    assert [len(chunk) for chunk in sink.chunks] == [1, 5]
 
 
 def test_only_the_bad_request_of_a_group_is_refused(sink: KeepingSink) -> None:
     intake = Intake(sink)
     sender = Sender(intake)
     for token, body in enumerate([BODY, b"nonsense", BODY]):
-        sender.send(token, body)
+        sender.send(body, token)
     intake.start()
 
     sender.wait(3)
@@ -225,32 +201,32 @@ def test_only_the_bad_request_of_a_group_is_refused(sink: KeepingSink) -> None:
 def test_what_waits_is_bounded_in_bytes(sink: KeepingSink) -> None:
     intake = Intake(sink, config=IntakeConfig(max_held=1024))
     sender = Sender(intake)
-    taken = 0
-    while sender.send(taken):
-        taken += 1
+    room = 1024 // len(BODY)
+    for _ in range(room + 1):
+        sender.send(BODY)
 
-    assert taken == 1024 // len(BODY)
+    assert sender.wait(1) == [Status.BUSY]
     intake.start()
-    assert sender.wait(taken) == [Status.TAKEN] * taken
-    wait_until(lambda: sender.send("again"))  # its room is free soon after the answer
+    assert sender.wait(1 + room) == [Status.BUSY] + [Status.TAKEN] * room
+    wait_until(lambda: sender.ask(BODY).status is Status.TAKEN)  # its room is free soon after the answer
     assert intake.close(10.0)
 
 
 def test_closing_answers_what_waits_and_takes_nothing_more(sink: KeepingSink) -> None:
     intake = Intake(sink).start()
     sender = Sender(intake)
-    sender.send(1)
+    sender.send(BODY, 1)
 
     assert intake.close(10.0)
     assert sender.wait(1) == [Status.TAKEN]
-    assert not sender.send(2)
+    assert sender.ask(BODY).status is Status.BROKEN
 
 
 def test_everything_is_counted(intake: Intake, sink: KeepingSink) -> None:
     sender = Sender(intake)
-    sender.send(1)
-    sender.send(2, b"nonsense")
-    sender.send(3, request(gauge("cpu", 1.0, time=0)).SerializeToString())
+    sender.send(BODY, 1)
+    sender.send(b"nonsense", 2)
+    sender.send(request(gauge("cpu", 1.0, time=0)).SerializeToString(), 3)
     sender.wait(3)
     telemetry = Telemetry()
     telemetry.watch(intake.samples)
@@ -270,12 +246,12 @@ def test_a_sweep_that_fails_does_not_end_the_thread_that_answers(
     intake: Intake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
-        raise RuntimeError("not a promise of anyone's")
+        raise RuntimeError("unexpected")
 
     monkeypatch.setattr("penstock.receive.intake._SWEEP", 0.0)
     monkeypatch.setattr(intake._decoder, "expire", fail)
     sender = Sender(intake)
     for token in range(3):
-        sender.send(token)
+        sender.send(BODY, token)
         assert sender.wait(token + 1)[token] is Status.TAKEN
     assert "could not be forgotten" in caplog.text

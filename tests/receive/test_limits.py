@@ -5,28 +5,22 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoder
 from penstock.decode.outcome import Format, Refusal
 from penstock.decode.series import OVERFLOW
 from penstock.errors import ConfigError
-from penstock.receive.config import AuthConfig, HttpReceiverConfig, Limits
+from penstock.receive.config import AuthConfig, HttpLimits, HttpReceiverConfig
 from penstock.testing import FakeClock
-from tests.decode.test_otlp import decode, decoder
+from tests.decode.support import CUMULATIVE, DELTA, decode, decoder, exponential, histogram, sample
 from tests.receive.support import NOW, SECOND, counter, gauge, request
-
-CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 
 
 def entities(using: Decoder, *labels: str) -> list[str]:
     decoded = decode(request(*(gauge("m", 1.0, a=label) for label in labels), resource={}), using=using)
     return [entity for chunk in decoded.chunks for entity in chunk.points["entity"].to_pylist()]
-
-
-def sample(using: Decoder, name: str) -> float:
-    return next(sample.value for sample in using.samples() if sample.name == name)
 
 
 def test_series_beyond_the_limit_are_added_up_in_one_and_counted() -> None:
@@ -78,39 +72,28 @@ def test_points_beyond_a_limit_are_refused_with_the_reason(
     assert [chunk.points["value"].to_pylist() for chunk in decoded.chunks] == [[2.0]]
 
 
-def histogram(time: int, temporality: int, *counts: int) -> Metric:
-    metric = Metric(name="h")
-    metric.histogram.aggregation_temporality = temporality  # type: ignore[assignment]
-    point = metric.histogram.data_points.add(time_unix_nano=time, start_time_unix_nano=NOW, sum=1.0)
-    point.bucket_counts.extend(counts)
-    point.explicit_bounds.extend(range(len(counts) - 1))
-    return metric
+def one_bound(time: int, counts: list[int], **options: Any) -> Metric:
+    return histogram(time, counts, bounds=(0.0,), **options)
 
 
-def exponential(time: int, temporality: int, *counts: int) -> Metric:
-    metric = Metric(name="e")
-    metric.exponential_histogram.aggregation_temporality = temporality  # type: ignore[assignment]
-    point = metric.exponential_histogram.data_points.add(time_unix_nano=time, start_time_unix_nano=NOW, sum=1.0)
-    point.positive.bucket_counts.extend(counts)
-    return metric
-
-
-@pytest.mark.parametrize("kind", [histogram, exponential])
+@pytest.mark.parametrize("kind", [one_bound, exponential])
 @pytest.mark.parametrize("count", [2**40, 2**62, 2**63, 2**64 - 1])
 def test_a_histogram_that_counts_more_than_can_be_added_up_is_refused(kind: Callable[..., Metric], count: int) -> None:
-    for temporality in (AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA, CUMULATIVE):
+    for temporality in (DELTA, CUMULATIVE):
         using = decoder()
-        decoded = decode(request(kind(NOW + SECOND, temporality, 1, count), gauge("m", 2.0), resource={}), using=using)
+        decoded = decode(
+            request(kind(NOW + SECOND, [1, count], temporality=temporality), gauge("m", 2.0), resource={}), using=using
+        )
         assert decoded.outcomes.reasons == {Refusal.MALFORMED: 1}
         assert decoded.outcomes.rejected.tolist() == [1]
         assert [chunk.points["value"].to_pylist() for chunk in decoded.chunks] == [[2.0]]
 
 
-@pytest.mark.parametrize("kind", [histogram, exponential])
+@pytest.mark.parametrize("kind", [one_bound, exponential])
 def test_a_cumulative_histogram_may_have_counted_for_ages(kind: Callable[..., Metric]) -> None:
     using = decoder(initial_value="drop")
-    decode(request(kind(NOW + SECOND, CUMULATIVE, 1, 2**50), resource={}), using=using)
-    decoded = decode(request(kind(NOW + 2 * SECOND, CUMULATIVE, 3, 2**50 + 5), resource={}), using=using)
+    decode(request(kind(NOW + SECOND, [1, 2**50]), resource={}), using=using)
+    decoded = decode(request(kind(NOW + 2 * SECOND, [3, 2**50 + 5]), resource={}), using=using)
     assert decoded.outcomes.reasons == {}
     assert [sum(chunk.points["count"].to_pylist()) for chunk in decoded.chunks] == [7]
 
@@ -182,9 +165,9 @@ def test_a_metrics_name_fits_into_every_table_however_long_a_labels_may_be() -> 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Limits(max_body=10), "limits.max_body must be >= 1024 bytes, got 10"),
-        (lambda: Limits(read_timeout=0), "limits.read_timeout must be > 0, got 0"),
-        (lambda: Limits(max_connections=0), "limits.max_connections must be a whole number >= 1, got 0"),
+        (lambda: HttpLimits(max_body=10), "limits.max_body must be >= 1024 bytes, got 10"),
+        (lambda: HttpLimits(read_timeout=0), "limits.read_timeout must be > 0, got 0"),
+        (lambda: HttpLimits(max_connections=0), "limits.max_connections must be a whole number >= 1, got 0"),
         (lambda: IntakeConfig(max_streams=-1), "intake.max_streams must be a whole number >= 1, got -1"),
         (lambda: IntakeConfig(expiry="5s"), "intake.expiry must be >= 60 s, got 5"),
         (lambda: IntakeConfig(initial_value=cast(Any, "maybe")), "initial_value must be one of auto, keep, drop, got"),

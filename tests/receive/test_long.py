@@ -8,9 +8,8 @@ import pytest
 from penstock.decode.outcome import Format, Status, TooMany
 from penstock.protobuf import encode_varint, field_bytes
 from penstock.receive.intake import Intake
-from tests.decode.test_otlp import decode, decoder
-from tests.receive.support import NOW, SECOND, KeepingSink, counter, gauge, request
-from tests.receive.test_intake import Sender
+from tests.decode.support import decode, decoder
+from tests.receive.support import NOW, SECOND, KeepingSink, Sender, counter, gauge, request
 
 SIZE = 4 << 20
 POINT = b"\x19" + NOW.to_bytes(8, "little") + b"\x21" + bytes(8)
@@ -73,7 +72,7 @@ def test_a_request_without_end_is_too_large_and_its_neighbours_are_taken_once() 
         for place in (1, 2)
     ]
     for place, body in enumerate((good[0], quantiles(), good[1])):
-        sender.send(place, body)
+        sender.send(body, place)
     intake.start()
     assert intake.close(30.0)
     assert {place: answer.status for place, answer in sender.answers} == {
@@ -97,7 +96,7 @@ def test_a_series_of_many_samples_is_read_whole() -> None:
 
 
 def test_a_point_of_many_fields_is_read_whole_and_a_broken_one_is_refused() -> None:
-    filler = b"\x78\x05" * 1000  # a field that nobody knows
+    filler = b"\x78\x05" * 1000  # an unknown field
     whole = otlp(metric(b"m", field(0x0A, filler + POINT + filler)))
     broken = otlp(metric(b"m", field(0x0A, filler + POINT + b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")))
     decoded = decoder().decode(Format.OTLP, [whole, broken])

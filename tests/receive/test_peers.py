@@ -1,11 +1,11 @@
-"""Processes that hand each other what they keep: answered once, counted once, and nobody waits for ever."""
+"""Processes that hand each other what they own: answered once, counted once, and no request waits for ever."""
 
 import gzip
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToJson
@@ -15,37 +15,26 @@ from penstock.decode.config import IntakeConfig
 from penstock.decode.otlp.walk import CUMULATIVE, SUM, Family, walk
 from penstock.decode.outcome import Answer, Format, Status
 from penstock.decode.stream_owners import StreamOwners
-from penstock.receive import peer, peer_wire
+from penstock.receive import peer_link, peer_wire
 from penstock.receive import peers as peers_module
 from penstock.receive.bodies import Encoding
 from penstock.receive.intake import Intake
 from penstock.receive.peers import Peers
-from penstock.receive.waiting_requests import Request
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
-from tests.receive.support import NOW, SECOND, KeepingSink, counter, gauge, request
+from tests.receive.support import NOW, SECOND, KeepingSink, Sender, counter, gauge, request
 
 BEGAN = NOW / SECOND - 10
 
 
-class Process:
+class Process(Sender):
     """One of several: an intake with a sink and a relay that keep what they are given."""
 
     def __init__(self, folder: Path, own: int, count: int, config: IntakeConfig | None = None) -> None:
         self.sink = KeepingSink()
         self.relay = KeepingSink()
         self.peers = Peers(folder, StreamOwners(own, count), int((config or IntakeConfig()).max_held))
-        self.intake = Intake(self.sink, self.relay, config, began=BEGAN, peers=self.peers)
-        self.answers: list[tuple[Any, Answer]] = []
-
-    def send(self, body: bytes, kind: Format = Format.OTLP, token: object = None) -> bool:
-        return self.intake.submit(Request(kind, body, Encoding.IDENTITY, 1 << 20, token, self.answers.extend))
-
-    def ask(self, body: bytes, kind: Format = Format.OTLP) -> Answer:
-        before = len(self.answers)
-        assert self.send(body, kind)
-        wait_until(lambda: len(self.answers) > before)
-        return self.answers[before][1]
+        super().__init__(Intake(self.sink, self.relay, config, began=BEGAN, peers=self.peers))
 
 
 Make = Callable[..., list[Process]]
@@ -81,9 +70,7 @@ def kept_by(owner: int, count: int = 2) -> str:
     owners = StreamOwners(0, count)
     names = (f"c{number}" for number in range(1000))
     return next(
-        name
-        for name in names
-        if owners.of_family(Family(place.resource, place.scope, name.encode(), SUM, CUMULATIVE, 1)) == owner
+        name for name in names if owners.of_family(Family(*place.head[:2], name.encode(), SUM, CUMULATIVE, 1)) == owner
     )
 
 
@@ -146,7 +133,7 @@ def test_if_a_part_is_refused_only_what_adds_nothing_again_is_taken_of_the_rest(
     assert len(here.sink.values("load")) == 1
 
 
-def test_a_sender_that_turns_elsewhere_is_not_told_that_something_is_safe_which_is_then_given_up(make: Make) -> None:
+def test_a_sender_that_turns_elsewhere_never_hears_of_something_safe_that_is_given_up(make: Make) -> None:
     here, there, other = make(3)
     mine, theirs = kept_by(0, 3), kept_by(1, 3)
     body = report(5.0, mine, theirs, second=1)
@@ -154,8 +141,8 @@ def test_a_sender_that_turns_elsewhere_is_not_told_that_something_is_safe_which_
     here.send(body)
     wait_until(lambda: there.sink.held)
     other.send(body)
-    wait_until(lambda: other.peers._others[0].answers[Status.TAKEN])  # it is known here, and waits
-    here.peers._thread.loop.call_soon_threadsafe(here.peers._others[1].lost)
+    wait_until(lambda: other.peers._links[0].answers[Status.TAKEN])  # it is known here, and waits
+    here.peers._thread.loop.call_soon_threadsafe(here.peers._links[1].on_lost)
     wait_until(lambda: here.answers)
     there.sink.release()
     wait_until(lambda: other.answers)
@@ -175,7 +162,7 @@ def test_a_rest_that_is_refused_comes_again_and_the_part_is_not_counted_twice(ma
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
 
 
-def test_a_disk_that_fails_there_is_told_here(make: Make) -> None:
+def test_a_disk_that_fails_there_is_answered_here(make: Make) -> None:
     here, there = make()
     there.sink.fails = OSError("no space left")
 
@@ -187,7 +174,7 @@ def test_a_disk_that_fails_there_is_told_here(make: Make) -> None:
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
 
 
-def test_requests_that_concern_nobody_else_are_taken_while_another_process_refuses(make: Make) -> None:
+def test_requests_of_this_process_alone_are_taken_while_another_process_refuses(make: Make) -> None:
     here, there = make()
     here.sink.hold()
     here.send(request(gauge("first", 1.0)).SerializeToString())
@@ -216,7 +203,7 @@ def test_what_is_rejected_there_is_part_of_the_answer(make: Make) -> None:
 
 
 @pytest.mark.parametrize("is_relayed", [False, True])
-def test_a_request_is_useless_if_nobody_takes_anything_of_it(
+def test_a_request_is_useless_if_no_process_takes_anything_of_it(
     make: Make, monkeypatch: pytest.MonkeyPatch, is_relayed: bool
 ) -> None:
     here, _ = make(config=IntakeConfig(max_labels=1))
@@ -232,7 +219,7 @@ def test_a_request_is_useless_if_nobody_takes_anything_of_it(
             assert (answer.rejected, answer.is_useless) == (len(metrics), False)
 
 
-def test_a_part_that_cannot_be_read_is_told(make: Make) -> None:
+def test_a_part_that_cannot_be_read_is_answered_so(make: Make) -> None:
     here, _ = make()
     body = bytearray(report(5.0, THERE))
     at = body.index(THERE.encode()) + len(THERE) + 4  # the first byte of its point
@@ -242,7 +229,7 @@ def test_a_part_that_cannot_be_read_is_told(make: Make) -> None:
     assert here.ask(bytes(body)).status is Status.BAD
 
 
-def test_a_request_that_fails_here_while_its_part_is_under_way_goes_on_for_nobody(
+def test_a_request_that_fails_here_while_its_part_is_handed_over_is_not_resumed(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = make()
@@ -258,19 +245,19 @@ def test_a_request_that_fails_here_while_its_part_is_under_way_goes_on_for_nobod
 
 def test_what_was_handed_to_us_does_not_wait_for_what_we_hand_to_others(make: Make) -> None:
     here, there = make()
-    at_the_door, go_on = threading.Event(), threading.Event()
+    submitting, go_on = threading.Event(), threading.Event()
 
-    def door() -> None:
-        at_the_door.set()
+    def wait_for_others() -> None:
+        submitting.set()
         go_on.wait()
 
-    here.sink.door = door
+    here.sink.before_submit = wait_for_others
     here.send(request(gauge("first", 1.0)).SerializeToString())
-    assert at_the_door.wait(30.0)  # the intake's thread is there: what comes now is taken together
+    assert submitting.wait(30.0)  # the intake's thread is there: what comes now is taken together
     there.sink.hold()
     here.send(report(5.0, THERE, second=1), token="ours")
     there.send(request(counter(HERE, (NOW, 7.0), start=NOW - SECOND)).SerializeToString())
-    wait_until(lambda: here.intake._room._handed_to_us)
+    wait_until(lambda: here.intake._queue._waiting_from_peers)
     go_on.set()
 
     wait_until(lambda: total(here.sink, HERE) == 7.0)  # though `there` has not answered for its part of "ours"
@@ -285,30 +272,27 @@ def test_a_part_that_is_larger_than_what_may_wait_is_taken_when_nothing_else_wai
     body = gzip.compress(request(*series).SerializeToString())
     assert len(body) < 16 << 10
 
-    assert here.intake.submit(Request(Format.OTLP, body, Encoding.GZIP, 1 << 20, None, here.answers.extend))
-    wait_until(lambda: here.answers)
-    assert here.answers[0][1].status is Status.TAKEN
+    here.send(body, encoding=Encoding.GZIP)
+    assert here.wait(1) == [Status.TAKEN]
     assert total(there.sink, THERE) == 20.0
 
 
 def test_both_full_and_handing_each_other_their_parts_neither_waits_for_the_other(make: Make) -> None:
     body = report(1.0, HERE, THERE)
     here, there = make(config=IntakeConfig(max_held=40 * len(body), max_group=1024))
-    sent = {here: 0, there: 0}
 
     def flood(process: Process) -> None:
         for number in range(600):
-            sent[process] += process.send(report(float(number + 1), HERE, THERE, second=number + 1))
+            process.send(report(float(number + 1), HERE, THERE, second=number + 1))
 
     together([lambda: flood(here), lambda: flood(there)])
     for process in (here, there):
-        wait_until(lambda process=process: len(process.answers) == sent[process])  # type: ignore[misc]
-        assert Status.TAKEN in {answer.status for _, answer in process.answers}
+        assert Status.TAKEN in process.wait(600)
     assert here.ask(report(1000.0, HERE, THERE, second=1000)).status is Status.TAKEN
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (1000.0, 1000.0)
 
 
-def test_a_process_that_is_not_there_is_told_at_once_and_found_when_it_comes(
+def test_a_process_that_is_not_there_is_reported_at_once_and_found_when_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers_module, "_FIRST_CONTACT", 0.0)
@@ -325,34 +309,32 @@ def test_a_process_that_is_not_there_is_told_at_once_and_found_when_it_comes(
     together([lambda: here.intake.close(10.0), lambda: there.intake.close(10.0)])
 
 
-def test_a_process_that_greets_and_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "PATIENCE", 0.1)
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(tmp_path / "1"))
-        silent.listen()
-        here = Process(tmp_path, 0, 2)
+@contextmanager
+def beside_fake_peer(folder: Path) -> Iterator[tuple[Process, socket.socket]]:
+    """A process, and its connection to another one that has greeted and is ours to drive."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "1"))
+        listening.listen()
+        here = Process(folder, 0, 2)
         starting = threading.Thread(target=here.intake.start)
         starting.start()
-        connection, _ = silent.accept()
-        connection.sendall(peer_wire.answer(0, {}))
+        connection, _ = listening.accept()
+        connection.sendall(peer_wire.answer_message(0, {}))
         starting.join()
-
-        assert here.ask(report(5.0, HERE, THERE)).status is Status.BROKEN
-        assert not here.sink.values("load")
-        connection.close()
+        yield here, connection
     assert here.intake.close(10.0)
 
 
-def test_a_process_that_dies_with_a_part_is_told(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as dying:
-        dying.bind(str(tmp_path / "1"))
-        dying.listen()
-        here = Process(tmp_path, 0, 2)
-        starting = threading.Thread(target=here.intake.start)
-        starting.start()
-        connection, _ = dying.accept()
-        connection.sendall(peer_wire.answer(0, {}))
-        starting.join()
+def test_a_process_that_greets_and_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_link, "PATIENCE", 0.1)
+    with beside_fake_peer(tmp_path) as (here, connection):
+        assert here.ask(report(5.0, HERE, THERE)).status is Status.BROKEN
+        assert not here.sink.values("load")
+        connection.close()
+
+
+def test_a_process_that_dies_with_a_part_is_reported(tmp_path: Path) -> None:
+    with beside_fake_peer(tmp_path) as (here, connection):
         here.send(report(5.0, HERE, THERE))
         assert connection.recv(10)
         connection.close()
@@ -360,11 +342,12 @@ def test_a_process_that_dies_with_a_part_is_told(tmp_path: Path) -> None:
         wait_until(lambda: here.answers)
         assert here.answers[0][1].status is Status.BROKEN
         assert not here.sink.values("load")
-    assert here.intake.close(10.0)
 
 
 @pytest.mark.parametrize("nonsense", [bytes(8) + b"\xff" + bytes(4), b"\xff" * 200])
-def test_nonsense_is_hung_up_on_and_the_others_go_on(make: Make, tmp_path: Path, nonsense: bytes) -> None:
+def test_a_connection_that_sends_nonsense_is_closed_and_the_others_go_on(
+    make: Make, tmp_path: Path, nonsense: bytes
+) -> None:
     here, there = make()
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(str(tmp_path / "1"))
@@ -377,7 +360,7 @@ def test_nonsense_is_hung_up_on_and_the_others_go_on(make: Make, tmp_path: Path,
     assert total(there.sink, THERE) == 5.0
 
 
-def test_whoever_stops_first_takes_what_others_hand_over_until_they_stop(make: Make) -> None:
+def test_the_first_process_to_stop_takes_what_others_hand_over_until_they_stop(make: Make) -> None:
     here, there = make()
     there.sink.hold()
     here.send(report(5.0, HERE, THERE, second=1))
@@ -386,7 +369,7 @@ def test_whoever_stops_first_takes_what_others_hand_over_until_they_stop(make: M
     stopping.start()
     wait_until(lambda: there.intake.is_closing)
 
-    assert not there.send(report(9.0, HERE))
+    assert there.ask(report(9.0, HERE)).status is Status.BROKEN
     there.sink.release()
     assert here.ask(report(6.0, HERE, THERE, second=2)).status is Status.TAKEN
     assert here.intake.close(10.0)
@@ -394,11 +377,11 @@ def test_whoever_stops_first_takes_what_others_hand_over_until_they_stop(make: M
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (6.0, 6.0)
 
 
-def test_whoever_stops_alone_does_so_without_an_error(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_stops_alone_does_so_without_an_error(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     _, there = make()
 
     assert there.intake.close(0.2)
-    assert "have not hung up in time" in caplog.text
+    assert "have not disconnected in time" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import MissingRequirement
-from penstock.model.point import Kind
+from penstock.model.point import PointKind
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.testing import wait_until
 from tests.conftest import missing
@@ -16,9 +16,9 @@ from tests.servers import Prometheus
 pytestmark = pytest.mark.server
 COUNTER = "process_cpu_seconds_total"
 TYPES = {
-    "prometheus_http_requests_total": Kind.COUNTER,
-    "prometheus_http_request_duration_seconds_bucket": Kind.COUNTER,
-    "go_goroutines": Kind.GAUGE,
+    "prometheus_http_requests_total": PointKind.COUNTER,
+    "prometheus_http_request_duration_seconds_bucket": PointKind.COUNTER,
+    "go_goroutines": PointKind.GAUGE,
 }
 
 
@@ -60,15 +60,15 @@ def values_of(server: Prometheus, name: str, at: float) -> dict[float, float]:
 def test_what_a_real_prometheus_writes_adds_up_to_what_it_says(scraping: Scraping, sink: KeepingSink) -> None:
     wait_until(lambda: len(sink.points(COUNTER)) >= 8 and len(sink.points("up")) >= 8, 60)
     wait_until(lambda: TYPES.keys() <= {chunk.metric for chunk in sink.chunks})  # a series has a way of its own to us
-    increments, ups = sink.points(COUNTER, Kind.COUNTER), sink.points("up")
+    increments, ups = sink.points(COUNTER, PointKind.COUNTER), sink.points("up")
     last = max(row["time"] for row in increments).timestamp()
     first = min(row["time"] for row in increments).timestamp()
-    said, up = (values_of(scraping, name, at=last + 60) for name in (COUNTER, "up"))
-    start = max(time for time in said if time < first)
+    scraped, up = (values_of(scraping, name, at=last + 60) for name in (COUNTER, "up"))
+    start = max(time for time in scraped if time < first)
 
     assert {round(row["time"].timestamp(), 3): row["value"] for row in ups}.items() <= up.items()
     assert 1.0 in up.values()  # and 0 where a busy machine was too slow to be scraped in time
     assert increments[0]["labels"] == {"instance": f"127.0.0.1:{scraping.port}", "job": "itself"}
     total = sum(row["value"] for row in increments if row["time"].timestamp() <= last)
-    assert total == pytest.approx(said[round(last, 3)] - said[start])
+    assert total == pytest.approx(scraped[round(last, 3)] - scraped[start])
     assert {chunk.metric: chunk.kind for chunk in sink.chunks if chunk.metric in TYPES} == TYPES

@@ -9,27 +9,31 @@ import grpc
 import pytest
 
 from penstock.decode.config import IntakeConfig
-from penstock.receive.config import AuthConfig, GrpcReceiverConfig, Limits
-from penstock.receive.grpc_receiver import GrpcReceiver
+from penstock.receive.config import AuthConfig, HttpLimits
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.testing import wait_until
-from tests.receive.support import KeepingSink, call, connected, count, gauge, post, request, running
+from tests.receive.support import (
+    BODY,
+    EXPORT,
+    HEAD,
+    KeepingSink,
+    call,
+    connected,
+    count,
+    post,
+    read_all,
+    running,
+    serving,
+)
 
-BODY = request(gauge("cpu", 0.5)).SerializeToString()
-HEAD = b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-protobuf\r\n"
-EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 TOKEN = "a-token-that-is-known"
 
 
 def answer(receiver: HttpReceiver, sent: bytes) -> bytes:
-    """Everything that comes back until the connection is closed."""
     with connected(receiver) as client:
         client.sendall(sent)
-        told = b""
-        while piece := client.recv(65536):
-            told += piece
-        return told
+        return read_all(client)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +54,10 @@ def test_what_is_not_http_is_400_counted_and_no_error_of_ours(
     intake: Intake, http: HttpReceiver, caplog: pytest.LogCaptureFixture, sent: bytes
 ) -> None:
     with caplog.at_level(logging.INFO):
-        told = answer(http, sent)
-    assert b" 400 Bad Request" in told
-    assert b"aiohttp" not in told
-    assert b"Server: penstock" in told
+        answered = answer(http, sent)
+    assert b" 400 Bad Request" in answered
+    assert b"aiohttp" not in answered
+    assert b"Server: penstock" in answered
     assert not caplog.records
     assert count(intake, "penstock_receive_refused_total", "malformed") == 1
 
@@ -72,7 +76,7 @@ def test_a_client_that_breaks_off_is_counted_and_no_error_of_ours(
 
 
 def test_a_client_that_does_not_listen_is_cut_off(intake: Intake) -> None:
-    with running(intake, limits=Limits(read_timeout=0.2)) as receiver:
+    with running(intake, limits=HttpLimits(read_timeout=0.2)) as receiver:
         assert receiver._listener is not None
         # Connections take after their listener: small buffers are soon full, also on a slow machine.
         receiver._listener.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -99,12 +103,12 @@ def test_bodies_that_are_being_read_are_bounded_all_together(sink: KeepingSink) 
 
 
 def test_two_encodings_are_not_one(http: HttpReceiver) -> None:
-    told = answer(
+    answered = answer(
         http,
         HEAD
         + b"Connection: close\r\nContent-Encoding: identity\r\nContent-Encoding: gzip\r\nContent-Length: 0\r\n\r\n",
     )
-    assert b" 415 " in told
+    assert b" 415 " in answered
 
 
 def test_two_tokens_are_none(intake: Intake, tmp_path: Path) -> None:
@@ -114,17 +118,15 @@ def test_two_tokens_are_none(intake: Intake, tmp_path: Path) -> None:
     with running(intake, auth=auth) as receiver:
         for lines in (known + other, other + known):
             assert b" 401 " in answer(receiver, HEAD + lines + b"Content-Length: 0\r\n\r\n")
-    server = GrpcReceiver(GrpcReceiverConfig(port=0, auth=auth), intake).start()
     pairs = [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer another-that-is-not")]
-    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    with serving(intake, auth=auth) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         for metadata in (pairs, pairs[::-1]):
             with pytest.raises(grpc.RpcError) as refused:
                 channel.unary_unary(EXPORT)(BODY, timeout=10, metadata=metadata)
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    server.close(1.0)
 
 
-def test_an_error_is_told_in_the_format_of_the_request(intake: Intake, tmp_path: Path) -> None:
+def test_an_error_is_answered_in_the_format_of_the_request(intake: Intake, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(TOKEN)
     with running(intake, auth=AuthConfig(token_file=tmp_path / "tokens")) as receiver:
         in_json = post(receiver.port, "/v1/metrics", b"{}", Content_Type="application/json")
@@ -137,7 +139,7 @@ def test_an_error_is_told_in_the_format_of_the_request(intake: Intake, tmp_path:
 
 def test_a_thousand_clients_that_break_off_leave_nothing_behind(intake: Intake) -> None:
     # All of them may still stand in line, ended as they are, when the last one comes: the limit has room for it.
-    with running(intake, limits=Limits(max_connections=1001)) as receiver:
+    with running(intake, limits=HttpLimits(max_connections=1001)) as receiver:
         before = files_open()
         for place in range(1000):
             with connected(receiver) as client:
@@ -156,8 +158,7 @@ def test_a_call_that_is_given_up_is_taken_all_the_same_and_the_next_one_is_answe
     intake: Intake, sink: KeepingSink
 ) -> None:
     sink.hold()
-    receiver = GrpcReceiver(GrpcReceiverConfig(port=0), intake).start()
-    with grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
+    with serving(intake) as receiver, grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
         export = channel.unary_unary(EXPORT)
         with pytest.raises(grpc.RpcError) as late:
             export(BODY, timeout=0.2)
@@ -168,4 +169,3 @@ def test_a_call_that_is_given_up_is_taken_all_the_same_and_the_next_one_is_answe
         wait_until(lambda: count(receiver, "penstock_receive_connections", "grpc") == 0)
         sink.release()
         assert export(BODY, timeout=10) == b""
-    receiver.close(1.0)

@@ -16,7 +16,8 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExpor
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
 
-from penstock.aggregate.l1 import L1, L1Config
+from penstock.aggregate.config import L1Config
+from penstock.aggregate.l1 import L1
 from penstock.batch import ThreadPolicy
 from penstock.model.finals import nearest_rank, with_finals
 from penstock.model.level import Level

@@ -1,4 +1,4 @@
-"""A receiver that stops: what has begun is answered, and nobody who sends slowly or nothing holds it up."""
+"""A receiver that stops: what has begun is answered, and a client that sends slowly or nothing does not hold it up."""
 
 import asyncio
 import socket
@@ -16,27 +16,19 @@ from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.http_server import HttpServer
 from penstock.receive.intake import Intake
 from penstock.testing import wait_until
-from tests.receive.support import KeepingSink, count, gauge, request
+from tests.receive.support import BODY, EXPORT, HEAD, KeepingSink, connected, count, read_all
 
-BODY = request(gauge("cpu", 0.5)).SerializeToString()
-HEAD = b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n"
+WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 LONG = 600.0  # seconds: nothing here takes as long, unless it waits for nothing
 
 
 @contextmanager
 def half_sent(receiver: HttpReceiver) -> Iterator[socket.socket]:
     """A connection whose request has come as far as the middle of its body."""
-    with socket.create_connection(("127.0.0.1", receiver.port), timeout=20) as client:
-        client.sendall(HEAD % len(BODY) + BODY[:10])
+    with connected(receiver) as client:
+        client.sendall(WHOLE[: -len(BODY) + 10])
         wait_until(lambda: receiver.reading == 10)
         yield client
-
-
-def all_of(client: socket.socket) -> bytes:
-    told = b""
-    while piece := client.recv(65536):
-        told += piece
-    return told
 
 
 def connections(receiver: HttpReceiver) -> float:
@@ -49,26 +41,26 @@ def test_a_body_that_is_half_sent_when_it_stops_is_read_and_answered(
     with half_sent(http) as client:
         http.stop_accepting()
         client.sendall(BODY[10:])
-        told = all_of(client)
-    assert told.startswith(b"HTTP/1.1 200 OK"), told
-    assert b"Connection: close" in told
+        answered = read_all(client)
+    assert answered.startswith(b"HTTP/1.1 200 OK"), answered
+    assert b"Connection: close" in answered
     assert len(sink.chunks) == 1
 
 
 def test_closing_waits_for_a_body_that_is_half_sent(sink: KeepingSink, intake: Intake, http: HttpReceiver) -> None:
     closing = threading.Thread(target=http.close, args=(LONG,))
-    with half_sent(http) as client, socket.create_connection(("127.0.0.1", http.port), timeout=20) as idle:
+    with half_sent(http) as client, connected(http) as idle:
         wait_until(lambda: connections(http) == 2)
         closing.start()
         assert idle.recv(1) == b""  # so it has begun to close
         client.sendall(BODY[10:])
-        told = all_of(client)
+        answered = read_all(client)
     closing.join(20)
     assert not closing.is_alive()
-    assert told.startswith(b"HTTP/1.1 200 OK"), told
+    assert answered.startswith(b"HTTP/1.1 200 OK"), answered
 
 
-def test_a_body_that_does_not_come_holds_nobody_up_once_the_intake_is_closed(
+def test_a_body_that_does_not_come_holds_nothing_up_once_the_intake_is_closed(
     intake: Intake, http: HttpReceiver
 ) -> None:
     closing = threading.Thread(target=http.close, args=(LONG,))
@@ -76,24 +68,28 @@ def test_a_body_that_does_not_come_holds_nobody_up_once_the_intake_is_closed(
         http.stop_accepting()
         assert intake.close(10.0)
         closing.start()
-        told = all_of(client)
+        answered = read_all(client)
     closing.join(20)
     assert not closing.is_alive()
-    assert told.startswith(b"HTTP/1.1 503 "), told
-    assert b"shutting down: send it again" in told
+    assert answered.startswith(b"HTTP/1.1 503 "), answered
+    assert b"shutting down: send it again" in answered
     assert count(intake, "penstock_receive_refused_total", "closed") == 1
 
 
-def test_answers_under_way_close_their_connections(sink: KeepingSink, intake: Intake, http: HttpReceiver) -> None:
+def test_requests_that_wait_are_answered_and_their_connections_closed(
+    sink: KeepingSink, intake: Intake, http: HttpReceiver
+) -> None:
     sink.hold()
     closing = threading.Thread(target=http.close, args=(LONG,))
-    with socket.create_connection(("127.0.0.1", http.port), timeout=20) as client:
-        client.sendall(HEAD % len(BODY) + BODY)
+    with connected(http) as client:
+        client.sendall(WHOLE)
         wait_until(lambda: len(sink.chunks) == 1)
         http.stop_accepting()
+        with pytest.raises(ConnectionRefusedError):
+            connected(http)
         closing.start()
         sink.release()
-        assert all_of(client).startswith(b"HTTP/1.1 200 OK")
+        assert read_all(client).startswith(b"HTTP/1.1 200 OK")
     closing.join(20)
     assert not closing.is_alive()
 
@@ -131,7 +127,6 @@ def test_a_connection_that_comes_while_it_stops_is_closed(sent: bytes) -> None:
 def test_a_call_that_does_not_come_as_a_whole_holds_no_grpc_server_up(sink: KeepingSink) -> None:
     intake = Intake(sink).start()
     server = GrpcReceiver(GrpcReceiverConfig(port=0), intake).start()
-    export = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
     closing = threading.Thread(target=server.close, args=(LONG,))
     never = threading.Event()
 
@@ -141,7 +136,7 @@ def test_a_call_that_does_not_come_as_a_whole_holds_no_grpc_server_up(sink: Keep
 
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         grpc.channel_ready_future(channel).result(20)
-        call = channel.stream_unary(export).future(messages())
+        call = channel.stream_unary(EXPORT).future(messages())
         try:
             server.stop_accepting()
             assert intake.close(10.0)

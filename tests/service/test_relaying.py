@@ -5,6 +5,7 @@ from pathlib import Path
 from penstock.config.load import load
 from penstock.config.tree import ServiceConfig
 from penstock.export.exporters.amqp_exporter import AmqpConfig, AmqpExporter
+from penstock.export.exporters.remote_write_exporter import RemoteWriteExporter
 from penstock.export.http_client import TlsConfig
 from penstock.service.relay_pipeline import make_exporter
 
@@ -31,5 +32,7 @@ def test_a_broker_is_reached_with_the_password_the_exchange_and_the_certificates
 def test_order_and_timeout_of_the_file_reach_the_destination() -> None:
     text = "exporter: {type: remote_write, url: 'http://127.0.0.1:9090/api/v1/write', in_order: false, timeout: 3s}"
     config = load(ServiceConfig, text=text).config.exporter
-    assert (config.remote_write().in_order, config.remote_write().timeout) == (False, 3.0)
-    assert make_exporter(config).in_order is False
+    exporter = make_exporter(config)
+    assert isinstance(exporter, RemoteWriteExporter)
+    assert exporter.in_order is False
+    assert exporter._client._config.timeout == 3.0

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.model import sharing
+from penstock.model import share_batches
 from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
 from penstock.model.finals import nearest_rank, rank_name
 from penstock.model.function import AVG, RANKS, Function
@@ -76,7 +76,7 @@ class Edge:
         self._next[writer] += 5
         segment = Segment(writer, self._covered[folder, writer], self._next[writer] - 1)  # as the exporter names them
         self._covered[folder, writer] = self._next[writer]
-        with patch.multiple(sharing, _MANY_ROWS=self._least, _MANY_ENTITIES=self._least):
+        with patch.multiple(share_batches, _MANY_ROWS=self._least, _MANY_ENTITIES=self._least):
             return seal(folder, segment, merged(pa.concat_tables(tables)), (f"{self._queue}-{writer}", first))
 
     def groups(self, level: Level) -> dict[Key, list[tuple[int, float]]]:

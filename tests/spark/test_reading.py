@@ -64,7 +64,7 @@ def test_a_function_that_is_only_defined_reads_the_same_in_spark(spark: SparkSes
         (definition,) = parse_definitions(example_definitions()).metrics
         entities = [entity_of({"service": name}) for name in ("a", "b")] * 50
         chunk = chunk_type(definition.source).of(entities, list(range(100)), [n / 100 for n in range(100)])
-        partials = definition.partials(chunk.points)
+        partials = merged(definition.partials(chunk.points))
         frame = spark.createDataFrame(partials)
 
         expected = with_finals(partials, Level.MINUTE)

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 import pytest
 
 from penstock.errors import ConfigError, SegmentVanished, TableConflict
+from penstock.model.chunk_partials import partials_of_chunks
 from penstock.model.packed import PACKED, packed
-from penstock.model.partial import PARTIALS, of_points
+from penstock.model.partial import PARTIALS, merged
 from penstock.model.point import chunk_type
 from penstock.model.segment import QUARANTINE, Segment, seal, sealed
 from penstock.model.share import Share
@@ -22,7 +23,7 @@ from penstock.spark.progress import JobProgress, ProgressListener
 from penstock.spark.segment_folder import SegmentFolder
 from penstock.spark.source import SegmentSource
 
-PARTS = of_points([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])])
+PARTS = merged(partials_of_chunks([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])]))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, MissingRequirement, TableConflict
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
 from penstock.model.name import LONGEST_NAME
-from penstock.model.partial import of_columns
+from penstock.model.partial import merged, of_columns
 from penstock.model.point import entity_of
 from penstock.tables import parquet, postgres
 from penstock.tables.delta import DeltaTables
@@ -58,7 +58,7 @@ def rows(value: float, day: int = 0, metric: str = "m", function: str = "avg", s
     moment = int((DAY + timedelta(days=day, seconds=second)).timestamp() * 1_000_000)
     times = pa.array([moment], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     made = of_columns(metric, Function.parse(function), pa.array(["e"]), times, pa.array([value]))
-    return made.select(LEVEL_ROWS.names)
+    return merged(made).select(LEVEL_ROWS.names)
 
 
 def batch(number: int) -> Batch:
@@ -332,7 +332,7 @@ def test_odd_names_are_kept_apart_and_exactly(tables: Tables) -> None:
             of_columns(name, AVG, pa.array([entity_of(some) for some in labels]), times, pa.array([1.0] * len(labels)))
             for name in names
         ]
-        assert add(tables, "minute", pa.concat_tables(made).select(LEVEL_ROWS.names), batch(n))
+        assert add(tables, "minute", merged(pa.concat_tables(made)).select(LEVEL_ROWS.names), batch(n))
 
     kept = read_level(tables, Level.MINUTE).to_pylist()
     found = [(row["metric"], json.loads(row["entity"]), row["count"]) for row in kept]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock import Durability, FastQueue, FastQueueConfig
-from penstock.spool import process
+from penstock.spool import open_queues
 from penstock.spool.files import OsFiles
 from tests.spool.damage import Open
 
@@ -22,7 +22,7 @@ def quick_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
 def killed_queues_stay_dead() -> Iterator[None]:
     """A queue whose process a test has killed must not be closed when the real one ends."""
     yield
-    process._open.clear()
+    open_queues._open.clear()
 
 
 @pytest.fixture(params=list(Durability), ids=lambda level: str(level.value))

@@ -20,7 +20,7 @@ class Inode:
         self.durable = b""
 
 
-class FakeMapped:
+class FakeMappedFile:
     """A mapped file: what is stored there is written, and only a sync makes it durable."""
 
     def __init__(self, inode: Inode) -> None:
@@ -46,6 +46,8 @@ class FakeFiles:
         self._fault: Callable[[str, int], int | None] = lambda call, number: None
         self.free = 1 << 40
         self.reads_fail = False
+        self.unreadable_from = 1 << 62
+        self.bytes_read = 0
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -124,9 +126,11 @@ class FakeFiles:
     def pread(self, handle: int, length: int, offset: int, /) -> bytes:
         assert length >= 0
         assert offset >= 0
-        if self.reads_fail:
+        if self.reads_fail or offset + length > self.unreadable_from:
             raise OSError(errno.EIO, "injected into a read")
-        return bytes(self._open(handle).written[offset : offset + length])
+        data = bytes(self._open(handle).written[offset : offset + length])
+        self.bytes_read += len(data)
+        return data
 
     def pwritev(self, handle: int, buffers: Buffers, offset: int, /) -> int:
         data = b"".join(buffers)
@@ -146,11 +150,11 @@ class FakeFiles:
             inode.written.extend(bytes(offset - len(inode.written)))
         inode.written[offset : offset + len(data)] = data
 
-    def map(self, handle: int, length: int, /) -> FakeMapped:
+    def map(self, handle: int, length: int, /) -> FakeMappedFile:
         self._call("map")
         inode = self._open(handle)
         inode.written.extend(bytes(length - len(inode.written)))
-        return FakeMapped(inode)
+        return FakeMappedFile(inode)
 
     def truncate(self, handle: int, length: int, /) -> None:
         self._call("truncate")

@@ -66,7 +66,8 @@ def main(folder: str, durability: str, start: int, seed: str) -> None:
             if following:
                 i = number_of(following[0].data)
                 say(f"L {i} {following[0].attempts}", f"B {i}")
-                following = [lease for lease in [queue.exchange(following[0])] if lease is not None]
+                queue.ack(following)
+                following = queue.lease()
                 say(f"A {i}")
 
 

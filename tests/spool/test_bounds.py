@@ -1,4 +1,4 @@
-"""What bounds bytes rather than blocks: the memory layer and a lease; and failures that are nobody's fault."""
+"""What bounds bytes rather than blocks: the memory layer and a lease; and failures that are not the block's."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Somebody sets the time of day: no block waits for it, no write fails over it."""
+"""The time of day is set: no block waits for it, no write fails over it."""
 
 import pytest
 
@@ -31,10 +31,10 @@ def test_a_clock_set_back_does_not_keep_blocks_in_memory(clock: SettableClock) -
     queue.push(b"x")
     clock.offset = -86400.0
     clock.advance(29.0)
-    queue._keep()
+    queue._syncer.run_once()
     assert queue.stats().inmemory_blocks == 1
     clock.advance(1.5)
-    queue._keep()
+    queue._syncer.run_once()
     assert queue.stats().inmemory_blocks == 0
     queue.close()
 
@@ -43,7 +43,7 @@ def test_a_clock_set_forward_does_not_flush_too_early(clock: SettableClock) -> N
     queue = opened(clock, FakeFiles())
     queue.push(b"x")
     clock.offset = 86400.0
-    queue._keep()
+    queue._syncer.run_once()
     assert queue.stats().inmemory_blocks == 1
     queue.close()
 
@@ -54,12 +54,12 @@ def test_no_block_stays_in_memory_for_longer_than_it_should_while_others_come_an
         queue.push(b"quick")
         queue.ack(queue.lease())
         clock.advance(1.0)
-        queue._keep()
+        queue._syncer.run_once()
     queue.push(b"slow")
     for second in range(30):
         assert queue.stats().inmemory_blocks == 1, second
         clock.advance(1.0)
-        queue._keep()
+        queue._syncer.run_once()
     assert queue.stats().inmemory_blocks == 0
     queue.close()
 

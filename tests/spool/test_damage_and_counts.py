@@ -21,7 +21,7 @@ def killed(config: FastQueueConfig, before: int, behind: int) -> FakeFiles:
     queue = FastQueue("q", config, files=files)
     for number in range(before):
         queue.push(bytes([number]) * BLOCK)
-    queue._keep()
+    queue._syncer.run_once()
     for number in range(before, before + behind):
         queue.push(bytes([number]) * BLOCK)
     files.kill()
@@ -93,7 +93,7 @@ def test_empty_files_between_chunks_do_not_keep_the_one_before(order: Order) -> 
     del files.names_now[f"q/{FRAME:016x}"]
     queue = FastQueue("q", config, files=files)
     assert sorted(block[0] for block in drain(queue)) == [0, 2]
-    queue._keep()
+    queue._syncer.run_once()
     assert queue.stats().chunks == 1
 
 
@@ -105,7 +105,7 @@ def test_a_log_is_not_counted_anew_because_a_chunk_has_gone_from_its_middle() ->
         queue.push(bytes(BLOCK))
     leases = queue.lease(4)
     queue.ack([leases[0], leases[3]])
-    queue._keep()
+    queue._syncer.run_once()
     assert queue.stats().chunks == 2
     files.kill()
     last = max(name for name in files.names_now if len(name) == len(CHUNK))

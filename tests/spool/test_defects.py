@@ -47,7 +47,7 @@ def test_c_a_crash_right_after_a_push_loses_what_the_level_says_and_the_counts_t
     for i in range(35):
         queue.push(b"%d" % i)
     files.kill()
-    queue._keeper.close()
+    queue._syncer.close()
 
     with FastQueue("q", config, files=files) as queue:
         assert len(queue) == recovered
@@ -165,7 +165,7 @@ def test_k_blocks_larger_than_a_chunk_and_chunks_filled_to_the_byte_survive_a_re
     assert out == blocks
 
 
-def test_l_a_worker_that_dies_after_taking_a_block_loses_it_to_nobody(tmp_path: Path) -> None:
+def test_l_a_block_leased_by_a_worker_that_dies_is_not_lost(tmp_path: Path) -> None:
     with FastQueue(tmp_path) as queue:
         queue.push_many([b"one", b"two", b"three"])
 
@@ -206,10 +206,10 @@ def test_o_every_setting_has_an_effect(tmp_path: Path) -> None:
     with FastQueue(tmp_path, config, clock=clock) as queue:
         queue.push(b"x")
         clock.advance(4.9)
-        queue._keep()
+        queue._syncer.run_once()
         assert queue.stats().inmemory_blocks == 1
         clock.advance(0.2)
-        queue._keep()
+        queue._syncer.run_once()
         stats = queue.stats()
         assert (stats.inmemory_blocks, stats.inmemory_flushes) == (0, 1)
         queue.push_many([b"a" * 90] * 3)

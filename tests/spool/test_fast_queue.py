@@ -67,57 +67,6 @@ def test_an_exchange_is_an_ack_and_the_next_lease(open_queue: Open) -> None:
     assert queue.stats().acked == 200
 
 
-def test_an_exchange_leaves_blocks_that_came_back_to_lease(open_queue: Open) -> None:
-    queue = open_queue()
-    queue.push_many(numbered(3))
-    first, second = queue.lease(2)
-    queue.nack(first)
-    assert queue.exchange(second) is None
-    assert [(lease.data, lease.attempts) for lease in queue.lease(9)] == [(numbered(1)[0], 2), (numbered(3)[2], 1)]
-
-
-def test_a_lease_that_is_not_out_any_more_is_exchanged_for_nothing(open_queue: Open) -> None:
-    queue = open_queue()
-    queue.push_many(numbered(2))
-    [lease] = queue.lease()
-    queue.ack(lease)
-    assert queue.exchange(lease) is None
-    assert len(queue) == 1
-    queue.close()
-    with pytest.raises(QueueClosed):
-        queue.exchange(lease)
-
-
-@pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
-def test_a_kill_after_an_exchange_forgets_neither_the_ack_nor_the_lease(durability: Durability) -> None:
-    files = FakeFiles()
-    config = FastQueueConfig(durability=durability, meta_sync_interval=3600)
-    queue = FastQueue("q", config, files=files)
-    queue.push_many(numbered(4))
-    [lease] = queue.lease()
-    assert queue.exchange(lease) is not None
-    files.kill()
-    with FastQueue("q", config, files=files) as queue:
-        assert [(lease.data, lease.attempts) for lease in queue.lease(9)] == [
-            (block, attempts) for block, attempts in zip(numbered(4)[1:], (2, 1, 1), strict=True)
-        ]
-
-
-def test_a_kill_after_exchanges_out_of_order_forgets_none_of_them() -> None:
-    files = FakeFiles()
-    config = FastQueueConfig(durability=Durability.DISK, meta_sync_interval=3600)
-    queue = FastQueue("q", config, files=files)
-    queue.push_many([b"x" * length for length in (1, 20, 300, 4000, 50_000)])
-    _, second = queue.lease(2)
-    third = queue.exchange(second)
-    assert third is not None
-    assert queue.exchange(third) is not None
-    files.kill()
-    with FastQueue("q", config, files=files) as queue:
-        assert (len(queue), queue.size_bytes) == (3, 1 + 4000 + 50_000)
-        assert [(len(lease.data), lease.attempts) for lease in queue.lease(9)] == [(1, 2), (4000, 2), (50_000, 1)]
-
-
 def test_acks_may_come_in_any_order(open_queue: Open) -> None:
     queue = open_queue()
     queue.push_many(numbered(20))
@@ -289,7 +238,7 @@ def test_lease_waits_for_a_push(open_queue: Open) -> None:
     leased: list[Lease] = []
     thread = threading.Thread(target=lambda: leased.extend(queue.lease(timeout=30)))
     thread.start()
-    wait_until(lambda: queue._waiting_to_lease)
+    wait_until(lambda: queue._state._waiting_to_lease)
     queue.push(b"late")
     thread.join()
     assert [lease.data for lease in leased] == [b"late"]
@@ -337,7 +286,7 @@ def test_not_even_a_kill_makes_the_queue_use_a_sequence_twice(monkeypatch: pytes
         assert not seen & set(sequences)
         seen |= set(sequences)
         files.kill()
-        queue._keeper.close()
+        queue._syncer.close()
 
 
 def test_enqueued_at_is_when_the_block_was_pushed(open_queue: Open) -> None:
@@ -410,7 +359,7 @@ def test_newest_first_with_some_on_lease_survives_a_restart(open_queue: Open) ->
 def test_opening_reads_as_little_with_a_large_backlog_as_with_a_small_one() -> None:
     read: dict[int, int] = {}
     for count in (10, 10_000):
-        files = CountingFiles()
+        files = FakeFiles()
         config = FastQueueConfig(durability=Durability.DISK, max_size=10**6, meta_sync_interval=3600)
         with FastQueue("q", config, files=files) as queue:
             for at in range(0, count, 10):
@@ -420,15 +369,6 @@ def test_opening_reads_as_little_with_a_large_backlog_as_with_a_small_one() -> N
             read[count] = files.bytes_read
             assert len(queue) == count
     assert read[10_000] < read[10] + 100
-
-
-class CountingFiles(FakeFiles):
-    bytes_read = 0
-
-    def pread(self, handle: int, length: int, offset: int, /) -> bytes:
-        data = super().pread(handle, length, offset)
-        self.bytes_read += len(data)
-        return data
 
 
 def test_a_block_that_was_spilled_behind_holes_of_large_ones_is_found_again(open_queue: Open) -> None:

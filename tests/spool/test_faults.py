@@ -42,12 +42,12 @@ class Workload:
         self.try_to(self.queue.flush)
 
     def push(self, *blocks: bytes) -> None:
-        before = self.queue._backlog.next_sequence
+        before = self.queue._state.backlog.next_sequence
         try:
             self.accepted.update(zip(self.queue.push_many(blocks), blocks, strict=True))
         except (DiskFull, DiskFailed):
             self.refused += 1
-            self.doubtful.update(zip(range(before, self.queue._backlog.next_sequence), blocks, strict=False))
+            self.doubtful.update(zip(range(before, self.queue._state.backlog.next_sequence), blocks, strict=False))
 
     def take(self, most: int) -> None:
         leases = self.queue.lease(most)
@@ -116,7 +116,7 @@ def test_a_kill_after_a_failing_call_finds_what_was_accepted(durability: Durabil
         workload.files.fail(number, code)
         workload.run()
         workload.files.kill()
-        workload.queue._keeper.close()
+        workload.queue._syncer.close()
         workload.files.heal()
         with FastQueue("q", workload.config, files=workload.files) as queue:
             blocks = drain(queue)
@@ -134,7 +134,7 @@ def test_a_failed_sync_tells_every_pusher_that_shared_it_and_the_next_ones_are_s
     queue.push(b"after")
     assert queue.stats().chunks == 2  # the file whose sync has failed is not trusted again
     assert queue.stats().disk_failures == 1
-    queue._keeper.close()
+    queue._syncer.close()
     files.cut_power(random.Random(0))
     with FastQueue("q", config, files=files) as queue:
         assert [block for block in drain(queue) if block != b"in doubt"] == [b"before", b"after"]
@@ -148,9 +148,9 @@ def test_block_waits_for_room_on_the_disk_and_goes_on_when_there_is() -> None:
     pushed: list[int] = []
     thread = threading.Thread(target=lambda: pushed.append(queue.push(b"patient", timeout=30)))
     thread.start()
-    wait_until(lambda: queue._gate.waiting)
+    wait_until(lambda: queue._state._waiting_to_push)
     files.heal()
-    queue._keep()
+    queue._syncer.run_once()
     thread.join()
     assert len(pushed) == 1
     assert queue.pop() == b"patient"
@@ -179,7 +179,7 @@ def test_a_queue_on_a_full_disk_opens_drains_and_frees_its_chunks() -> None:
     files._fault = lambda call, number: errno.ENOSPC if call in ("write", "create", "sync") else None
     queue = FastQueue("q", config, files=files)
     assert drain(queue) == [b"%02d" % i * 50 for i in range(20)]
-    queue._keep()
+    queue._syncer.run_once()
     assert len(files.names("q")) < chunks / 2
     files.heal()
     queue.close()
@@ -210,11 +210,11 @@ def test_a_disk_that_fails_is_logged_once_and_again_when_it_recovers(caplog: pyt
         for _ in range(5):
             queue.push(b"x")
             queue.ack(queue.lease())
-            queue._keep()
+            queue._syncer.run_once()
         assert [r.message.split(".")[0] for r in caplog.records] == ["Queue cannot sync"]
         assert queue.stats().disk_failures == 5
         files.heal()
-        queue._keep()
+        queue._syncer.run_once()
     assert [r.message.split(".")[0] for r in caplog.records] == ["Queue cannot sync", "Queue syncs again"]
     queue.close()
 
@@ -270,7 +270,7 @@ def test_a_disk_too_full_to_spill_still_gets_its_done_chunks_back() -> None:
         assert queue.pop() is not None
     assert queue.stats().inmemory_blocks == 1
     files._fault = lambda call, number: errno.ENOSPC if call in ("write", "create") else None
-    queue._keep()
+    queue._syncer.run_once()
     assert queue.stats().inmemory_blocks == 1
     assert queue.stats().chunks < chunks / 2
     files.heal()
@@ -278,18 +278,18 @@ def test_a_disk_too_full_to_spill_still_gets_its_done_chunks_back() -> None:
     queue.close()
 
 
-def test_the_keeper_goes_on_after_a_mistake_of_ours(
+def test_the_syncer_goes_on_after_a_mistake_of_ours(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[int] = []
 
-    def broken(now: float) -> None:
+    def broken() -> None:
         calls.append(1)
         raise ZeroDivisionError
 
     queue = FastQueue("q", FastQueueConfig(meta_sync_interval=0.001), files=FakeFiles())
     with caplog.at_level(logging.ERROR):
-        monkeypatch.setattr(queue._keeper, "spill_stale", broken)
+        monkeypatch.setattr(queue._state, "spill_stale", broken)
         wait_until(lambda: len(calls) > 2)
         monkeypatch.undo()
     assert len([r for r in caplog.records if "for a reason that is not the disk's" in r.getMessage()]) == 1
@@ -323,7 +323,7 @@ def test_no_failing_call_while_a_crashed_queue_is_opened_costs_a_block(durabilit
         workload.run()
         workload.queue.flush()
         workload.files.kill()
-        workload.queue._keeper.close()
+        workload.queue._syncer.close()
         last = max(name for name in workload.files.names_now if len(name) == len("q/") + 16)
         workload.files.names_now[last].written += b"torn"
         workload.files.fail(number, code)

@@ -29,7 +29,7 @@ def test_what_was_acked_in_memory_before_a_kill_is_not_lost_when_newer_chunks_ha
     files.kill()
     queue = FastQueue("q", config, files=files)
     queue.ack(queue.lease(5)[1:])
-    queue._keep()
+    queue._syncer.run_once()
     queue.close()
     queue = FastQueue("q", config, files=files)
     assert [len(queue), queue.pop(), len(queue)] == [1, bytes([4]) * 700, 0]

@@ -1,4 +1,4 @@
-"""Group commit at `fsync`: those who come while a sync runs share the next write and the next sync.
+"""Group commit at `fsync`: pushes that come while a sync runs share the next write and the next sync.
 
 Invariants: a push returns only after a sync that began when its block was written; a block that could not be written
 is in no count and never delivered; what one pusher pushes in turn comes out in that order.
@@ -39,7 +39,7 @@ class HeldFiles(FakeFiles):
 
 
 class Pushers:
-    """A queue of which the first pusher is in the middle of its sync, with others that come meanwhile."""
+    """A queue of which the first pusher is in the middle of its sync, with others that come during it."""
 
     def __init__(self, config: FastQueueConfig = CONFIG) -> None:
         self.files = HeldFiles()
@@ -78,7 +78,7 @@ class Pushers:
             thread.join()
 
 
-def test_those_who_come_during_a_sync_share_one_write_and_one_sync() -> None:
+def test_pushes_during_a_sync_share_the_next_write_and_sync() -> None:
     pushers = Pushers()
     blocks = pushers.come(20)
     pushers.finish()
@@ -88,18 +88,18 @@ def test_those_who_come_during_a_sync_share_one_write_and_one_sync() -> None:
     pushers.queue.close()
 
 
-def test_nobody_is_answered_before_the_sync_that_covers_him() -> None:
+def test_no_push_returns_before_the_sync_that_covers_it() -> None:
     pushers = Pushers()
     blocks = pushers.come(5)
     assert pushers.outcomes == {}
     pushers.finish()
-    pushers.queue._keeper.close()
+    pushers.queue._syncer.close()
     pushers.files.cut_power(random.Random(1))
     with FastQueue("q", CONFIG, files=pushers.files) as queue:
         assert drain(queue) == [b"first", b"leader", *blocks]
 
 
-def test_a_write_that_fails_is_told_to_all_who_shared_it_and_counts_nothing() -> None:
+def test_a_write_that_fails_raises_in_every_push_that_shared_it_and_counts_nothing() -> None:
     pushers = Pushers()
     blocks = pushers.come(5)
     pushers.files.fail(1, errno.ENOSPC)  # 0 is the leader's sync
@@ -113,7 +113,7 @@ def test_a_write_that_fails_is_told_to_all_who_shared_it_and_counts_nothing() ->
     pushers.queue.close()
 
 
-def test_a_sync_that_fails_is_told_to_all_who_shared_it() -> None:
+def test_a_sync_that_fails_raises_in_every_push_that_shared_it() -> None:
     pushers = Pushers()
     blocks = pushers.come(5)
     pushers.files.fail(2, errno.EIO)  # 0 is the leader's sync, 1 the write
@@ -122,7 +122,7 @@ def test_a_sync_that_fails_is_told_to_all_who_shared_it() -> None:
     assert all(isinstance(pushers.outcomes[block], DiskFailed) for block in blocks)
     assert pushers.queue.stats().dropped["disk_full"] == 5
     pushers.queue.push(b"after")
-    pushers.queue._keeper.close()
+    pushers.queue._syncer.close()
     pushers.files.cut_power(random.Random(2))
     with FastQueue("q", CONFIG, files=pushers.files) as queue:
         assert [block for block in drain(queue) if block not in blocks] == [b"first", b"leader", b"after"]
@@ -136,34 +136,32 @@ def test_under_block_a_full_disk_is_tried_again_and_nothing_comes_twice() -> Non
         threads = [threading.Thread(target=queue.push, args=(b"%d" % i,), kwargs={"timeout": 60}) for i in range(4)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: queue._gate.waiting == 4)
+        wait_until(lambda: queue._state._waiting_to_push == 4)
         files.heal()
-        queue._keep()
+        queue._syncer.run_once()
         for thread in threads:
             thread.join()
         assert sorted(drain(queue)) == [b"0", b"1", b"2", b"3"]
 
 
-def test_what_is_staged_makes_room_before_what_somebody_has_on_lease() -> None:
+def test_a_staged_block_is_evicted_before_a_leased_one() -> None:
     files = FakeFiles()
     with FastQueue("q", FastQueueConfig(durability=Durability.FSYNC, max_size=2), files=files) as queue:
         queue.push(b"on lease")
         leases = queue.lease()
-        with queue._lock:
-            queue._keeper.stage([b"staged"], 6, 0.0)
+        queue._state.stage_at_once(b"staged")
         queue.push(b"newest")
         queue.ack(leases)
         assert drain(queue) == [b"newest"]
         assert (queue.stats().acked, queue.dropped) == (2, 1)
 
 
-def test_a_staged_block_whose_pusher_is_gone_is_written_by_the_keeper() -> None:
+def test_a_staged_block_whose_pusher_is_gone_is_written_by_the_syncer() -> None:
     files = FakeFiles()
     queue = FastQueue("q", CONFIG, files=files)
-    with queue._lock:
-        queue._keeper.stage([b"interrupted"], 11, 0.0)
-    queue._keep()
-    queue._keeper.close()
+    queue._state.stage_at_once(b"interrupted")
+    queue._syncer.run_once()
+    queue._syncer.close()
     files.cut_power(random.Random(0))
     with FastQueue("q", CONFIG, files=files) as queue:
         assert drain(queue) == [b"interrupted"]
@@ -226,16 +224,16 @@ def test_coroutines_share_a_write_and_a_sync_and_keep_their_order() -> None:
     async def push(name: int) -> list[int]:
         return [await queue.push_async(b"%d %d" % (name, number)) for number in range(10)]
 
-    async def everyone() -> list[list[int]]:
+    async def push_all() -> list[list[int]]:
         return await asyncio.gather(*(push(name) for name in range(20)))
 
     queue.push(b"opens the chunk")
     files.calls.clear()
-    sequences = run(everyone())
+    sequences = run(push_all())
     assert sorted(chain.from_iterable(sequences)) == list(range(1, 201))
     assert all(mine == sorted(mine) for mine in sequences)
     assert files.calls.count("write") == files.calls.count("sync") <= 40  # 10 if the loop is always faster
-    queue._keeper.close()
+    queue._syncer.close()
     files.cut_power(random.Random(0))
     with FastQueue("q", CONFIG, files=files) as reopened:
         blocks = drain(reopened)[1:]
@@ -243,7 +241,7 @@ def test_coroutines_share_a_write_and_a_sync_and_keep_their_order() -> None:
         assert [b for b in blocks if b.startswith(b"%d " % name)] == [b"%d %d" % (name, i) for i in range(10)]
 
 
-def test_a_cancelled_coroutine_takes_nobody_with_it() -> None:
+def test_a_cancelled_coroutine_cancels_no_other() -> None:
     files = HeldFiles()
     queue = FastQueue("q", CONFIG, files=files)
 
@@ -299,9 +297,9 @@ def test_a_full_disk_lets_the_loop_go_on() -> None:
         async def main() -> None:
             files.fail(0, until=10**9)
             pushing = asyncio.create_task(queue.push_async(b"patient", timeout=60))
-            await turns_until(lambda: queue._gate.waiting == 1)
+            await turns_until(lambda: queue._state._waiting_to_push == 1)
             files.heal()
-            queue._keep()
+            queue._syncer.run_once()
             await pushing
 
         run(main())
@@ -316,7 +314,7 @@ def test_a_full_queue_lets_the_loop_go_on(durability: Durability) -> None:
         async def main() -> int:
             await queue.push_async(b"first")
             second = asyncio.create_task(queue.push_async(b"second", timeout=60))
-            await turns_until(lambda: queue._gate.waiting == 1)  # the loop turns: that is the test
+            await turns_until(lambda: queue._state._waiting_to_push == 1)  # the loop turns: that is the test
             assert queue.pop() == b"first"
             return await second
 
@@ -339,10 +337,11 @@ def test_a_queue_closed_between_staging_and_waiting_has_the_block() -> None:
     queue = FastQueue("q", CONFIG, files=files)
 
     async def main() -> None:
-        with queue._lock:
-            _, staged, gathering = queue._keeper.stage([b"just in time"], 12, 0.0)
+        found = queue._state.stage_at_once(b"just in time")
+        assert found is not None
+        _, staged, gathering = found
         queue.close()
-        await queue._keeper.wait_for_async(gathering)
+        await queue._syncer.wait_for_async(gathering)
         assert staged.error is None
 
     run(main())

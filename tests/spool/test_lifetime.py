@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from penstock import DiskFailed, DiskFull, Durability, FastQueue, FastQueueConfig, QueueClosed, QueueError, QueueLocked
-from penstock.spool.dead_letters import DeadLetters
+from penstock.spool.dead_letters import DeadLetterQueue
 from penstock.spool.files import OsFiles
 from penstock.testing import FakeClock, wait_until
 from tests.spool.damage import Open, drain, numbered
 
 
-def test_close_wakes_those_who_wait(open_queue: Open) -> None:
+def test_close_wakes_waiting_leases(open_queue: Open) -> None:
     queue = open_queue()
     raised: list[Exception] = []
 
@@ -28,7 +28,7 @@ def test_close_wakes_those_who_wait(open_queue: Open) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_until(lambda: queue._waiting_to_lease)
+    wait_until(lambda: queue._state._waiting_to_lease)
     queue.close()
     thread.join()
     assert len(raised) == 1
@@ -96,7 +96,7 @@ def in_a_fork(work: object) -> str:
     return said
 
 
-def test_a_forked_child_is_told_that_the_queue_is_its_parents(open_queue: Open) -> None:
+def test_in_a_forked_child_the_queue_belongs_to_the_parent(open_queue: Open) -> None:
     queue = open_queue()
     queue.push_many(numbered(3))
     for call in (lambda: queue.push(b"x"), queue.lease, queue.peek, queue.flush):
@@ -109,7 +109,7 @@ def test_a_forked_child_is_told_that_the_queue_is_its_parents(open_queue: Open) 
 
 def test_a_fork_while_another_thread_is_inside_the_queue_does_not_hang_the_child(open_queue: Open) -> None:
     queue = open_queue()
-    with queue._lock:
+    with queue._state._lock:
         said = in_a_fork(lambda: queue.push(b"x"))
     assert said.startswith("QueueClosed")
 
@@ -202,15 +202,15 @@ def test_a_queue_whose_dead_letters_cannot_be_closed_stays_open_and_can_be_close
     queue = FastQueue(tmp_path)
     queue.push_many([b"bad", b"good"])
     queue.reject(queue.lease()[0], "400")
-    close = DeadLetters.close
+    close = DeadLetterQueue.close
     refusals = iter([DiskFull("no room on the disk")])
 
-    def refuse_once(letters: DeadLetters) -> None:
+    def refuse_once(letters: DeadLetterQueue) -> None:
         for refusal in refusals:
             raise refusal
         close(letters)
 
-    monkeypatch.setattr(DeadLetters, "close", refuse_once)
+    monkeypatch.setattr(DeadLetterQueue, "close", refuse_once)
     with pytest.raises(DiskFull):
         queue.close()
     assert queue.peek() == b"good"

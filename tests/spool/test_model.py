@@ -114,17 +114,6 @@ class QueueMachine(RuleBasedStateMachine):
         for sequence in chosen:
             self.acked(sequence)
 
-    @precondition(lambda self: self.leased)
-    @rule(data=st.data())
-    def exchange(self, data: st.DataObject) -> None:
-        sequence = data.draw(st.sampled_from(sorted(self.leased)))
-        ready = sorted(self.held.keys() - self.leased.keys(), reverse=self.order == "freshest")
-        following = self.queue.exchange(self.leased[sequence])
-        self.acked(sequence)
-        if following is not None:
-            assert following[:3] == (ready[0], 1, self.held[ready[0]])
-            self.leased[following.sequence], self.attempts[following.sequence] = following, 1
-
     def acked(self, sequence: int) -> None:
         del self.leased[sequence]
         self.attempts.pop(sequence, None)
@@ -147,7 +136,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def let_the_stale_flush_come(self) -> None:
         self.clock.advance(31.0)
-        self.queue._keep()
+        self.queue._syncer.run_once()
 
     @rule()
     def close_and_reopen(self) -> None:
@@ -161,19 +150,19 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def kill_and_reopen(self) -> None:
         self.files.kill()
-        self.queue._keeper.close()
+        self.queue._syncer.close()
         self.open()
         self.reopened(self.safe_from_kill & self.held.keys(), self.forgotten_by_kill)
 
     @rule(seed=st.integers(0, 2**32))
     def cut_power_and_reopen(self, seed: int) -> None:
-        self.queue._keeper.close()
+        self.queue._syncer.close()
         self.files.cut_power(random.Random(seed))
         self.open()
         self.reopened(self.safe_from_power_cut & self.held.keys(), self.forgotten_by_power_cut, power_cut=True)
 
     def reopened(self, must: set[int], may: dict[int, bytes], *, power_cut: bool = False) -> None:
-        """Everything that was promised is there, nothing that nobody pushed, all of it in order."""
+        """Everything that was promised is there, nothing that was never pushed, all of it in order."""
         known = self.held | may
         counted = (len(self.queue), self.queue.size_bytes)
         leases = self.queue.lease(100_000)
@@ -182,7 +171,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert counted == (len(found), sum(map(len, found.values())))
         assert [lease.sequence for lease in leases] == sorted(found, reverse=self.order == "freshest")
         assert must <= found.keys(), "a promised block is lost"
-        assert found.keys() <= known.keys(), "a block came back that was done with, or that nobody pushed"
+        assert found.keys() <= known.keys(), "a block came back that was done with, or that was never pushed"
         assert found == {sequence: known[sequence] for sequence in found}
         for lease in leases:
             if lease.sequence in must and not power_cut and self.durability is not Durability.MEMORY:

@@ -1,4 +1,4 @@
-"""A full queue: which blocks go, which stay, who waits, and what is counted."""
+"""A full queue: which blocks go, which stay, which pushes wait, and what is counted."""
 
 import logging
 import threading
@@ -53,7 +53,7 @@ def test_drop_oldest_spares_what_is_on_lease_as_long_as_anything_else_is_there(
         queue.push_many([b"3", b"4"])
         queue.push(b"5")
         queue.nack(leased[1], delay=3600)
-        queue.push(b"6")  # the nacked one is the oldest that nobody has
+        queue.push(b"6")  # the nacked one is the oldest that is not leased
         assert sorted(lease.data for lease in queue.lease(5)) == [b"4", b"5", b"6"]
         queue.push(b"7")  # everything is on lease now: the oldest of all goes
         queue.ack(leased)
@@ -82,7 +82,7 @@ def test_block_waits_until_an_ack_makes_room(tmp_path: Path, durability: Durabil
         lease = queue.lease()[0]
         thread = threading.Thread(target=lambda: queue.push(b"2"))
         thread.start()
-        wait_until(lambda: queue._gate.waiting)
+        wait_until(lambda: queue._state._waiting_to_push)
         assert len(queue) == 2  # on lease is not gone
         queue.ack(lease)
         thread.join()
@@ -230,7 +230,7 @@ def test_dead_letters_that_had_to_go_are_counted(tmp_path: Path, monkeypatch: py
 
 def test_drop_oldest_never_loops_whatever_the_counts_say(tmp_path: Path) -> None:
     with FastQueue(tmp_path, FastQueueConfig(max_bytes=1000)) as queue:
-        queue._backlog.bytes = 10**9
+        queue._state.backlog.bytes = 10**9
         queue.push(b"taken in all the same")
         assert drain(queue) == [b"taken in all the same"]
 

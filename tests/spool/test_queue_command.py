@@ -165,7 +165,7 @@ def test_inspect_says_why_there_are_dead_letters_and_changes_nothing(run: Run, f
     assert contents(folder) == before
 
 
-def test_inspect_says_why_while_somebody_has_the_queue(run: Run, folder: Path) -> None:
+def test_inspect_shows_reasons_of_a_queue_in_use(run: Run, folder: Path) -> None:
     with FastQueue(folder, CONFIG) as queue:
         queue.reject(queue.lease()[0], "400 Bad Request")
         output = run("inspect", folder).output
@@ -204,7 +204,7 @@ def test_damaged_letters_are_passed_over(run: Run, folder: Path) -> None:
     assert not (folder / "dead-letters" / "quarantine").exists()
 
 
-def test_replay_has_to_be_told_what(run: Run, folder: Path) -> None:
+def test_replay_needs_a_choice(run: Run, folder: Path) -> None:
     result = run("replay", folder)
     assert result.exit_code == 2
     assert "--dead-letters" in result.output

@@ -1,4 +1,4 @@
-"""Dead letters that come back: as many as there is room for, none lost, and nobody has to go for them."""
+"""Dead letters that come back: as many as there is room for, none lost, and no block is evicted for them."""
 
 import errno
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ def test_a_queue_whose_meta_is_lost_gives_no_sequence_twice(tmp_path: Path, dura
     given: list[int] = []
     for _ in range(3):
         with FastQueue(tmp_path, config, clock=clock) as queue:
-            assert queue.id  # whoever goes by sequences asks for it, and it stays in the folder
+            assert queue.id  # the segment exporter asks for it, and it stays in the folder
             given += queue.push_many([bytes(600)] * 5)
             assert len(drain(queue)) >= 5
             assert len(queue) == 0

@@ -1,4 +1,4 @@
-"""Syncs that fail or are interrupted: nobody believes that his block is safe, and nothing is forgotten."""
+"""Syncs that fail or are interrupted: no push reports a block as safe that is not, and nothing is forgotten."""
 
 import errno
 import random
@@ -47,24 +47,24 @@ def test_the_failed_sync_of_one_chunk_does_not_forget_the_others() -> None:
     with pytest.raises(DiskFailed):
         queue.flush()
     queue.flush()
-    queue._keeper.close()
+    queue._syncer.close()
     files.cut_power(random.Random(3))
     with FastQueue("q", config, files=files) as queue:
         assert drain(queue)[-3:] == [b"%d" % i * 60 for i in (1, 2, 3)]
 
 
-def test_an_interrupted_sync_tells_nobody_that_his_block_is_safe() -> None:
+def test_an_interrupted_sync_reports_no_block_as_safe() -> None:
     files = RefusingFiles()
     config = FastQueueConfig(durability=Durability.FSYNC, meta_sync_interval=3600)
     queue = FastQueue("q", config, files=files)
-    interrupted, following = queue._keeper.gathering, b"next"
+    interrupted, following = queue._state._gathering, b"next"
     files.refuse = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         queue.push(b"leader")
     with pytest.raises(OSError, match="interrupted"):
-        queue._keeper.wait_for(interrupted)
+        queue._syncer.wait_for(interrupted)
     queue.push(following)
-    queue._keeper.close()
+    queue._syncer.close()
     files.cut_power(random.Random(0))
     with FastQueue("q", config, files=files) as queue:
         assert drain(queue) == [b"leader", b"next"]
@@ -92,7 +92,7 @@ def test_control_c_between_the_writes_of_a_batch_leaves_none_of_it(monkeypatch: 
 
 
 class WatchedFiles(FakeFiles):
-    """Knows of every handle that was closed whether the queue's lock was held meanwhile."""
+    """Knows of every handle that was closed whether the queue's lock was held at that time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,12 +107,12 @@ class WatchedFiles(FakeFiles):
 
     def close(self, handle: int) -> None:
         if self.queue is not None:
-            self.closed.append((self.opened.pop(handle), self.queue._lock.locked()))
+            self.closed.append((self.opened.pop(handle), self.queue._state._lock.locked()))
         super().close(handle)
 
 
 @pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
-def test_nobody_waits_while_a_deleted_chunk_is_closed(durability: Durability) -> None:
+def test_a_deleted_chunk_is_closed_without_the_lock(durability: Durability) -> None:
     files = WatchedFiles()
     config = FastQueueConfig(durability=durability, chunk_size=100, compression="none", meta_sync_interval=3600)
     queue = FastQueue("q", config, files=files)
@@ -139,7 +139,7 @@ def test_what_is_acked_while_the_meta_is_written_waits_for_the_next_one(durabili
     for block in blocks:
         queue.push(block)
     files.then = lambda: queue.ack(queue.lease(5))
-    queue._keep()
+    queue._syncer.run_once()
     assert queue.stats().chunks == 10  # the meta on the disk does not say that they are done
     files.then = None
     files.kill()

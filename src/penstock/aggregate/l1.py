@@ -1,90 +1,45 @@
 """L1: merges the points of one series before they travel.
 
-    request ──submit──► batch queue ──a handler per metric──► partials ──one block──► durable queue ──► answer
-               └ room for all of it, or False                  └ a round: merged and pushed at once
+    request ─submit─┬─ metrics without a definition ──────────────────────► push round ──merged, pushed──► answer
+                    └─ defined ones ──batch queue──handler of the metric──► partials ┘
 
 Invariants
-1. A request is let in whole or not at all; of one that is not, `done` is never called.
-2. `done` of a request that was let in is called exactly once.
+1. A request is admitted whole or not at all; `done` of one that is not admitted is never called.
+2. `done` of an admitted request is called exactly once.
 3. At `disk` and `fsync`, done(None) says that `push` has returned for every point of the request, and done(error) that
-   it was refused with all the others of its round. Only a chunk that cannot be merged, or a queue that somebody else
-   closes, fails a request of which other chunks may have been taken.
-4. One push at a time; whoever comes while it runs shares the next.
+   it was refused with all the others of its round. Only a chunk that cannot be merged, or a batch queue that is closed
+   from outside, fails a request of which other chunks may be pushed.
+4. One push runs at a time. Requests that arrive during it share the next.
 5. What is held is bounded in bytes: in the queue, as partials, and what the durable queue refuses.
-6. What nobody waits for (`produce`, or durability `memory`) is kept until the durable queue takes it.
-How they are kept: `pending`.
+6. Points without an answer to give (`produce`, or durability `memory`) are kept until the durable queue takes them.
 """
 
-import logging
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Self
 
-import pyarrow as pa
-
-from penstock.aggregate.merger import Merger
-from penstock.aggregate.pending import Done, Held, Pending, Request, Round
+from penstock.aggregate.config import L1Config
+from penstock.aggregate.handlers import MetricHandlers
+from penstock.aggregate.pending import Done, PendingPoints, SubmittedRequest
+from penstock.aggregate.point_counts import PointCounts
+from penstock.aggregate.pusher import Push, Pusher
 from penstock.batch import BatchQueue, BatchQueueConfig, DrainBalancer, PartitionPolicy, ThreadPolicy
 from penstock.batch.config import BufferStrategy
 from penstock.clock import Clock, SystemClock
-from penstock.errors import ConfigError, QueueClosed, QueueError
+from penstock.errors import QueueClosed, QueueError
 from penstock.model.definition import Definitions
-from penstock.model.gathering import merged_chunks
-from penstock.model.partial import encoded, merged_encoded
 from penstock.model.point import Chunk
-from penstock.model.segment import encode
 from penstock.spool import Durability
 from penstock.telemetry import Sample
-from penstock.units import parse_bytes, parse_duration
-
-log = logging.getLogger(__name__)
 
 BUFFER_CHUNKS = 20_000  # the seed's buffer for L1; ours is bounded by bytes first
 BALANCE_INTERVAL = 10.0
-PUSHER_GRACE = 0.5  # handlers that used up the time of `close` must not cost what is merged: a push takes milliseconds
-# A metric that has definitions is made of events, and its handler does a group-by for each definition. One that has
-# none is a meter that is read now and then: twenty of those are as much work.
-DEFINED_WEIGHT = 1.0
-METER_WEIGHT = 0.05
-OTHERS = "(others)"
-
-Push = Callable[[list[bytes]], object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class L1Config:
-    """Settings of one L1.
-
-    durability      when a sender is answered: `memory` as soon as the points are held, otherwise once they are pushed
-    max_bytes       the most that is held, in all its stages
-    flush_interval  how long points that nobody waits for may gather, in seconds
-    flush_rows      the most rows of one block, about 4 MB; so many are pushed at once
-    max_metrics     metrics with a handler of their own; the others share one
-    """
-
-    durability: Durability = Durability.MEMORY
-    max_bytes: int | str = "64Mi"
-    flush_interval: float | str = 0.5
-    flush_rows: int = 50_000
-    max_metrics: int = 1_000
-
-    def __post_init__(self) -> None:
-        for field in ("flush_rows", "max_metrics"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"l1.{field} must be >= 1, got {getattr(self, field)}")
-        if parse_bytes(self.max_bytes, "l1.max_bytes") < 1:
-            raise ConfigError(f"l1.max_bytes must be >= 1, got {self.max_bytes}")
-        if not parse_duration(self.flush_interval, "l1.flush_interval") > 0:
-            raise ConfigError(f"l1.flush_interval must be > 0, got {self.flush_interval}")
 
 
 class L1:
-    """One shared batch queue, a handler per metric; what leaves it are blocks of merged partials.
+    """Merges points at the edge; blocks of partials leave it. A batch queue runs a handler for each defined metric.
 
-    Loss: nothing that was let in, as long as `close` runs. At `memory` a crash loses what is held; at `disk` and
-        `fsync` nobody was told that it is safe.
+    Loss: nothing that was admitted, as long as `close` runs. At `memory` a crash loses what is held; at `disk` and
+        `fsync` only what was not answered.
     Order: none; partials need none.
     Threads: every method may be called from any thread; `done` may be called from any. One thread of its own pushes.
     Blocks: `produce` with a timeout, while it is full; `close`.
@@ -101,26 +56,18 @@ class L1:
     ) -> None:
         self.config = config = config or L1Config()
         self.queue = queue
-        self._push = push
         self._definitions = definitions or Definitions()
         self._clock: Clock = clock or SystemClock()
         self._answers_late = config.durability is not Durability.MEMORY
-        self._pending = Pending(
-            max_bytes=parse_bytes(config.max_bytes, "l1.max_bytes"),
+        self._counts = PointCounts(config.max_metrics)
+        self._pending = PendingPoints(
+            max_bytes=int(config.max_bytes),
             max_chunks=queue.config.buffer_size,  # all of them may be of one partition
-            flush_interval=parse_duration(config.flush_interval, "l1.flush_interval"),
-            flush_rows=config.flush_rows,
+            flush_interval=float(config.flush_interval),
             clock=self._clock,
         )
-        self._blocks = 0
-        self._partials = 0
-        # _lock guards the registration of new metrics.
-        self._lock = threading.Lock()
-        self._mergers: list[Merger] = []
-        self._kinds: dict[str, type[Held]] = {}
-        self._others: type[Held] | None = None
-        self._pusher = threading.Thread(target=self._push_rounds, name=f"penstock-{queue.name}-push", daemon=True)
-        self._pusher.start()
+        self._handlers = MetricHandlers(queue, self._pending, self._counts, config.max_metrics)
+        self._pusher = Pusher(queue.name, self._pending, push, config.flush_rows)
 
     @classmethod
     def with_own_queue(
@@ -147,163 +94,72 @@ class L1:
     # In
 
     def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
-        """Let one request's chunks in, all or none; False if there is no room, or it is closed.
+        """Admit one request's chunks, all or none; False if there is no room, or it is closed.
 
         `done(error)` is called once, in any thread, as soon as they are as safe as the durability says: with None, or
         with the error for which they are not. At `memory` that is before this returns.
         """
-        with self._pending.doorway([chunk.nbytes for chunk in chunks]) as sizes:
-            if sizes is None:
-                return False
-            if self._answers_late and chunks:
-                self._put(chunks, sizes, self._pending.enter(done, len(chunks)))
-                return True
-            error = self._put(chunks, sizes, None)
-        done(error)
+        request = self._request(chunks, done if self._answers_late and chunks else None)
+        if not self._pending.admit(request):
+            return False
+        refusal = self._put(request)
+        if request.done is None:
+            done(refusal)
         return True
 
     def produce(self, chunk: Chunk, timeout: float = 0.0) -> bool:
-        """Hand over points of one metric and wait for no answer; False if there is no room within `timeout` seconds."""
-        with self._pending.doorway([chunk.nbytes], timeout) as sizes:
-            return sizes is not None and self._put([chunk], sizes, None) is None
+        """Hand over points of one metric without an answer; False if there is no room within `timeout` seconds."""
+        request = self._request([chunk], None)
+        return self._pending.admit(request, timeout) and self._put(request) is None
 
-    def _put(self, chunks: Sequence[Chunk], sizes: Sequence[int], request: Request | None) -> QueueError | None:
-        """Put chunks in for which there is room; what went wrong, if somebody else has closed or filled the queue."""
+    def _request(self, chunks: Sequence[Chunk], done: Done | None) -> SubmittedRequest:
+        """The chunks by the way that they take. Those that no definition wants are only counted."""
+        request, definitions = SubmittedRequest(done), self._definitions
+        for chunk in chunks:
+            numbers = chunk.finite()
+            request.received.append((chunk.metric, len(chunk), len(chunk) - len(numbers)))
+            if made := definitions.of(chunk.metric):
+                request.queued.append(self._handlers.queued(numbers, made, request))
+            elif definitions.undefined == "keep":
+                request.plain.append(numbers)
+        return request
+
+    def _put(self, request: SubmittedRequest) -> QueueError | None:
+        """Put an admitted request into the batch queue; an error if that was closed or filled from outside."""
+        for received in request.received:
+            self._counts.add(*received)
         refusal = None
-        for chunk, size in zip(chunks, sizes, strict=True):
-            held = (self._kinds.get(chunk.metric) or self._kind_of(chunk.metric))(chunk, size, request)
-            if not self.queue.produce(held, 0.0):
-                refusal = QueueClosed(f"queue {self.queue.name!r} was closed, or filled, by somebody else")
-                self._pending.failed(held, refusal)
+        for queued in request.queued:
+            if not self.queue.produce(queued, 0.0):
+                refusal = QueueClosed(f"queue {self.queue.name!r} was closed or filled from outside")
+                self._pending.fail_queued(queued, refusal)
         return refusal
 
-    def _kind_of(self, metric: str) -> type[Held]:
-        """What the chunks of `metric` travel as; the first chunk of a metric registers its handler."""
-        with self._lock:
-            if metric in self._kinds:
-                return self._kinds[metric]
-            if len(self._kinds) >= self.config.max_metrics:
-                if self._others is None:
-                    log.warning("Metrics without a handler of their own share one. most=%d", self.config.max_metrics)
-                    self._others = self._registered(OTHERS, DEFINED_WEIGHT)
-                return self._others
-            weight = DEFINED_WEIGHT * self._definitions.count_of(metric) or METER_WEIGHT
-            kind = self._kinds[metric] = self._registered(metric, weight)
-            return kind
-
-    def _registered(self, name: str, weight: float) -> type[Held]:
-        merger = Merger(name, self._definitions, self._pending)
-        kind = type(f"Held[{name}]", (Held,), {"__slots__": ()})
-        with suppress(QueueClosed):  # then `produce` says so
-            self.queue.add_handler(kind, merger.consume, weight)
-        self._mergers.append(merger)
-        return kind
-
     def redefine(self, definitions: Definitions) -> None:
-        """Make what comes from now on by these. A chunk is made by the old or by the new ones, never by both."""
-        with self._lock:
-            self._definitions = definitions
-            for merger in self._mergers:
-                merger.redefine(definitions)
-
-    # Out
-
-    def _push_rounds(self) -> None:
-        while (round_ := self._pending.next_round()) is not None:
-            self._hand_over(round_)
-
-    def _hand_over(self, round_: Round) -> BaseException | None:
-        """Push a round, and say so to whoever waits for it; what went wrong, if anything."""
-        try:
-            table = self._table_of(round_)
-            if round_.is_kept:
-                return None if self._pending.put_back(round_, table) else self._push_kept(round_, self._sliced(table))
-            if round_.waiting:
-                self._push_all(self._sliced(table))
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it and the thread go on
-            self._give_up(round_, error)
-            return error
-        self._pending.pushed(round_)
-        return None
-
-    def _table_of(self, round_: Round) -> pa.Table:
-        gathered = merged_chunks(round_.chunks)
-        if not round_.partials:
-            return gathered
-        pieces = [encoded(partials) for partials in round_.partials]
-        return merged_encoded(pa.concat_tables([*pieces, gathered]))
-
-    def _give_up(self, round_: Round, error: BaseException) -> None:
-        if round_.is_kept:
-            self._keep(round_, round_.partials, error, round_.chunks)
-        else:
-            self._pending.refused(round_, error)
-
-    def _keep(
-        self, round_: Round, partials: Sequence[pa.Table], error: BaseException, chunks: Sequence[Chunk] = ()
-    ) -> None:
-        if self._pending.keep(round_, partials, chunks):
-            log.warning("L1 keeps what the queue refuses. queue=%s reason=%s", self.queue.name, error)
-
-    def _sliced(self, table: pa.Table) -> list[pa.Table]:
-        most = self.config.flush_rows
-        return [table.slice(start, most) for start in range(0, table.num_rows, most)]
-
-    def _push_all(self, blocks: Sequence[pa.Table]) -> None:
-        if blocks:
-            self._push([encode(block) for block in blocks])
-            self._blocks += len(blocks)
-            self._partials += sum(block.num_rows for block in blocks)
-
-    def _push_kept(self, round_: Round, blocks: Sequence[pa.Table]) -> BaseException | None:
-        """Push block by block, because nobody waits for all of it, and keep the rest."""
-        for index, block in enumerate(blocks):
-            try:
-                self._push_all([block])
-            except Exception as error:  # noqa: BLE001 - what nobody waits for must not be lost, whatever it is
-                self._keep(round_, blocks[index:], error)
-                return error
-        if self._pending.pushed(round_):
-            log.info("L1 hands over again. queue=%s", self.queue.name)
-        return None
+        """Apply these to requests that are submitted from now on."""
+        self._definitions = definitions
 
     def close(self, timeout: float = 30.0) -> None:
-        """Let nothing more in, merge what the queue holds, push all of it, answer everybody.
+        """Admit nothing more, merge what the queue holds, push all of it, answer every request.
 
-        Raises what `push` raises, or QueueClosed if there was no time to merge everything: who waited for it has heard
-        so. What nobody waited for is then still held, and `close` may be called again.
+        Raises what `push` raises, or QueueClosed if there was no time to merge everything; requests were answered
+        with that error. Points without a request are then still held, and `close` may be called again.
         """
         deadline = self._clock.monotonic() + timeout
         self._pending.close()
-        drained = self.queue.close(timeout)
-        self._pending.stop()
-        self._pusher.join(max(PUSHER_GRACE, deadline - self._clock.monotonic()))
-        errors = [error for round_ in self._pending.last_rounds() if (error := self._end(round_)) is not None]
+        self._pending.wait_until_merged(timeout)  # before the queue closes: admitted chunks may be on their way into it
+        drained = self.queue.close(max(0.0, deadline - self._clock.monotonic()))
+        errors = self._pusher.close(deadline - self._clock.monotonic())
         if not drained:
             errors.append(QueueClosed(f"L1 {self.queue.name!r}: not everything was merged within {timeout} s"))
         if errors:
             raise errors[0]
 
-    def _end(self, round_: Round) -> BaseException | None:
-        """Hand over one of the last rounds, if that can still be done; what went wrong, if anything."""
-        error = None
-        if self._pusher.is_alive():
-            error = QueueClosed(f"L1 {self.queue.name!r}: the durable queue has not taken the block before this one")
-        elif round_.unmerged:
-            error = QueueClosed(f"L1 {self.queue.name!r} was closed before all of the request was merged")
-        if error is None:
-            return self._hand_over(round_)
-        self._give_up(round_, error)
-        return error
-
     def samples(self) -> Iterable[Sample]:
         """For `Telemetry.watch`."""
         yield Sample("penstock_l1_held_bytes", self._pending.held_bytes)
-        yield Sample("penstock_l1_limit_bytes", parse_bytes(self.config.max_bytes, "l1.max_bytes"))
+        yield Sample("penstock_l1_limit_bytes", int(self.config.max_bytes))
         yield Sample("penstock_l1_turned_away_total", self._pending.turned_away)
-        yield Sample("penstock_l1_blocks_total", self._blocks)
-        yield Sample("penstock_l1_partials_total", self._partials)
-        for merger in list(self._mergers):
-            yield Sample("penstock_points_received_total", merger.points, (merger.name,))
-            yield Sample("penstock_points_not_numbers_total", merger.not_numbers, (merger.name,))
-            yield Sample("penstock_l1_failed_chunks_total", merger.failed_chunks, (merger.name,))
+        yield Sample("penstock_l1_blocks_total", self._pusher.blocks)
+        yield Sample("penstock_l1_partials_total", self._pusher.partials)
+        yield from self._counts.samples()

@@ -1,331 +1,260 @@
-"""What L1 holds between its two doors, and who waits for it. No threads and no I/O of its own.
+"""The points that L1 holds between admission and push, and the requests that wait for them. No threads, no I/O.
 
-    admit ──► in the queue ──► merged ──► cut ──► pushed, or refused
+    admit ──► collecting ──seal, when no round is sealed──► sealed ──its last queued chunk is merged──► pushed
 
-Requests that wait for an answer gather in a round. A round that is cut takes nobody in any more; once all of its chunks
-are merged it is handed over as a whole, and its requests share the answer. Meanwhile the next round gathers. So a
-request is never half in the durable queue, and a slow disk makes larger rounds instead of a longer line.
+Requests that wait for an answer collect in a push round. A sealed round takes no further request. It is pushed as a
+whole, and its requests share the answer, while the next round collects. So a request is never in the durable queue in
+part, and a slow disk makes larger rounds instead of a longer queue.
 
-    gathering ──cut, when nothing is being pushed──► closed ──its last chunk is merged──► handed over
-
-Chunks that nobody waits for belong to no round: their partials are kept until the durable queue takes them.
+Points without a waiting request collect in a round of their own, and are kept until the durable queue takes them.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from penstock.clock import Clock
+from penstock.model.definition import Definition
 from penstock.model.point import Chunk
 
 log = logging.getLogger(__name__)
 
-DOORWAY_GRACE = 1.0  # it takes microseconds to pass; a thread that died in it must not stop `close`
-
 Done = Callable[[BaseException | None], object]
 
 
-class Round:
-    """What is handed over at once: requests that share the answer, or partials that nobody waits for.
+@dataclass(slots=True, eq=False)
+class SubmittedRequest:
+    """Chunks that are admitted together, and the sender's callback; without one, no answer is awaited."""
 
-    Guarded by the lock of `Pending`.
-    """
-
-    __slots__ = ("chunks", "is_kept", "nbytes", "partials", "rows", "unmerged", "waiting")
-
-    def __init__(self, *, is_kept: bool = False) -> None:
-        self.is_kept = is_kept
-        self.waiting: set[Request] = set()
-        self.unmerged = 0
-        self.partials: list[pa.Table] = []
-        self.chunks: list[Chunk] = []  # small ones, whose points are made partials all at once
-        self.rows = 0
-        self.nbytes = 0
-
-    def add(self, partials: Sequence[pa.Table]) -> None:
-        self.partials += partials
-        self.rows += sum(table.num_rows for table in partials)
-        self.nbytes += sum(table.nbytes for table in partials)
-
-
-class Request:
-    """One sender that waits; whoever takes it out of its round answers it, so it is answered once."""
-
-    __slots__ = ("done", "round")
-
-    def __init__(self, done: Done, round_: Round) -> None:
-        self.done = done
-        self.round = round_
+    done: Done | None
+    received: list[tuple[str, int, int]] = field(default_factory=list)  # metric, points, those that are no numbers
+    plain: list[Chunk] = field(default_factory=list)  # merged with those of all metrics when the round is pushed
+    queued: list["QueuedChunk"] = field(default_factory=list)  # merged by the handler of their metric
+    round: "PushRound | None" = None  # None if no answer is awaited
 
     def answer(self, error: BaseException | None) -> None:
+        assert self.done is not None
         try:
             self.done(error)
         except Exception:
             log.exception("A sender could not be answered.")
 
 
-class Held:
-    """A chunk on its way through the queue. Each handler of L1 has a subclass of its own to be dispatched by."""
+@dataclass(slots=True, eq=False)
+class QueuedChunk:
+    """A chunk of a defined metric in the batch queue, with the definitions of its admission.
 
-    __slots__ = ("chunk", "nbytes", "request")
-
-    def __init__(self, chunk: Chunk, nbytes: int, request: Request | None) -> None:
-        self.chunk = chunk
-        self.nbytes = nbytes
-        self.request = request
-
-    @property
-    def round(self) -> Round | None:
-        return None if self.request is None else self.request.round
-
-
-class Pending:
-    """The room that is left, the rounds, and the partials that nobody waits for.
-
-    Bounds: at most `max_bytes` are held, in the queue and as partials, and `max_chunks` in the queue; except that a
-        request larger than that is let in alone, because it would never fit otherwise.
-    Threads: every method may be called from any thread; one thread at a time takes rounds and says what became of them.
+    Each metric has a subclass of its own, which the queue dispatches by.
     """
 
-    def __init__(
-        self, *, max_bytes: int, max_chunks: int, flush_interval: float, flush_rows: int, clock: Clock
-    ) -> None:
+    chunk: Chunk
+    definitions: tuple[Definition, ...]
+    request: SubmittedRequest
+
+
+@dataclass(slots=True, eq=False)
+class PushRound:
+    """Points that are pushed together. Guarded by the lock of `PendingPoints` until it is taken to be pushed."""
+
+    is_awaited: bool
+    waiting: set[SubmittedRequest] = field(default_factory=set)  # one that leaves is answered, so each is once
+    unmerged: int = 0  # queued chunks of its requests
+    chunks: list[Chunk] = field(default_factory=list)
+    partials: list[pa.Table] = field(default_factory=list)
+    nbytes: int = 0
+
+
+class PendingPoints:
+    """The room that is left, and the push rounds.
+
+    Bounds: at most `max_bytes` are held and `max_chunks` are queued. A larger request is admitted alone, because it
+        would never fit otherwise.
+    Threads: every method may be called from any thread; one thread at a time takes rounds and ends them. Senders are
+        answered without the lock.
+    """
+
+    def __init__(self, *, max_bytes: int, max_chunks: int, flush_interval: float, clock: Clock) -> None:
         self._max_bytes = max_bytes
         self._max_chunks = max_chunks
         self._flush_interval = flush_interval
-        self._flush_rows = flush_rows
         self._clock = clock
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
         self._has_room = threading.Condition(self._lock)
-        self._doorway_empty = threading.Condition(self._lock)
-        self._in_doorway = 0
+        self._all_merged = threading.Condition(self._lock)
         self._is_closed = False
         self._is_stopped = False
-        self._chunks = 0
-        self._gathering = Round()
-        self._cut: Round | None = None
-        self._kept = Round(is_kept=True)
-        self._kept_due = 0.0
-        self._is_refusing = False  # the durable queue refused what is kept: it gets time, not more of it
+        self._unmerged = 0  # queued chunks
+        self._collecting = PushRound(is_awaited=True)
+        self._sealed: PushRound | None = None
+        self._unawaited = PushRound(is_awaited=False)
+        self._unawaited_due = 0.0
+        self._is_refusing = False  # the durable queue refused unawaited points: the next try is after the interval
         self.held_bytes = 0
         self.turned_away = 0
 
     # In
 
-    @contextmanager
-    def doorway(self, sizes: list[int], timeout: float = 0.0) -> Iterator[list[int] | None]:
-        """Room for one request's chunks, or None; whoever is in the doorway may still put them into the queue.
+    def admit(self, request: SubmittedRequest, timeout: float = 0.0) -> bool:
+        """Hold all chunks of the request, or none if there is no room within `timeout` seconds.
 
-        Waits for the room up to `timeout` seconds.
+        The caller then puts the queued ones into the batch queue.
         """
-        admitted = self._admit(sum(sizes), len(sizes), timeout)
-        try:
-            yield sizes if admitted else None
-        finally:
-            if admitted:
-                with self._lock:
-                    self._in_doorway -= 1
-                    self._doorway_empty.notify_all()
-
-    def _admit(self, wanted: int, chunks: int, timeout: float) -> bool:
-        def decided() -> bool:
-            return self._is_closed or self._fits_locked(wanted, chunks)
-
         with self._lock:
             if timeout > 0:
-                self._has_room.wait_for(decided, timeout)
-            if self._is_closed or not decided():
+                self._has_room.wait_for(lambda: self._is_closed or self._fits_locked(request), timeout)
+            if self._is_closed or not self._fits_locked(request):
                 self.turned_away += 1
                 return False
-            self.held_bytes += wanted
-            self._chunks += chunks
-            self._in_doorway += 1
-            return True
-
-    def _fits_locked(self, wanted: int, chunks: int) -> bool:
-        if self._chunks + chunks > self._max_chunks:
-            return self._chunks == 0
-        return self.held_bytes + wanted <= self._max_bytes or self.held_bytes == 0
-
-    def enter(self, done: Done, chunks: int) -> Request:
-        """Let a request of so many chunks wait in the round that gathers."""
-        with self._lock:
-            round_ = self._gathering
+            self._unmerged += len(request.queued)
+            self.held_bytes += _nbytes(queued.chunk for queued in request.queued)
+            if request.done is None:
+                self._add_locked(self._unawaited, chunks=request.plain)
+                return True
+            request.round = round_ = self._collecting
             if not round_.waiting:
                 self._has_work.notify()
-            request = Request(done, round_)
             round_.waiting.add(request)
-            round_.unmerged += chunks
-            return request
+            round_.unmerged += len(request.queued)
+            self._add_locked(round_, chunks=request.plain)
+            return True
 
-    def gathered(self, held: Sequence[Held], round_: Round | None) -> None:
-        """The chunks, all of one round or of none, wait with the small ones of other metrics."""
-        with self._lock:
-            into = round_ or self._kept
-            first = not into.nbytes
-            into.chunks += [each.chunk for each in held]
-            into.rows += sum(len(each.chunk) for each in held)
-            into.nbytes += sum(each.nbytes for each in held)
-            self._chunks -= len(held)
-            if round_ is not None:
-                self._count_down_locked(round_, len(held))
-            else:
-                self._kept_grew_locked(first=first)
+    def _fits_locked(self, request: SubmittedRequest) -> bool:
+        if request.queued and self._unmerged + len(request.queued) > self._max_chunks:
+            return self._unmerged == 0
+        wanted = _nbytes(request.plain) + _nbytes(queued.chunk for queued in request.queued)
+        return self.held_bytes + wanted <= self._max_bytes or self.held_bytes == 0
 
-    def merged(self, held: Sequence[Held], round_: Round | None, partials: Sequence[pa.Table]) -> None:
-        """The chunks, all of one round or of none, have become these partials."""
-        with self._lock:
-            into = round_ or self._kept
-            before = into.nbytes
-            into.add(partials)
-            self._leave_queue_locked(held, into.nbytes - before)
-            if round_ is not None:
-                self._count_down_locked(round_, len(held))
-            elif partials:
-                self._kept_grew_locked(first=not before)
+    def _add_locked(
+        self, round_: PushRound, *, chunks: Sequence[Chunk] = (), partials: Sequence[pa.Table] = ()
+    ) -> None:
+        was_empty, size = not round_.nbytes, _nbytes(chunks) + _nbytes(partials)
+        round_.chunks += chunks
+        round_.partials += partials
+        round_.nbytes += size
+        self.held_bytes += size
+        if round_ is not self._unawaited or not round_.nbytes:
+            return
+        if was_empty and not self._is_stopped:
+            self._unawaited_due = self._clock.monotonic() + self._flush_interval
+        if was_empty or self._unawaited_is_due_locked():
+            self._has_work.notify()
 
-    def failed(self, held: Held, error: BaseException) -> None:
-        """The chunk could not be merged: its request hears of it now, the others of its round do not."""
-        request = held.request
+    def add_partials(self, queued: Sequence[QueuedChunk], round_: PushRound | None, partials: list[pa.Table]) -> None:
+        """Queued chunks, all of one round or of no request that waits, have become these partials."""
         with self._lock:
-            self._leave_queue_locked([held], 0)
-            if request is None:
-                return
-            waits = request in request.round.waiting
-            request.round.waiting.discard(request)
-            self._count_down_locked(request.round, 1)
-        if waits:
+            self._add_locked(round_ or self._unawaited, partials=partials)
+            self._leave_queue_locked(queued, round_)
+
+    def fail_queued(self, queued: QueuedChunk, error: BaseException) -> None:
+        """A queued chunk could not be merged. Its request is answered at once; the others of its round go on."""
+        request = queued.request
+        with self._lock:
+            self._leave_queue_locked([queued], request.round)
+            is_waiting = request.round is not None and request in request.round.waiting
+            if request.round is not None:
+                request.round.waiting.discard(request)
+        if is_waiting:
             request.answer(error)
 
-    def _leave_queue_locked(self, held: Sequence[Held], size: int) -> None:
-        self._chunks -= len(held)
-        self._add_bytes_locked(size - sum(each.nbytes for each in held))
+    def _leave_queue_locked(self, queued: Sequence[QueuedChunk], round_: PushRound | None) -> None:
+        self._release_locked(_nbytes(each.chunk for each in queued))
+        self._unmerged -= len(queued)
+        if not self._unmerged:
+            self._all_merged.notify_all()
+        if round_ is not None:
+            round_.unmerged -= len(queued)
+            if not round_.unmerged and round_ is self._sealed:
+                self._has_work.notify()
 
-    def _add_bytes_locked(self, change: int) -> None:
-        self.held_bytes += change
+    def _release_locked(self, nbytes: int) -> None:
+        self.held_bytes -= nbytes
         self._has_room.notify_all()
 
-    def _count_down_locked(self, round_: Round, chunks: int) -> None:
-        round_.unmerged -= chunks
-        if not round_.unmerged and round_ is self._cut:
-            self._has_work.notify()
+    # Out
 
-    def _kept_grew_locked(self, *, first: bool) -> None:
-        if first and not self._is_stopped:
-            self._kept_due = self._clock.monotonic() + self._flush_interval
-        if first or self._kept_is_due_locked():
-            self._has_work.notify()
-
-    # Out: whoever pushes
-
-    def next_round(self) -> Round | None:
-        """Wait for something to hand over; None once `stop` was called."""
+    def next_round(self) -> PushRound | None:
+        """Wait for a round that is to be pushed; None once `stop` was called."""
         with self._lock:
             while not self._is_stopped:
-                if (found := self._due_locked()) is not None:
-                    return found
-                self._has_work.wait(self._kept_due - self._clock.monotonic() if self._kept.nbytes else None)
+                if (due := self._due_locked()) is not None:
+                    return due
+                wait = self._unawaited_due - self._clock.monotonic() if self._unawaited.nbytes else None
+                self._has_work.wait(wait)
             return None
 
-    def due_round(self) -> Round | None:
-        """What is to be handed over at this moment; None if nothing is."""
-        with self._lock:
-            return self._due_locked()
-
-    def _due_locked(self) -> Round | None:
-        if self._cut is None and self._gathering.waiting:
-            self._cut, self._gathering = self._gathering, Round()
-        if self._cut is not None and not self._cut.unmerged:
-            whole, self._cut = self._cut, None
+    def _due_locked(self) -> PushRound | None:
+        if self._sealed is None and self._collecting.waiting:
+            self._sealed, self._collecting = self._collecting, PushRound(is_awaited=True)
+        if self._sealed is not None and not self._sealed.unmerged:
+            whole, self._sealed = self._sealed, None
             return whole
-        if self._kept.nbytes and self._kept_is_due_locked():
-            kept, self._kept = self._kept, Round(is_kept=True)
-            return kept
+        if self._unawaited.nbytes and self._unawaited_is_due_locked():
+            due, self._unawaited = self._unawaited, PushRound(is_awaited=False)
+            return due
         return None
 
-    def _kept_is_due_locked(self) -> bool:
-        if self._clock.monotonic() >= self._kept_due:
+    def _unawaited_is_due_locked(self) -> bool:
+        if self._clock.monotonic() >= self._unawaited_due:
             return True
-        is_much = self._kept.rows >= self._flush_rows or self.held_bytes * 2 > self._max_bytes
-        return is_much and not self._is_refusing
+        return self.held_bytes * 2 > self._max_bytes and not self._is_refusing
 
-    def pushed(self, round_: Round) -> bool:
-        """The durable queue has all of the round; True if it had refused the like before."""
+    def end_round(self, round_: PushRound, error: BaseException | None = None) -> bool:
+        """The durable queue has all of the round, or with an error nothing: its requests are answered so.
+
+        True if the queue had refused unawaited points before and now has them.
+        """
         with self._lock:
-            self._add_bytes_locked(-round_.nbytes)
-            recovered = round_.is_kept and self._is_refusing
+            self._release_locked(round_.nbytes)
+            recovered = not round_.is_awaited and self._is_refusing
             if recovered:
                 self._is_refusing = False
-            waiting = self._dismiss_locked(round_)
-        for request in waiting:
-            request.answer(None)
-        return recovered
-
-    def refused(self, round_: Round, error: BaseException) -> None:
-        """The durable queue has nothing of it. Whoever waits hears of it, and sends again."""
-        with self._lock:
-            self._add_bytes_locked(-round_.nbytes)
-            waiting = self._dismiss_locked(round_)
+            waiting = list(round_.waiting)
+            round_.waiting.clear()
         for request in waiting:
             request.answer(error)
+        return recovered
 
-    def keep(self, round_: Round, partials: Sequence[pa.Table], chunks: Sequence[Chunk] = ()) -> bool:
-        """Of what nobody waits for, this much was refused and is to be pushed later; True if it is the first time."""
+    def keep(self, round_: PushRound) -> bool:
+        """The durable queue refused what the round holds, and no request waits: it is pushed later. True at first."""
         with self._lock:
-            self._put_back_locked(round_, partials, chunks)
-            self._kept_due = self._clock.monotonic() + self._flush_interval
+            self._release_locked(round_.nbytes)
+            self._add_locked(self._unawaited, chunks=round_.chunks, partials=round_.partials)
+            self._unawaited_due = self._clock.monotonic() + self._flush_interval
             began, self._is_refusing = not self._is_refusing, True
             return began
-
-    def put_back(self, round_: Round, partials: pa.Table) -> bool:
-        """Let partials that merging has made few gather more, if they are not due yet; False if they are."""
-        with self._lock:
-            held = self.held_bytes - round_.nbytes + partials.nbytes
-            is_much = partials.num_rows * 2 > self._flush_rows or held * 2 > self._max_bytes
-            if is_much or self._clock.monotonic() >= self._kept_due:
-                return False
-            self._put_back_locked(round_, [partials])
-            return True
-
-    def _put_back_locked(self, round_: Round, partials: Sequence[pa.Table], chunks: Sequence[Chunk] = ()) -> None:
-        kept = self._kept
-        before = kept.nbytes
-        kept.add(partials)
-        kept.chunks += chunks
-        kept.rows += sum(map(len, chunks))
-        kept.nbytes += sum(chunk.nbytes for chunk in chunks)
-        self._add_bytes_locked(kept.nbytes - before - round_.nbytes)
-
-    @staticmethod
-    def _dismiss_locked(round_: Round) -> list[Request]:
-        waiting = list(round_.waiting)
-        round_.waiting.clear()
-        return waiting
 
     # The end
 
     def close(self) -> None:
-        """Admit nothing any more; who waits for room is turned away, who is in the doorway gets through."""
+        """Admit nothing more, callers that wait for room included."""
         with self._lock:
             self._is_closed = True
             self._has_room.notify_all()
-            self._doorway_empty.wait_for(lambda: not self._in_doorway, DOORWAY_GRACE)
+
+    def wait_until_merged(self, timeout: float) -> bool:
+        """Whether all queued chunks have been merged, or have failed, within `timeout` seconds."""
+        with self._lock:
+            return self._all_merged.wait_for(lambda: not self._unmerged, timeout)
 
     def stop(self) -> None:
-        """Let `next_round` return None; what is kept is due from now on."""
+        """Let `next_round` return None."""
         with self._lock:
             self._is_stopped = True
-            self._kept_due = 0.0
             self._has_work.notify_all()
 
-    def last_rounds(self) -> list[Round]:
-        """Everything that is left, whole or not, once the queue is drained and nobody calls `next_round`."""
+    def last_rounds(self) -> list[PushRound]:
+        """Everything that is left, merged or not, after `stop`."""
         with self._lock:
-            left = [round_ for round_ in (self._cut, self._gathering, self._kept) if round_ is not None]
-            self._cut, self._gathering, self._kept = None, Round(), Round(is_kept=True)
+            left = [round_ for round_ in (self._sealed, self._collecting, self._unawaited) if round_ is not None]
+            self._sealed, self._collecting = None, PushRound(is_awaited=True)
+            self._unawaited = PushRound(is_awaited=False)
             return [round_ for round_ in left if round_.waiting or round_.nbytes]
+
+
+def _nbytes(pieces: Iterable[Chunk | pa.Table]) -> int:
+    return sum(piece.nbytes for piece in pieces)

@@ -3,9 +3,8 @@
 from penstock.batch.balancer import DrainBalancer
 from penstock.batch.config import BatchQueueConfig, BufferStrategy, HandlerConsumer
 from penstock.batch.manager import BatchQueueManager, queues
-from penstock.batch.policies import PartitionPolicy, ThreadPolicy
+from penstock.batch.policies import PartitionPolicy, PartitionSelector, ThreadPolicy
 from penstock.batch.queue import BatchQueue
-from penstock.batch.selector import PartitionSelector
 from penstock.batch.stats import BatchQueueStats, PartitionStats, TypeStats
 
 __all__ = [

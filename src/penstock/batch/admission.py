@@ -7,10 +7,10 @@ from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, BufferStrategy
 from penstock.batch.drain import wake_owner
-from penstock.batch.drain_threads import drains_for
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Lane
-from penstock.batch.waiting import AsyncWaiter, ThreadWaiter, WakeLine
+from penstock.batch.scheduler import drains_for
+from penstock.batch.waiting import AsyncWaiter, ThreadWaiter
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge
 
@@ -32,12 +32,7 @@ class Admission:
         self._byte_limit = config.buffer_bytes
         self._size_of = config.size_of
         self._patience = None if config.strategy is BufferStrategy.BLOCKING else 0.0
-        self._line = WakeLine()
         self._hinted = False
-
-    def reset(self) -> None:
-        """We are the child of a fork: those who wait are the parent's."""
-        self._line.reset()
 
     def patience(self, timeout: float | None) -> float | None:
         """How long to wait for room: 0.0 is not at all, None for ever."""
@@ -77,11 +72,11 @@ class Admission:
             granted = partition.offer(lane, items, sizes, None)
             if partition.asleep:
                 wake_owner(partition.asleep)
-            # Also a drain thread of this queue may run a loop, which is then no less a reason not to wait for itself.
+            # A drain thread of this queue may run an event loop, and must not wait for itself either.
             if granted < len(items) and patience != 0 and not partition.closed and not drains_for(self._served):
                 granted += await self._wait_async(lane, items[granted:], sizes and sizes[granted:], patience)
         except asyncio.CancelledError:
-            raise  # it comes while we wait, and costs nothing
+            raise  # it comes during the wait, and costs no slot
         except BaseException:
             self.interrupted = True
             raise
@@ -91,7 +86,7 @@ class Admission:
 
     def _wait(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, patience: float | None) -> int:
         partition = lane.partition
-        waiter = ThreadWaiter(lane, items, sizes, self._line)
+        waiter = ThreadWaiter(lane, items, sizes)
         try:
             if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
                 wake_owner(partition.asleep)
@@ -99,7 +94,6 @@ class Admission:
                 waiter.wait(patience)
         finally:
             granted = partition.withdraw(waiter)
-            waiter.leave()
             wake_owner(partition.asleep)
         return granted
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from penstock.batch.balancer import DrainBalancer
-from penstock.batch.policies import PartitionPolicy, ThreadPolicy
-from penstock.batch.selector import PartitionSelector
+from penstock.batch.policies import PartitionPolicy, PartitionSelector, ThreadPolicy
 from penstock.errors import ConfigError
 
 T = TypeVar("T")
@@ -101,7 +100,7 @@ class BatchQueueConfig:
             raise ConfigError("adaptive partitions grow with the handlers, which would move keys: fix their number")
 
     def _check_kinds(self) -> None:
-        """Refuse what type checkers would, for those who do not run one: later it would fail in a drain thread."""
+        """Refuse what a type checker would: later it would fail in a drain thread."""
         if (self.threads is None) == (self.shared_scheduler is None):
             raise ConfigError("exactly one of threads and shared_scheduler must be set")
         _require("threads", self.threads, ThreadPolicy, "a ThreadPolicy, like ThreadPolicy.fixed(4)")

@@ -14,8 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, ErrorHandler
-from penstock.batch.idle_exclusion import IdleExclusion
-from penstock.batch.idle_pace import IdlePace
+from penstock.batch.idle import IdleExclusion, IdlePace
 from penstock.batch.partition import Lane, Partition, Registration
 from penstock.clock import Clock
 from penstock.errors import NoHandler
@@ -63,7 +62,7 @@ class DrainTask:
         return self.ready
 
     def submit(self, partition: Partition) -> None:
-        """Have `partition`, whose token the caller has, drained."""
+        """Have `partition` drained; the caller hands over its token."""
         self.inbox().put(partition)
 
     def run(self, partition: Partition) -> None:
@@ -75,7 +74,7 @@ class DrainTask:
         self.ready.put(None)
 
     def reset(self) -> None:
-        """Forget what was ready: we are the child of a fork."""
+        """Forget what was ready, in the child of a fork."""
         self.ready = SimpleQueue()
         self.drained = 0
         self.seconds = 0.0
@@ -183,7 +182,7 @@ class DrainTask:
             for lane, count in parts:
                 lane.unregistered += count
             self._report_unhandled(registration, batch)
-        elif (error := _error_of(consume, batch, registration.gate)) is None:
+        elif (error := _error_of(consume, batch, registration.exclusion)) is None:
             for lane, count in parts:
                 lane.consumed += count
         else:
@@ -242,7 +241,7 @@ class DrainTask:
         self.pace.was_called(now)
 
     def _call_idle_handlers(self, partition: Partition, absent_only: bool) -> None:
-        """Call `on_idle` of the handlers of a partition whose token we hold, or only of those without new data."""
+        """Call `on_idle` of the partition's handlers, or only of those without new data. The task holds its token."""
         partition.owes_idle_calls = False
         for lane in partition.idle_lanes:
             was_absent, lane.idle_mark = lane.idle_mark == lane.taken and not lane.items, lane.taken
@@ -252,20 +251,20 @@ class DrainTask:
 
 def call_on_idle(registration: Registration, queue_name: str) -> None:
     """Call `on_idle` of a handler once, unless another thread is in its `consume`; an error is logged."""
-    on_idle, gate = registration.on_idle, registration.gate
-    if on_idle is None or (gate is not None and not gate.try_alone()):
+    on_idle, exclusion = registration.on_idle, registration.exclusion
+    if on_idle is None or (exclusion is not None and not exclusion.try_alone()):
         return
     try:
         on_idle()
     except BaseException:  # whatever a handler raises, the drain thread must go on
         log.exception("on_idle failed. queue=%s type=%s", queue_name, registration.type)
     finally:
-        if gate is not None:
-            gate.leave_alone()
+        if exclusion is not None:
+            exclusion.leave_alone()
 
 
 def wake_owner(asleep: list[Partition]) -> None:
-    """Have the partition drained whose token this is, unless another thread takes the token first.
+    """Submit the partition in `asleep` to its owner, unless another thread takes the token first.
 
     The token goes from one place to the other within one call into C: a signal handler that raises (Ctrl-C) between
     two calls would otherwise leave it nowhere, and the partition without a thread that drains it.
@@ -278,18 +277,18 @@ def wake_owner(asleep: list[Partition]) -> None:
 
 
 def _error_of(
-    consume: Callable[[list[Any]], object], batch: list[Any], gate: IdleExclusion | None
+    consume: Callable[[list[Any]], object], batch: list[Any], exclusion: IdleExclusion | None
 ) -> BaseException | None:
     """What `consume` raised, if anything."""
-    if gate is not None:
-        gate.enter()
+    if exclusion is not None:
+        exclusion.enter()
     try:
         consume(batch)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises, the drain thread must go on
         return error
     finally:
-        if gate is not None:
-            gate.leave()
+        if exclusion is not None:
+            exclusion.leave()
     return None
 
 

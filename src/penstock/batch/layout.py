@@ -6,9 +6,9 @@ from itertools import count
 
 from penstock.batch.config import BatchQueueConfig, Handler, HandlerConsumer
 from penstock.batch.drain import DrainTask
-from penstock.batch.idle_exclusion import IdleExclusion
+from penstock.batch.idle import IdleExclusion
 from penstock.batch.partition import Lane, Partition, Registration, Route
-from penstock.batch.selector import stable_hash
+from penstock.batch.policies import stable_hash
 from penstock.errors import QueueClosed
 
 
@@ -26,13 +26,13 @@ class Layout:
         self._config = config
         self._spreads = selector.kind != "type_hash" and (partitions > 1 or config.partitions.kind == "adaptive")
         self._key = selector.key
-        self._turn = count()  # of items whose partition has to be asked for room; `_Turns` counts the others
-        # What `produce` reads, and what `produce_many` does: the lanes of types whose items all go to one place.
-        # Written under the lock.
-        self.routes: dict[type, Route] = _Turns(self) if self._spreads and self._key is None else {}
+        self._turn = count()
+        # The lanes of types whose items all go to one place, and their routes. Written under the lock, read without.
         self.homes: dict[type, Lane] = {}
-        # lock guards everything below; `partitions` is replaced, never changed, so it may be read without.
-        self.lock = threading.Lock()
+        self.routes: dict[type, Route] = {}
+        # _lock guards everything below, and what partitions, registrations and tasks say is the layout's to write.
+        # `partitions` is replaced, never changed, so it may be read without.
+        self._lock = threading.Lock()
         self.registrations: dict[type, Registration] = {}
         self.partitions: tuple[Partition, ...] = ()
         self._frozen = False
@@ -49,16 +49,9 @@ class Layout:
         kind = type(item)
         if not self._spreads:
             return self.homes.get(kind) or self._first_of(kind, None)
-        if self._key is None:
-            return self.lane_in_turn(kind, next(self._turn))
         partitions = self.partitions
-        partition = partitions[stable_hash(self._key(item)) % len(partitions)]
-        return partition.lane_of.get(self._lane_type(kind)) or self._first_of(kind, partition)
-
-    def lane_in_turn(self, kind: type, turn: int) -> Lane:
-        """Where an item of `kind` goes if the partitions take turns."""
-        partitions = self.partitions
-        partition = partitions[turn % len(partitions)]
+        number = next(self._turn) if self._key is None else stable_hash(self._key(item))
+        partition = partitions[number % len(partitions)]
         return partition.lane_of.get(self._lane_type(kind)) or self._first_of(kind, partition)
 
     def lane_of_type(self, kind: type) -> Lane | None:
@@ -71,19 +64,16 @@ class Layout:
         return kind if self._config.consumer is None else object
 
     def _first_of(self, kind: type, partition: Partition | None) -> Lane:
-        with self.lock:
+        with self._lock:
             registration = self._registration_locked(self._lane_type(kind))
-            if partition is None and kind in self.homes:
-                return self.homes[kind]
-            if partition is None:
+            if partition is not None:
+                return self._open_lane_locked(registration, partition)
+            if kind not in self.homes:
                 partition = min(self.partitions, key=lambda candidate: candidate.weight)
                 partition.weight += registration.weight or 1.0
                 lane = self._open_lane_locked(registration, partition)
-                self.homes[kind] = lane
-                if self._config.buffer_bytes is None:
-                    self.routes[kind] = lane.route
-                return lane
-            return self._open_lane_locked(registration, partition)
+                self.homes[kind], self.routes[kind] = lane, lane.route
+            return self.homes[kind]
 
     def _feed_locked(self, everything: Registration) -> None:
         """Let every partition feed the one consumer."""
@@ -112,7 +102,7 @@ class Layout:
 
     def register(self, kind: type, handler: Handler, weight: float) -> None:
         """Put `handler` in charge of `kind`, growing the partitions if they are adaptive."""
-        with self.lock:
+        with self._lock:
             if self._frozen:
                 raise QueueClosed("a closed queue takes no handlers")
             registration = self._registration_locked(kind)
@@ -132,7 +122,7 @@ class Layout:
 
     def unregister(self, kind: type) -> bool:
         """Leave `kind` without a handler; its lane and its partition stay."""
-        with self.lock:
+        with self._lock:
             registration = self.registrations.get(kind)
             if registration is None or registration.consume is None:
                 return False
@@ -143,7 +133,7 @@ class Layout:
 
     def freeze(self) -> int:
         """Let nothing grow any more; how many partitions there are for good."""
-        with self.lock:
+        with self._lock:
             self._frozen = True
             return len(self.partitions)
 
@@ -175,13 +165,13 @@ class Layout:
             task.nudge()
 
     def loads(self, measure: Callable[[Partition], float]) -> tuple[list[float], list[int]]:
-        """What `measure` says of every partition, and who owns it."""
-        with self.lock:
+        """What `measure` says of every partition, and the index of its owner."""
+        with self._lock:
             return [measure(part) for part in self.partitions], [part.owner.index for part in self.partitions]
 
     def reassign(self, owners: list[int]) -> bool:
         """Give partition p to task `owners[p]`; False if nothing moves."""
-        with self.lock:
+        with self._lock:
             # Partitions that came since the owners were computed keep theirs.
             moved = [partition for partition, owner in zip(self.partitions, owners) if partition.owner.index != owner]
             for partition in moved:
@@ -201,27 +191,16 @@ class Layout:
             yield from list(partition.lanes)
 
     def reset(self) -> None:
-        """We are the child of a fork: the locks and what is held are the parent's."""
-        self.lock = threading.Lock()
+        """Start over in the child of a fork: the locks and what is held are the parent's."""
+        self._lock = threading.Lock()
         for registration in self.registrations.values():
-            if registration.gate is not None:
-                registration.gate.reset()
+            if registration.exclusion is not None:
+                registration.exclusion.reset()
         for partition in self.partitions:
             partition.reset()
         for task in self.tasks:
             task.reset()
         self._deal_out_locked()  # the parent may have been moving some
-
-
-class _Turns(dict[type, Route]):
-    """Routes where the partitions take turns: never the same twice, so nothing is ever kept."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._turn = count()
-
-    def __missing__(self, kind: type) -> Route:
-        return self._layout.lane_in_turn(kind, next(self._turn)).route
 
 
 def callbacks(handler: Handler) -> tuple[Callable[..., object], Callable[[], object] | None]:

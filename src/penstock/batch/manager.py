@@ -19,7 +19,7 @@ log = logging.getLogger("penstock.batch")
 
 
 class BatchQueueManager:
-    """Queues by name, shared by all who know the name. `penstock.queues` is the one of the process.
+    """Queues by name, shared by all code that knows the name. `penstock.queues` is the one of the process.
 
     Shared schedulers are made on first use and end with `shutdown_all`, never with one of their queues.
     Threads: every method may be called from any thread.

@@ -1,4 +1,4 @@
-"""One bounded buffer: lanes of items by type, the room that is left, and the token that says who may drain it.
+"""One bounded buffer: lanes of items by type, the room that is left, and the token of the thread that drains it.
 
 Room. Every slot of a partition is in exactly one of five places, and their sum is the capacity at all times:
     spare      a number, guarded by the lock: slots that are free
@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.batch.idle_exclusion import IdleExclusion
+from penstock.batch.idle import IdleExclusion
 from penstock.batch.waiting import Waiter
 
 if TYPE_CHECKING:
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 CREDITS = 1024  # slots handed out at a time: the lock is then taken once for so many single items
 
 Asleep = list["Partition"]  # the place of the token
-Route = tuple[list[Asleep], list[Any]]  # what `produce` needs of a lane: credits and items
+Route = tuple[list[Asleep], list[Any]]  # what a producer of single items needs of a lane: credits and items
 
 
 class Registration:
-    """What is known of one type: who handles it. Guarded by the queue's lock; read without it, field by field."""
+    """One type and its handler. Written under the layout's lock; read without it, field by field."""
 
-    __slots__ = ("consume", "gate", "lanes", "on_idle", "type", "unregistered_logged", "weight")
+    __slots__ = ("consume", "exclusion", "lanes", "on_idle", "type", "unregistered_logged", "weight")
 
-    def __init__(self, type_: type, gate: IdleExclusion | None) -> None:
+    def __init__(self, type_: type, exclusion: IdleExclusion | None) -> None:
         self.type = type_
         self.consume: Callable[[list[Any]], object] | None = None
         self.on_idle: Callable[[], object] | None = None
         self.weight = 0.0
-        self.gate = gate  # only where several partitions feed one handler
+        self.exclusion = exclusion  # only where several partitions feed one handler
         self.lanes: list[Lane] = []
         self.unregistered_logged = False
 
@@ -82,14 +82,14 @@ class Partition:
         self.index = index
         self.capacity = capacity
         self.byte_capacity = byte_capacity
-        self.owner = owner  # written under the queue's lock; an old owner forwards what still reaches it
+        self.owner = owner  # written under the layout's lock; an old owner forwards what still reaches it
         self.asleep: Asleep = [self]
         self.credits: list[Asleep] = []
-        # Append-only; written under the queue's lock.
+        # Append-only; written under the layout's lock.
         self.lanes: list[Lane] = []
         self.lane_of: dict[type, Lane] = {}
         self.weight = 0.0
-        self.idle_lanes: tuple[Lane, ...] = ()  # those whose `on_idle` is called with this partition's token; replaced
+        self.idle_lanes: tuple[Lane, ...] = ()  # their `on_idle` is called with this partition's token; replaced
         self.owes_idle_calls = False  # they were due while the token was in use
         # Belongs to the holder of the token.
         self.seconds = 0.0
@@ -112,7 +112,7 @@ class Partition:
                 return False
             self._spare = spare
             held = lane.items
-            held += items  # no call: who is put off in one keeps the lock, and all who come here pile up behind it
+            held += items  # no call: the interpreter may switch threads in one, and other producers pile up at the lock
         return True
 
     def offer(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, waiter: Waiter | None) -> int:
@@ -135,7 +135,7 @@ class Partition:
         with self._lock:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-            # Who came after it may fit into the bytes that it did not; slots would all have been its own.
+            # Later waiters may fit into the bytes that it did not; slots would all have been its own.
             served = [] if self.byte_capacity is None else self._serve_locked()
         for other in served:
             other.wake()
@@ -164,7 +164,7 @@ class Partition:
             count, size = self._fitting_locked(sizes, start, min(wanted, self._spare))
         elif wanted > self._spare:
             count = self._spare
-        elif wanted == 1 and not self._waiters:  # a later producer would take a credit past those who wait
+        elif wanted == 1 and not self._waiters:  # a later producer would take a credit past the waiters
             credit = min(self._spare - 1, CREDITS - len(self.credits))
         if not count:
             return 0
@@ -203,9 +203,9 @@ class Partition:
         return False
 
     def take(self, lane: Lane, limit: int | None) -> tuple[list[Any], list[Waiter], bool]:
-        """Move up to `limit` items out, and let those who wait have the room.
+        """Move up to `limit` items out, and let the waiters have the room.
 
-        Also says who got all they waited for, to be woken once no lock is held, and whether dropping has ended.
+        Also returns the waiters that got all of it, to be woken once no lock is held, and whether dropping has ended.
         """
         with self._lock:
             items = lane.items
@@ -238,16 +238,16 @@ class Partition:
 
     # The closing queue
 
-    def close_gate(self) -> None:
-        """Let nothing in any more, and wake those who wait: they will find that they got nothing more."""
+    def close(self) -> None:
+        """Let nothing in any more, and wake the waiters: they get nothing more, and withdraw."""
         with self._lock:
             self.closed = True
             self._takes_many = False
             while self._uncredit_locked():
                 self._spare += 1
-            while self._waiters:
-                self._waiters[0].wake()
-                self._waiters.popleft()
+            waiters = list(self._waiters)
+        for waiter in waiters:
+            waiter.wake()
 
     def is_quiet(self) -> bool:
         """Closed, nothing held, no producer about to append."""
@@ -273,7 +273,7 @@ class Partition:
             return lane.taken + len(lane.items), lane.dropped
 
     def reset(self) -> None:
-        """Forget everything: we are the child of a fork, what is held is the parent's."""
+        """Forget everything, in the child of a fork: what is held is the parent's."""
         self._lock = threading.Lock()
         self.credits.clear()
         for lane in self.lanes:

@@ -1,131 +1,90 @@
-"""The way in: `produce` and `produce_many`, the only code that runs once per item.
+"""What runs once per item or per batch of a hot path: `produce_many`, and the handles for items of one type.
 
 It is plain Python, and the one module that may also be compiled (by mypyc, see `hatch_build.py`); either way it means
-the same. That is why the annotations here name built-in lists, dictionaries and tuples: those the compiler knows.
+the same. The annotations name built-in lists, dictionaries and tuples because the compiler is quick with them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import countOf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.batch.drain import wake_owner
 
-T = TypeVar("T")
-
 if TYPE_CHECKING:
     from penstock.batch.admission import Admission
-    from penstock.batch.handles import BatchProducer, Producer
     from penstock.batch.layout import Layout
     from penstock.batch.partition import Lane
+    from penstock.batch.queue import BatchProducer, Producer
 
-try:
-    from mypy_extensions import mypyc_attr
-except ImportError:  # it only speaks to the compiler, so it is not needed at run time
-
-    def mypyc_attr(*attrs: str, **kwattrs: object) -> Callable[[T], T]:
-        return lambda cls: cls
-
+T = TypeVar("T")
 
 COMPILED = not __file__.endswith((".py", ".pyc"))
 """Whether this module runs compiled."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Producing:
-    """The producers' side of a queue.
+def put_many(layout: "Layout", admission: "Admission", items: Iterable[object], timeout: float | None) -> int:
+    """Put `items` in; how many were accepted."""
+    batch: list[object] = items if type(items) is list else listed(items)
+    if not batch:
+        return 0
+    kind, count = type(batch[0]), len(batch)
+    lane = layout.homes.get(kind)
+    # The last one tells most mixed batches at once.
+    if lane is None or type(batch[-1]) is not kind or not _all_of(batch, kind):
+        return _put_mixed(layout, admission, batch, timeout)
+    partition = lane.partition
+    if not partition.put_all(lane, batch, count):
+        return admission.admit(lane, batch, timeout)
+    if partition.asleep:
+        wake_owner(partition.asleep)
+    return count
 
-    Threads: every method may be called from any thread.
-    """
 
-    def __init__(self, layout: "Layout", admission: "Admission") -> None:
-        self._layout = layout
-        self._admission = admission
-        self._routes: dict[type, tuple[list[list[Any]], list[Any]]] = layout.routes
-        self._homes: dict[type, Lane] = layout.homes
-
-    def produce(self, item: object, timeout: float | None = None) -> bool:
-        """Put `item` in; True if it will be consumed, False if it will not.
-
-        Without `timeout` a full partition is met as the strategy says; with it, by waiting so many seconds.
-        """
+def _put_mixed(layout: "Layout", admission: "Admission", batch: list[object], timeout: float | None) -> int:
+    """The same for items of several types, or of one type that goes to several partitions."""
+    routes: dict[type, tuple[list[list[Any]], list[Any]]] = layout.routes
+    admission.check_sizes(batch)
+    deadline = admission.deadline(admission.patience(timeout))
+    accepted = 0
+    for item in batch:
         try:
-            credits, items = self._routes[type(item)]
+            credits, items = routes[type(item)]
             asleep = credits.pop()
             items.append(item)
-        except KeyError:
-            return self._produce_routed(item, timeout)
-        except IndexError:
-            return self._admission.admit(self._layout.lane_for(item), (item,), timeout) == 1
-        except BaseException:
-            self._admission.interrupted = True
-            raise
-        if asleep:
-            wake_owner(asleep)
-        return True
-
-    def _produce_routed(self, item: object, timeout: float | None) -> bool:
-        """The same for an item whose lane has to be found: the first of its type, or another lane for each item."""
-        lane = self._layout.lane_for(item)
-        credits, items = lane.route
-        try:
-            asleep = credits.pop()
-            items.append(item)
-        except IndexError:
-            return self._admission.admit(lane, (item,), timeout) == 1
-        except BaseException:
-            self._admission.interrupted = True
-            raise
-        if asleep:
-            wake_owner(asleep)
-        return True
-
-    def produce_many(self, items: Iterable[object], timeout: float | None = None) -> int:
-        """Put `items` in; how many were accepted.
-
-        Where a full partition is waited for, those are the first so many; otherwise each one that found room.
-        """
-        batch: list[object] = items if type(items) is list else listed(items)
-        if not batch:
-            return 0
-        kind, count = type(batch[0]), len(batch)
-        lane = self._homes.get(kind)
-        # The last one tells most mixed batches at once.
-        if lane is None or type(batch[-1]) is not kind or not _all_of(batch, kind):
-            return self._produce_mixed(batch, timeout)
-        partition = lane.partition
-        if not partition.put_all(lane, batch, count):
-            return self._admission.admit(lane, batch, timeout)
-        if partition.asleep:
-            wake_owner(partition.asleep)
-        return count
-
-    def _produce_mixed(self, batch: list[object], timeout: float | None) -> int:
-        admission, routes = self._admission, self._routes
-        admission.check_sizes(batch)
-        deadline = admission.deadline(admission.patience(timeout))
-        accepted = 0
-        for item in batch:
-            try:
-                credits, items = routes[type(item)]
-                asleep = credits.pop()
-                items.append(item)
-            except (KeyError, IndexError):
-                if self._produce_routed(item, deadline.left()):
-                    accepted += 1
-                elif deadline.patience != 0:  # time is up, or the queue has closed
-                    admission.refuse_all(batch[accepted + 1 :])
-                    break
-            except BaseException:
-                admission.interrupted = True
-                raise
-            else:
+        except (KeyError, IndexError):
+            if put_without_route(layout, admission, item, deadline.left()):
                 accepted += 1
-                if asleep:
-                    wake_owner(asleep)
-        return accepted
+            elif deadline.patience != 0:  # time is up, or the queue has closed
+                admission.refuse_all(batch[accepted + 1 :])
+                break
+        except BaseException:
+            admission.interrupted = True
+            raise
+        else:
+            accepted += 1
+            if asleep:
+                wake_owner(asleep)
+    return accepted
 
 
-def one_by_one(lane: "Lane", admission: "Admission") -> "Producer[T]":
+def put_without_route(layout: "Layout", admission: "Admission", item: object, timeout: float | None) -> bool:
+    """Put `item` in: the first of its type, one that goes to another lane each time, or one that found no credit."""
+    lane = layout.lane_for(item)
+    credits, items = lane.route
+    try:
+        asleep = credits.pop()
+        items.append(item)
+    except IndexError:
+        return admission.admit(lane, (item,), timeout) == 1
+    except BaseException:
+        admission.interrupted = True
+        raise
+    if asleep:
+        wake_owner(asleep)
+    return True
+
+
+def producer_of(lane: "Lane", admission: "Admission") -> "Producer[T]":
     """A `produce` that knows the lane."""
     credits: list[list[Any]] = lane.route[0]
     items: list[Any] = lane.route[1]
@@ -146,7 +105,7 @@ def one_by_one(lane: "Lane", admission: "Admission") -> "Producer[T]":
     return emit
 
 
-def in_batches(lane: "Lane", admission: "Admission") -> "BatchProducer[T]":
+def batch_producer_of(lane: "Lane", admission: "Admission") -> "BatchProducer[T]":
     """A `produce_many` that knows the lane."""
 
     def emit(items: Iterable[T], timeout: float | None = None) -> int:

@@ -13,24 +13,25 @@ Invariants
 How 1 to 4 are kept without a lock per item is told in `partition`.
 """
 
+import atexit
 import logging
 import math
+import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterable
 from itertools import groupby
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from penstock.batch.admission import Admission
+from penstock.batch.balancer import Rebalancer
 from penstock.batch.config import BatchQueueConfig, HandlerConsumer, check_handler
 from penstock.batch.drain import DrainTask, call_on_idle, report_batch, wake_owner
-from penstock.batch.drain_threads import drains_for
-from penstock.batch.handles import BatchProducer, Producer
 from penstock.batch.layout import Layout
-from penstock.batch.lifecycle import LIVE_QUEUES
 from penstock.batch.partition import Partition
-from penstock.batch.producing import Producing, in_batches, listed, one_by_one
-from penstock.batch.rebalance import Rebalancer
-from penstock.batch.scheduler import OwnTask, SharedScheduler, SharedTask
+from penstock.batch.producing import batch_producer_of, listed, producer_of, put_many, put_without_route
+from penstock.batch.scheduler import OwnTask, SharedScheduler, SharedTask, drains_for
 from penstock.batch.stats import BatchQueueStats, snapshot
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError, QueueClosed
@@ -38,13 +39,26 @@ from penstock.errors import ConfigError, QueueClosed
 log = logging.getLogger("penstock.batch")
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 _A_TYPE = type  # where an argument has its name
 INTERRUPTED_GRACE = 1.0  # how long `close` lets producers finish before it takes a slot for lost to an interrupt;
 # one that was only slow would append after the last look: with 200 threads before it, each may have its 5 ms first
 
 
-class BatchQueue(Producing):
+class Producer(Protocol[T_contra]):
+    """What `BatchQueue.producer` gives: `produce` for one type."""
+
+    def __call__(self, item: T_contra, timeout: float | None = None) -> bool: ...
+
+
+class BatchProducer(Protocol[T_contra]):
+    """What `BatchQueue.batch_producer` gives: `produce_many` for one type."""
+
+    def __call__(self, items: Iterable[T_contra], timeout: float | None = None) -> int: ...
+
+
+class BatchQueue:
     """A partitioned queue that drains itself.
 
     Order: items of one producer and one type arrive as they were produced (with `type_hash`).
@@ -78,9 +92,10 @@ class BatchQueue(Producing):
         self._scheduler = scheduler
         self._served: object = scheduler or self
         self._tasks, partitions = self._resolve()
-        layout = Layout(config, self._tasks, partitions)
-        super().__init__(layout, Admission(name, config, layout, self._clock, self._served))
-        self._rebalancer = Rebalancer(name, config, layout, self._clock)
+        self._layout = Layout(config, self._tasks, partitions)
+        self._routes = self._layout.routes
+        self._admission = Admission(name, config, self._layout, self._clock, self._served)
+        self._rebalancer = Rebalancer(name, config, self._layout, self._clock)
         self._finished = threading.Event()
         # _lock guards everything below.
         self._lock = threading.Lock()
@@ -94,7 +109,7 @@ class BatchQueue(Producing):
                     scheduler.add(task)
                 elif isinstance(task, OwnTask):
                     task.start()
-        except BaseException:  # no more threads: those that have started must end
+        except BaseException:  # no more threads: the started ones must end
             self._end_tasks()
             raise
         LIVE_QUEUES.add(self)
@@ -153,12 +168,37 @@ class BatchQueue(Producing):
 
     # Producers
 
+    def produce(self, item: object, timeout: float | None = None) -> bool:
+        """Put `item` in; True if it will be consumed, False if it will not.
+
+        Without `timeout` a full partition is met as the strategy says; with it, by waiting so many seconds.
+        """
+        try:
+            credits, items = self._routes[type(item)]
+            asleep = credits.pop()
+            items.append(item)
+        except (KeyError, IndexError):
+            return put_without_route(self._layout, self._admission, item, timeout)
+        except BaseException:
+            self._admission.interrupted = True
+            raise
+        if asleep:
+            wake_owner(asleep)
+        return True
+
+    def produce_many(self, items: Iterable[object], timeout: float | None = None) -> int:
+        """Put `items` in; how many were accepted.
+
+        Where a full partition is waited for, those are the first so many; otherwise each one that found room.
+        """
+        return put_many(self._layout, self._admission, items, timeout)
+
     def producer(self, type: type[T]) -> Producer[T]:
         """A `produce` for items of one type that has nothing to look up."""
         lane = self._layout.lane_of_type(type)
         if lane is None or self.config.buffer_bytes is not None:
             return self.produce
-        return one_by_one(lane, self._admission)
+        return producer_of(lane, self._admission)
 
     def batch_producer(self, type: type[T]) -> BatchProducer[T]:
         """A `produce_many` for items of one type, which takes their type on trust: what is of another type goes to the
@@ -167,7 +207,7 @@ class BatchQueue(Producing):
         lane = self._layout.lane_of_type(type)
         if lane is None or self.config.buffer_bytes is not None:
             return self.produce_many
-        return in_batches(lane, self._admission)
+        return batch_producer_of(lane, self._admission)
 
     async def produce_async(self, item: object, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as `produce`
         """`produce` for a coroutine: it awaits room, and the event loop goes on."""
@@ -211,14 +251,14 @@ class BatchQueue(Producing):
     # Closing
 
     def stop_accepting(self) -> None:
-        """Answer every `produce` False from now on, also those that wait; what is held is still consumed."""
+        """Answer every `produce` False from now on, also one that waits; what is held is still consumed."""
         with self._lock:
             if not self._closing:
                 self._loud = self._layout.freeze()
                 self._closing = True
         # Also when it is closing already: the first call may have been interrupted.
         for partition in self._layout.partitions:
-            partition.close_gate()
+            partition.close()
         for partition in self._layout.partitions:
             wake_owner(partition.asleep)  # its owner will see that it is closed
 
@@ -286,7 +326,6 @@ class BatchQueue(Producing):
         """Start over in the child of a fork, with nothing held and no thread until the first item."""
         self._lock = threading.Lock()
         self._layout.reset()
-        self._admission.reset()
         self._rebalancer.reset()
         self._finished = threading.Event()
         if self._closing:
@@ -300,3 +339,26 @@ class BatchQueue(Producing):
 
     def __repr__(self) -> str:
         return f"<BatchQueue {self.name!r} {'running' if self.running else 'closed'}>"
+
+
+LIVE_QUEUES: "weakref.WeakSet[BatchQueue]" = weakref.WeakSet()
+"""Every queue that has not finished closing."""
+
+
+def _close_all_at_exit() -> None:
+    """Have what is held consumed before the drain threads are frozen; all queues at once, each within its timeout."""
+    queues = list(LIVE_QUEUES)
+    for queue in queues:
+        queue.stop_accepting()
+    started = time.monotonic()
+    for queue in queues:
+        queue.close(max(0.0, started + queue.config.shutdown_timeout - time.monotonic()))
+
+
+def _reset_all_in_child() -> None:
+    for queue in list(LIVE_QUEUES):
+        queue.reset_after_fork()
+
+
+atexit.register(_close_all_at_exit)
+os.register_at_fork(after_in_child=_reset_all_in_child)

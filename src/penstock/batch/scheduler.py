@@ -1,14 +1,28 @@
 """The threads that run drain tasks: one of its own per task, or a few that many queues share."""
 
 import threading
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.batch.drain import DrainTask
-from penstock.batch.drain_threads import DrainThread, drains_for
 from penstock.batch.partition import Partition
 from penstock.batch.policies import ThreadPolicy
 from penstock.clock import Clock
+
+
+class DrainThread(threading.Thread):
+    """A thread that drains. `served` is its queue or scheduler: it never waits for room there."""
+
+    def __init__(self, name: str, run: Callable[[], None], served: object) -> None:
+        # A daemon, so that a forgotten queue does not keep the process alive; it is drained at exit.
+        super().__init__(target=run, name=name, daemon=True)
+        self.served = served
+
+
+def drains_for(served: object) -> bool:
+    """Whether the current thread is a drain thread of `served`."""
+    return getattr(threading.current_thread(), "served", None) is served
 
 
 class OwnTask(DrainTask):
@@ -165,7 +179,7 @@ class SharedScheduler:
             self._ready.put(None)
 
     def reset(self) -> None:
-        """We are the child of a fork: the threads are the parent's."""
+        """Start over in the child of a fork: the threads are the parent's."""
         self._lock = threading.Lock()
         self._ready = SimpleQueue()
         self.threads = []

@@ -4,15 +4,13 @@ import asyncio
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.batch.partition import Lane
 
-
-LINK = 1.0  # seconds after which who was to be woken by another looks for itself
+RECHECK = 1.0  # seconds after which a waiter looks for itself: the thread that granted room may have been interrupted
 
 
 class Waiter(ABC):
@@ -32,90 +30,34 @@ class Waiter(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """All is granted, or the queue has closed."""
+        """All is granted, or the queue has closed. May be called again."""
 
 
 class ThreadWaiter(Waiter):
     """A thread that waits."""
 
-    __slots__ = ("_line", "_woken", "called", "gone")
+    __slots__ = ("_woken",)
 
-    def __init__(self, lane: "Lane", items: Sequence[Any], sizes: Sequence[int] | None, line: "WakeLine") -> None:
+    def __init__(self, lane: "Lane", items: Sequence[Any], sizes: Sequence[int] | None) -> None:
         super().__init__(lane, items, sizes)
         self._woken = threading.Lock()
         self._woken.acquire()
-        self._line = line
-        self.called = False  # these belong to the line: it is to be woken
-        self.gone = False  # it does not wait any more
 
     def wake(self) -> None:
-        self._line.call(self)
-
-    def wake_now(self) -> None:
         try:
             self._woken.release()
         except RuntimeError:
-            pass  # woken already, by a `close` that was interrupted and called again
+            pass  # woken already
 
     def wait(self, timeout: float | None) -> None:
         """Until woken, or for `timeout` seconds."""
         left = math.inf if timeout is None else timeout
-        while left > 0 and not self._woken.acquire(timeout=min(left, LINK)):
-            if self.called or self.granted == len(self.items):
-                return  # the thread that was to wake us was itself interrupted: the line goes on from here
-            left -= LINK
-
-    def leave(self) -> None:
-        """Wait no more, whether woken or not."""
-        self._line.leave(self)
-
-
-class WakeLine:
-    """Wakes the threads that have got what they waited for one after the other: who runs again wakes the next.
-
-    All woken at once would all be ahead of the drain threads in the line for the interpreter, and each of them would
-    soon wait again at a partition that is still full: several times as many switches of threads for the same items.
-
-    Threads: every method may be called from any thread.
-    """
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """No thread waits: also in the child of a fork."""
-        # _lock guards everything below, and `called` and `gone` of the waiters.
-        self._lock = threading.Lock()
-        self._first: ThreadWaiter | None = None  # woken, but it does not run yet; without it, `_others` is empty
-        self._others: deque[ThreadWaiter] = deque()
-
-    def call(self, waiter: ThreadWaiter) -> None:
-        """Have `waiter` woken in its turn."""
-        with self._lock:
-            if waiter.gone or waiter.called:
-                return
-            waiter.called = True
-            if self._first is not None:
-                self._others.append(waiter)
-                return
-            self._first = waiter
-        waiter.wake_now()
-
-    def leave(self, waiter: ThreadWaiter) -> None:
-        """`waiter` runs again: wake the next."""
-        with self._lock:
-            waiter.gone = True
-            if waiter is not self._first:
-                if not waiter.called or waiter not in self._others:
-                    return
-                self._others.remove(waiter)  # it waited for its turn for too long
-            self._first = following = self._others.popleft() if self._others else None
-        if following is not None:
-            following.wake_now()
+        while left > 0 and not self._woken.acquire(timeout=min(left, RECHECK)) and self.granted < len(self.items):
+            left -= RECHECK
 
 
 class AsyncWaiter(Waiter):
-    """A coroutine that waits; woken from whichever thread made the room."""
+    """A coroutine that waits; woken from any thread."""
 
     __slots__ = ("_loop", "future")
 
@@ -133,11 +75,11 @@ class AsyncWaiter(Waiter):
     async def wait(self, timeout: float | None) -> None:  # noqa: ASYNC109 - as for threads
         """Until woken, or for `timeout` seconds."""
         left = math.inf if timeout is None else timeout
-        while left > 0:
-            woken, _ = await asyncio.wait((self.future,), timeout=min(left, LINK))
-            if woken or self.granted == len(self.items):
-                return  # in the latter case the thread that was to wake us was itself interrupted
-            left -= LINK
+        while left > 0 and self.granted < len(self.items):
+            woken, _ = await asyncio.wait((self.future,), timeout=min(left, RECHECK))
+            if woken:
+                return
+            left -= RECHECK
 
     def _resolve(self) -> None:
         if not self.future.done():  # the coroutine may have been cancelled

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.config.command_options import ConfigCommand, given_flags, short_flags
+from penstock.config.command_options import ConfigCommand, given_flags
 from penstock.config.schema import PREFIX
 from penstock.errors import ConfigError
 
@@ -79,10 +79,10 @@ def check(ctx: click.Context, file: Path | None) -> None:
     loaded = load_config(ctx, file)
     for note in (*loaded.warnings, *loaded.config.notes(), *_definitions(loaded.config)):
         click.echo(f"note: {note}", err=True)
-    click.echo(f"{file or default_file() or 'no file'}: fine, {_counted(loaded)}")
+    click.echo(f"{file or default_file() or 'no file'}: fine, {_describe_sources(loaded)}")
 
 
-def _counted(loaded: Any) -> str:
+def _describe_sources(loaded: Any) -> str:
     """How many keys the file sets; what else sets some, by name: it may have been forgotten."""
     origins = [one.origin for path, one in loaded.given.items() if not _is_heading(path, loaded.given)]
     variables = [origin for origin in origins if origin.startswith(f"{PREFIX}_")]
@@ -176,23 +176,22 @@ def keys(text: str, as_json: bool) -> None:
       penstock config keys
       penstock config keys max_bytes
     """
-    from penstock.config.show import doc_of, key_list
+    from penstock.config.show import key_list
     from penstock.config.tree import ServiceConfig
 
     found = [(key, default) for key, default in key_list(ServiceConfig) if text.lower() in key.name]
     if not found:
         click.echo(f"no key contains {text!r}", err=True)
         sys.exit(1)
-    shorts = {name: short for short, name in short_flags().items()}
     if as_json:
         rows = [
             {
                 "key": key.name,
                 "default": default,
                 "kind": key.describes,
-                "flags": [flag for flag in (key.flag, shorts.get(key.name)) if flag],
+                "flags": list(key.flags),
                 "variable": key.variable,
-                "doc": doc_of(key),
+                "doc": key.doc,
             }
             for key, default in found
         ]
@@ -200,7 +199,6 @@ def keys(text: str, as_json: bool) -> None:
         return
     for key, default in found:
         click.echo(f"{key.name}: {default}")
-        if doc := doc_of(key):
-            click.echo(f"    {doc}")
-        flags = ", ".join(flag for flag in (shorts.get(key.name), key.flag) if flag)
-        click.echo(f"    {flags}   {key.variable}")
+        if key.doc:
+            click.echo(f"    {key.doc}")
+        click.echo(f"    {', '.join(key.flags)}   {key.variable}")

@@ -15,7 +15,16 @@ import click
 from penstock.errors import PenstockError
 from penstock.service.printable import printable
 from penstock.service.queue_folder import QueueFolder
-from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior, Lease, dead_letters, examine, letters
+from penstock.spool import (
+    Durability,
+    FastQueue,
+    FastQueueConfig,
+    FullBehavior,
+    Lease,
+    dead_letter_report,
+    dead_letters,
+    examine,
+)
 from penstock.units import format_bytes
 
 # Whatever the queue's own limits are, these commands must not drop a block because of them.
@@ -61,7 +70,7 @@ def inspect(path: str, as_json: bool) -> None:
       penstock queue inspect ./queue --json
     """
     found = examine.overview(path)
-    reasons = letters.by_reason(path if letters.holds_letters(path) else _letters_of(path))
+    reasons = dead_letter_report.by_reason(path if dead_letter_report.holds_dead_letters(path) else _letters_of(path))
     if as_json:
         click.echo(json.dumps({**asdict(found), "dead_letter_reasons": [asdict(one) for one in reasons]}))
         return
@@ -88,7 +97,7 @@ def _letters_of(path: str) -> str:
     return f"{path}/{dead_letters.FOLDER_NAME}"
 
 
-def _explained(reasons: list[letters.Reason]) -> Iterator[str]:
+def _explained(reasons: list[dead_letter_report.ReasonCount]) -> Iterator[str]:
     """Why letters were given up: as many reasons as a screen has room for."""
     if reasons:
         yield "\nwhy they are dead letters (replay takes a part of it as --reason):"
@@ -240,7 +249,7 @@ def _write(file: IO[bytes], leases: list[Lease], style: str) -> None:
 
 @contextmanager
 def _progress(label: str, length: int, is_quiet: bool) -> Iterator[Callable[[int], object]]:
-    """A bar on standard error while somebody watches; what is told to it otherwise goes nowhere."""
+    """A progress bar on standard error in a terminal; elsewhere its updates are ignored."""
     if is_quiet or not sys.stderr.isatty():
         yield lambda amount: None
         return

@@ -5,58 +5,125 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from penstock.config.command_options import ExporterCommand, given_flags
+from penstock.config.destinations import DESTINATIONS, ExporterConfig
 from penstock.errors import ConfigError
 from penstock.export.exporter import Exporter
-from penstock.export.flags import FLAGS
 from penstock.export.send_queue import SendQueue
 from penstock.service.logs import HumanFormatter
-from penstock.service.queue_folder import is_queue
-from penstock.service.relay_settings import DESTINATIONS, DestinationFlags, queue_config
+from penstock.service.queue_folder import is_queue_folder
+from penstock.spool.dead_letter_report import holds_dead_letters
 from penstock.spool.dead_letters import FOLDER_NAME
 from penstock.spool.examine import overview
-from penstock.spool.letters import holds_letters
 
 if TYPE_CHECKING:
     from penstock.export.exporters.otlp_http_exporter import Signal
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+# The options that set a key of `exporter`; each is also there under the key's own name, as --exporter-timeout.
+_KEYS = {
+    "to": ("exporter", "type"),
+    "url": ("exporter", "url"),
+    "token_file": ("exporter", "token_file"),
+    "ca_file": ("exporter", "tls", "ca_file"),
+    "header": ("exporter", "headers"),
+    "send_timeout": ("exporter", "timeout"),
+    "compression": ("exporter", "compression"),
+    "exchange": ("exporter", "exchange"),
+    "routing_key": ("exporter", "routing_key"),
+}
+_NAMES = [name.replace("_", "-") for name in DESTINATIONS]
 
 
-def queue_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every flag of the queue; `relay_settings` makes the configuration of them."""
-    for flag in reversed(FLAGS):
-        option = click.option(f"--{flag.name}", default=None, metavar=flag.kind.__name__.upper(), help=flag.help)
-        command = option(command)
-    return command
+def relay_config(file: Path | None, given: Mapping[str, Any], key_flags: Mapping[str, str]) -> ExporterConfig:
+    """The destination and its queue: `exporter` as `penstock run` reads it, with the options of this command on top.
+
+    The file's destination does not count where --to or --url names another one: a token for the one must not reach
+    the other. Nor does it count that the file has switched the queue off: its folder is what this command is for.
+    """
+    from penstock.config.load import GivenValue, load
+    from penstock.config.tree import ServiceConfig
+
+    whole = load(ServiceConfig, file, environ=os.environ)
+    names_destination = given.get("to") or given.get("url") or {"--exporter-type", "--exporter-url"} & key_flags.keys()
+    beneath = {
+        path: one
+        for path, one in whole.given.items()
+        if path[0] == "exporter" and path[1:] not in (("queue", "enabled"), ("queue", "type"))
+        if path[1:2] == ("queue",) or not names_destination
+    }
+    folder = ("exporter", "queue", "path")
+    if ("data_dir",) in whole.given:  # as `penstock run` takes it; a flag is taken from here
+        path = whole.config.resolved(whole.config.exporter.queue.path)
+        beneath[folder] = GivenValue(str(path), whole.given[("data_dir",)].origin)
+    headers = ("exporter", "headers")
+    if lines := given.get("header"):
+        before = beneath[headers].value if headers in beneath else {}
+        beneath[headers] = GivenValue({**before, **_headers(lines)}, "--header")
+    flags = {_flag(name): str(given[name]) for name in _KEYS if given.get(name) is not None and name != "header"}
+    if "--to" in flags:
+        flags["--to"] = flags["--to"].replace("-", "_")
+    return load(
+        ExporterConfig,
+        flags={**key_flags, **flags},
+        path=("exporter",),
+        beneath=beneath,
+        aliases={_flag(name): path for name, path in _KEYS.items()},
+    ).config
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _spelled(kind: str) -> str:
+    """A destination as --to has it."""
+    return kind.replace("_", "-")
+
+
+def _headers(lines: Sequence[str]) -> dict[str, str]:
+    pairs = [line.partition(":") for line in lines]
+    if not all(colon and name.strip() for name, colon, _ in pairs):
+        raise ConfigError("must look like 'Name: value'", field="--header")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _check_options(to: str, given: Mapping[str, Any]) -> None:
+    """Refuse an option that the destination does not read: it would do nothing."""
+    for name in (*_KEYS, "signal"):
+        option = _KEYS[name][1] if name in _KEYS else name
+        if given.get(name) and option != "type" and option not in DESTINATIONS[to].options:
+            known = [_spelled(one) for one, kind in DESTINATIONS.items() if option in kind.options]
+            raise ConfigError(f"is for {', '.join(known)}, not for {_spelled(to)}", field=_flag(name))
 
 
 def _require_queue(folder: Path) -> None:
     try:
-        if not is_queue(folder):
+        if not is_queue_folder(folder):
             raise ConfigError(f"there is no queue in {folder}: name its folder with --queue-path")
-        if holds_letters(str(folder)):
+        if holds_dead_letters(str(folder)):
             raise ConfigError(
                 f"--queue-path {folder} holds dead letters, each wrapped with the reason that it was given up for: put "
-                f"them back into their queue with `penstock queue replay {_replayed(folder)}`, and relay that"
+                f"them back into their queue with `penstock queue replay {_replay_arguments(folder)}`, and relay that"
             )
     except OSError as error:
         raise ConfigError(f"--queue-path {folder}: {error.strerror}") from error
 
 
-def _replayed(letters: Path) -> str:
-    """What `queue replay` is to be told so that it brings them back."""
-    is_beside = letters.name == FOLDER_NAME and is_queue(letters.parent)
+def _replay_arguments(letters: Path) -> str:
+    """The arguments of `queue replay` that bring them back."""
+    is_beside = letters.name == FOLDER_NAME and is_queue_folder(letters.parent)
     return f"{letters.parent} --dead-letters" if is_beside else f"QUEUE --dead-letters --from {letters}"
 
 
-@click.command()
-@click.option("--to", type=click.Choice(DESTINATIONS), help="What the destination speaks.")
+@click.command(cls=ExporterCommand)
+@click.option("--to", type=click.Choice(_NAMES), help="What the destination speaks.")
 @click.option("--url", help="Where it is, as http://127.0.0.1:4318.")
 @click.option("--token-file", type=_FILE, help="A bearer token; amqp: the password.")
 @click.option("--ca-file", type=_FILE, help="Certificates that https:// and amqps:// trust; the system's otherwise.")
@@ -75,16 +142,16 @@ def _replayed(letters: Path) -> str:
 @click.option(
     "--timeout", default=30.0, show_default=True, type=click.FloatRange(0.0), help="Seconds that stopping may take."
 )
-@queue_options
-def relay(config: Path | None, timeout: float, **given: Any) -> None:
+@click.pass_context
+def relay(ctx: click.Context, /, config: Path | None, timeout: float, **given: Any) -> None:
     """Send what waits in a queue folder to a destination, with retries, breaker and dead letters, until it is empty.
 
     The folder must not be in use by another process. What the destination has taken leaves it, and what was printed by
     --to console was taken: `penstock queue inspect` looks and takes nothing. A destination that is down is waited for,
     for as long as it takes. SIGTERM or Ctrl-C ends it, and leaves the rest where it is; a second one kills it.
 
-    Every key of `exporter.queue` in the configuration file is also a flag; a flag wins. Without --to and --url it is
-    sent where `exporter` in the file says, with the headers, token and certificates that it says.
+    It reads `exporter` of the configuration as `penstock run` does: a flag wins over the environment, the environment
+    over the file. Without --to and --url batches go where `exporter` says, with its headers, token and certificates.
 
     The exit code is 0 if the destination has taken everything; 1 if batches wait, also after SIGTERM or Ctrl-C, or if
     dead letters lie in the folder, those from before included; 130 if Ctrl-C came before it had begun.
@@ -98,14 +165,16 @@ def relay(config: Path | None, timeout: float, **given: Any) -> None:
     """
     from penstock.service.relay_pipeline import make_exporter
 
-    flags = DestinationFlags(**{name: given.pop(name) for name in DestinationFlags.__slots__})
-    # Nothing is pushed here, so it costs next to nothing that a kill forgets no acknowledgement either.
-    settings = queue_config(config, given, durability="disk")
+    destination = relay_config(config, given, given_flags(ctx))
+    if destination.type == "none":
+        where = f"{config} sets no exporter.type" if config is not None else "or a file that does, with -c"
+        raise ConfigError(f"must say what the destination speaks: {', '.join(_NAMES)}; {where}", field="--to")
+    _check_options(destination.type, given)
+    settings = destination.queue
     if settings.type != "disk" or not settings.enabled:
         raise ConfigError("relay empties a folder: type must be disk and enabled must be true")
-    destination = flags.destination(config)
     _require_queue(Path(settings.path))
-    exporter = make_exporter(destination, cast("Signal", flags.signal or "metrics"))
+    exporter = make_exporter(destination, cast("Signal", given["signal"] or "metrics"))
     lines = logging.StreamHandler()
     lines.setFormatter(HumanFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[lines])

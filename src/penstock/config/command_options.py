@@ -1,22 +1,22 @@
 """Every key as a flag: click options that are made from the schema when a command needs them, not before."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
 
-from penstock.config.schema import NAME, Key, Kind
+from penstock.config.schema import NAME, Key, KeyKind, KeyPath, Section, flag_of
 
 FLAGS = "penstock.flags"
 _METAVARS = {
-    Kind.BOOL: "true|false",
-    Kind.INT: "NUMBER",
-    Kind.FLOAT: "NUMBER",
-    Kind.SIZE: "SIZE",
-    Kind.DURATION: "DURATION",
-    Kind.PATH: "PATH",
-    Kind.TEXTS: "A,B",
-    Kind.TABLE: "KEY=VALUE,…",
+    KeyKind.BOOL: "true|false",
+    KeyKind.INT: "NUMBER",
+    KeyKind.FLOAT: "NUMBER",
+    KeyKind.SIZE: "SIZE",
+    KeyKind.DURATION: "DURATION",
+    KeyKind.PATH: "PATH",
+    KeyKind.TEXTS: "A,B",
+    KeyKind.TABLE: "KEY=VALUE,…",
 }
 
 
@@ -26,16 +26,18 @@ class ConfigCommand(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         own = super().get_params(ctx)
         taken = {spelled for param in own for spelled in param.opts}
-        return [*own, *(option for option in _options() if not taken & set(option.opts))]
+        return [*own, *(option for option in self._key_options() if not taken & set(option.opts))]
+
+    def _key_options(self) -> Iterable[click.Option]:
+        return [_option(key, flag) for key in _schema().walk() if NAME not in key.path for flag in key.flags]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         flags: dict[str, str] = ctx.meta.setdefault(FLAGS, {})
-        return super().parse_args(ctx, _without_named(args, flags))
+        return super().parse_args(ctx, _take_open_ended_flags(args, flags))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = [record for param in super().get_params(ctx) if (record := param.get_help_record(ctx))]
         with formatter.section("Options"):
-            formatter.write_dl(records)
+            formatter.write_dl(_help_records(ctx, super().get_params(ctx)))
         with formatter.section("Every key of the configuration is a flag and an environment variable, too"):
             formatter.write_dl(
                 [
@@ -46,40 +48,53 @@ class ConfigCommand(click.Command):
             )
 
 
+class ExporterCommand(ConfigCommand):
+    """A command that takes the keys of `exporter` as flags. Its help lists the short flags of `exporter.queue`."""
+
+    def _key_options(self) -> Iterable[click.Option]:
+        return [_option(key, flag) for key in _exporter_keys() for flag in key.flags]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Options"):
+            formatter.write_dl(_help_records(ctx, click.Command.get_params(self, ctx)))
+        with formatter.section("The queue"):
+            formatter.write_dl(
+                _help_records(ctx, [_option(key, flag) for key in _exporter_keys() if (flag := key.short_flag)])
+            )
+        with formatter.section("Every key of exporter is a flag and an environment variable, too"):
+            formatter.write_dl(
+                [("--exporter-tls-key-file PATH", "the key exporter.tls.key_file, or PENSTOCK_EXPORTER_TLS_KEY_FILE")]
+            )
+
+
 def given_flags(ctx: click.Context) -> Mapping[str, str]:
     """The flags of the configuration that were given, as `load` takes them."""
     flags: Mapping[str, str] = ctx.meta.get(FLAGS, {})
     return flags
 
 
-def short_flags() -> dict[str, str]:
-    """The key of each flag that the queue's users know: `--queue-max-bytes`."""
-    from penstock.export.flags import FLAGS as QUEUE_FLAGS
-
-    return {f"--{flag.name}": f"exporter.queue.{flag.key}" for flag in QUEUE_FLAGS}
+def _help_records(ctx: click.Context, params: Iterable[click.Parameter]) -> list[tuple[str, str]]:
+    return [record for param in params if (record := param.get_help_record(ctx))]
 
 
-def _keys() -> list[Key]:
+def _schema() -> Section:
     from penstock.config.schema import schema_of
     from penstock.config.tree import ServiceConfig
 
-    return list(schema_of(ServiceConfig).walk())
+    return schema_of(ServiceConfig)
 
 
-def _options() -> list[click.Option]:
-    shorts: dict[str, list[str]] = {}
-    for short, name in short_flags().items():
-        shorts.setdefault(name, []).append(short)
-    return [_option(key, shorts.get(key.name, [])) for key in _keys() if NAME not in key.path]
+def _exporter_keys() -> list[Key]:
+    return [key for key in _schema().walk() if key.path[0] == "exporter"]
 
 
-def _option(key: Key, shorts: list[str]) -> click.Option:
+def _option(key: Key, flag: str) -> click.Option:
     def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None:
-            ctx.meta.setdefault(FLAGS, {})[key.flag] = value
+            ctx.meta.setdefault(FLAGS, {})[flag] = value
 
     return click.Option(
-        [key.flag, *shorts],
+        [flag],
         default=None,
         expose_value=False,
         callback=keep,
@@ -88,13 +103,17 @@ def _option(key: Key, shorts: list[str]) -> click.Option:
     )
 
 
-def _without_named(args: list[str], flags: dict[str, str]) -> list[str]:
-    """`args` without the flags of named sections, as `--exporters-backup-url URL`: their names are the user's."""
-    heads = {key.flag.partition(NAME)[0] for key in _keys() if NAME in key.path}
+def _take_open_ended_flags(args: list[str], flags: dict[str, str]) -> list[str]:
+    """`args` without flags that no list of options can hold; they go to `flags`, and `load` says what is wrong.
+
+    Names of destinations are the user's, as in `--exporters-backup-url URL`; of a refused section every key is refused.
+    """
+    heads = {_flag_prefix(key.path) for key in _schema().walk() if NAME in key.path}
+    heads |= {flag_of(path) for path, _ in _schema().walk_refused()}
     left: list[str] = []
     words = iter(args)
     for word in words:
-        if not any(word.startswith(head) for head in heads):
+        if not word.startswith(tuple(heads)):
             left.append(word)
             continue
         flag, found, value = word.partition("=")
@@ -102,3 +121,8 @@ def _without_named(args: list[str], flags: dict[str, str]) -> list[str]:
             raise click.UsageError(f"{flag} needs a value")
         flags[flag] = value
     return left
+
+
+def _flag_prefix(path: KeyPath) -> str:
+    """What the flags of a named section begin with: `--exporters-`."""
+    return flag_of(path[: path.index(NAME)]) + "-"

@@ -1,33 +1,30 @@
-"""Where requests are relayed to: `exporter` and `exporters.NAME` in the configuration file."""
+"""Where requests are relayed to: `exporter` and `exporters.NAME` of the configuration, and the kinds of destination.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+A new exporter gets an entry in `DESTINATIONS`, and a field of `ExporterConfig` for each key that only it has.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from penstock.broker_url import check_broker_url
 from penstock.errors import ConfigError
 from penstock.export.config import SendQueueConfig
-from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig
-from penstock.export.exporters.remote_write_exporter import RemoteWriteConfig
+from penstock.export.exporter import Exporter
+from penstock.export.exporters.console_exporter import ConsoleExporter
+from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter, Signal
+from penstock.export.exporters.remote_write_exporter import RemoteWriteConfig, RemoteWriteExporter
 from penstock.export.http_client import TlsConfig
 from penstock.spool import Durability, FullBehavior
 from penstock.units import parse_duration
 
 ExporterType = Literal["none", "otlp_http", "remote_write", "amqp", "console"]
-# What each destination understands, of what receivers hand over as it came.
-FORMATS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "otlp_http": ("otlp",),
-    "remote_write": ("remote_write",),
-    "amqp": ("otlp", "remote_write"),
-    "console": ("otlp", "remote_write"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayQueueConfig(SendQueueConfig):
-    """The queue before a destination. What was answered for survives `kill -9`; when it is full, senders are told."""
+    """The queue before a destination. Answered requests survive `kill -9`; a full queue refuses new ones."""
 
     full_behavior: FullBehavior = FullBehavior.DROP_NEWEST
     durability: Durability = Durability.DISK
@@ -60,34 +57,107 @@ class ExporterConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", parse_duration(self.timeout, "timeout"))
-        if self.type in ("none", "console"):
+        if self.kind is None:
             return
-        if not self.url:
+        if "url" in self.kind.options and not self.url:
             raise ConfigError(f"must say where the {self.type} destination is, got ''", field="url")
-        if self.type == "otlp_http":
-            self.otlp()
-        elif self.type == "remote_write":
-            self.remote_write()
-        elif check_broker_url(self.url).scheme != "amqps" and self.tls is not None:
-            raise ConfigError("must begin with amqps:// where tls is set, got amqp://", field="url")
-        elif not self.exchange and not self.routing_key:
-            raise ConfigError("must name a queue where no exchange is set, got ''", field="routing_key")
+        self.kind.check(self)
+
+    @property
+    def kind(self) -> "DestinationKind | None":
+        """None if there is no destination."""
+        return DESTINATIONS.get(self.type)
 
     @property
     def formats(self) -> tuple[str, ...]:
-        return FORMATS[self.type]
+        return self.kind.formats if self.kind else ()
 
-    def otlp(self) -> OtlpHttpConfig:
-        return OtlpHttpConfig(compression=self.compression, **self._http())  # type: ignore[arg-type]
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the destination refuses what comes after something younger."""
+        return self.in_order and self.kind is not None and "in_order" in self.kind.options
 
-    def remote_write(self) -> RemoteWriteConfig:
-        return RemoteWriteConfig(in_order=self.in_order, **self._http())  # type: ignore[arg-type]
 
-    def _http(self) -> dict[str, object]:
-        return {
-            "url": self.url,
-            "timeout": self.timeout,
-            "headers": self.headers,
-            "token_file": self.token_file,
-            "tls": self.tls,
-        }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationKind:
+    """What `exporter.type` stands for."""
+
+    formats: tuple[str, ...]
+    """What it understands, of what receivers hand over as it came."""
+    options: frozenset[str]
+    """The keys of `exporter` that it reads, besides `type` and `queue`. `signal` is an option of `penstock relay`."""
+    make: Callable[[ExporterConfig, Signal], Exporter]
+    """Its exporter, of what was checked."""
+    check: Callable[[ExporterConfig], object]
+    """ConfigError if a key that it reads makes no sense."""
+    extra: tuple[str, ...] = ()
+    """The extra that it needs, and the modules that the extra brings."""
+
+
+def _otlp_http(config: ExporterConfig) -> OtlpHttpConfig:
+    return OtlpHttpConfig(compression=config.compression, **_http(config))  # type: ignore[arg-type]
+
+
+def _remote_write(config: ExporterConfig) -> RemoteWriteConfig:
+    return RemoteWriteConfig(in_order=config.in_order, **_http(config))  # type: ignore[arg-type]
+
+
+def _http(config: ExporterConfig) -> dict[str, object]:
+    return {
+        "url": config.url,
+        "timeout": config.timeout,
+        "headers": config.headers,
+        "token_file": config.token_file,
+        "tls": config.tls,
+    }
+
+
+def _check_amqp(config: ExporterConfig) -> None:
+    if check_broker_url(config.url).scheme != "amqps" and config.tls is not None:
+        raise ConfigError("must begin with amqps:// where tls is set, got amqp://", field="url")
+    if not config.exchange and not config.routing_key:
+        raise ConfigError("must name a queue where no exchange is set, got ''", field="routing_key")
+
+
+def _make_amqp(config: ExporterConfig, _: Signal) -> Exporter:
+    from penstock.export.exporters.amqp_exporter import AmqpConfig, AmqpExporter  # needs an extra
+
+    return AmqpExporter(
+        AmqpConfig(
+            url=config.url,
+            exchange=config.exchange,
+            routing_key=config.routing_key,
+            password_file=config.token_file,
+            tls=config.tls,
+        )
+    )
+
+
+_HTTP_OPTIONS = frozenset({"url", "timeout", "headers", "token_file", "tls"})
+DESTINATIONS: Mapping[str, DestinationKind] = {
+    "otlp_http": DestinationKind(
+        formats=("otlp",),
+        options=_HTTP_OPTIONS | {"compression", "signal"},
+        check=_otlp_http,
+        make=lambda config, signal: OtlpHttpExporter(replace(_otlp_http(config), signal=signal)),
+    ),
+    "remote_write": DestinationKind(
+        formats=("remote_write",),
+        options=_HTTP_OPTIONS | {"in_order"},
+        check=_remote_write,
+        make=lambda config, _: RemoteWriteExporter(_remote_write(config)),
+    ),
+    "amqp": DestinationKind(
+        formats=("otlp", "remote_write"),
+        options=frozenset({"url", "token_file", "tls", "exchange", "routing_key"}),
+        check=_check_amqp,
+        make=_make_amqp,
+        extra=("amqp", "pika"),
+    ),
+    "console": DestinationKind(
+        formats=("otlp", "remote_write"),
+        options=frozenset(),
+        check=lambda _: None,
+        make=lambda *_: ConsoleExporter(),
+    ),
+}

@@ -5,9 +5,8 @@ python -m penstock.config.reference > docs/reference/configuration.md
 
 import sys
 
-from penstock.config.command_options import short_flags
 from penstock.config.schema import Key, Section, schema_of
-from penstock.config.show import doc_of, yaml_text
+from penstock.config.show import yaml_text
 from penstock.config.tree import ServiceConfig
 
 INTRODUCTION = """\
@@ -81,15 +80,14 @@ def _section(section: Section, depth: int) -> list[str]:
 
 
 def _table(keys: list[Key]) -> list[str]:
-    shorts = {name: short for short, name in short_flags().items()}
     out = ["| key | default | |", "|---|---|---|"]
     for key in keys:
         default = yaml_text(key, key.default)
-        text = doc_of(key)
+        text = key.doc
         if key.choices and not all(choice in text for choice in key.choices):
             text = f"{text} One of {', '.join(f'`{choice}`' for choice in key.choices)}.".strip()
-        if short := shorts.get(key.name):
-            text = f"{text} `{short}`".strip()
+        if key.short_flag:
+            text = f"{text} `{key.short_flag}`".strip()
         mark = " ↻" if key.name.endswith(RELOADED) or _is_certificate_of_receiver(key) else ""
         out.append(f"| `{key.path[-1]}`{mark} | {f'`{default}`' if default else 'must be set'} | {text} |")
     return out

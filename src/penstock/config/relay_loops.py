@@ -15,18 +15,19 @@ _FOREVER = "what is sent there would come in again, for ever"
 
 def refuse_loop(exporter: ExporterConfig, receivers: ReceiversConfig) -> None:
     """ConfigError if what is sent to that destination would come in again."""
-    if receivers.http.enabled:
+    scheme = urlsplit(exporter.url).scheme
+    if exporter.kind is None or "url" not in exporter.kind.options:
+        return
+    if receivers.http.enabled and scheme in ("http", "https"):
         _refuse_own_port(exporter, receivers.http)
-    if receivers.amqp.enabled:
+    if receivers.amqp.enabled and scheme in ("amqp", "amqps"):
         _refuse_own_queue(exporter, receivers.amqp)
 
 
 def _refuse_own_port(exporter: ExporterConfig, receiver: HttpReceiverConfig) -> None:
     """Refuse a `url` where `receivers.http` listens. A name of this machine is not looked up."""
-    if exporter.type not in ("otlp_http", "remote_write") or not receiver.port:
-        return
     host, port = _address(exporter.url)
-    if port != receiver.port or not _reaches(host, receiver.host):
+    if not receiver.port or port != receiver.port or not _reaches(host, receiver.host):
         return
     raise ConfigError(
         f"must not be where receivers.http listens (receivers.http.host {receiver.host or 'all'}, "
@@ -37,7 +38,7 @@ def _refuse_own_port(exporter: ExporterConfig, receiver: HttpReceiverConfig) -> 
 
 def _refuse_own_queue(exporter: ExporterConfig, receiver: RabbitReceiverConfig) -> None:
     """Refuse a `routing_key` that is the queue of `receivers.amqp`. Where an exchange leads is not known here."""
-    if exporter.type != "amqp" or exporter.exchange or exporter.routing_key != receiver.queue:
+    if exporter.exchange or exporter.routing_key != receiver.queue:
         return
     (host, port), (other, other_port) = _address(exporter.url), _address(receiver.url)
     if port != other_port or not _reaches(host, other) or _vhost(exporter.url) != _vhost(receiver.url):
@@ -60,11 +61,11 @@ def _vhost(url: str) -> str:
 
 def _reaches(host: str, listening: str) -> bool:
     """Whether a connection to `host` may reach a server on `listening`, both on one machine."""
-    return bool(_places(host) & _places(listening)) or (listening in _ALL and host.startswith("127."))
+    return bool(_addresses_of(host) & _addresses_of(listening)) or (listening in _ALL and host.startswith("127."))
 
 
-def _places(host: str) -> set[str]:
-    """The addresses that a host stands for, as far as they can be told without asking."""
+def _addresses_of(host: str) -> set[str]:
+    """The addresses that a host stands for, without a lookup."""
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost") or name in _ALL:
         return {*_LOOPBACK}  # where a connection to all addresses goes, too

@@ -26,10 +26,28 @@ PREFIX = "PENSTOCK"
 NAME = "NAME"  # stands for what the user calls an entry of a mapping of sections
 _YES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
+# Of the short flags, those that are not spelled like their key.
+_SHORT_FLAGS = {
+    "meta_sync_interval": "--queue-meta-sync",
+    "memory_limit_ratio": "--memory-limit-ratio",
+    "pipeline_split.preparer_count": "--queue-pipeline-split-preparers",
+    "pipeline_split.sender_count": "--queue-pipeline-split-senders",
+    "adaptive_workers.min_workers": "--queue-adaptive-workers-min",
+    "adaptive_workers.max_workers": "--queue-adaptive-workers-max",
+}
+
 KeyPath = tuple[str, ...]
 
 
-class Kind(Enum):
+def flag_of(path: KeyPath) -> str:
+    return "--" + "-".join(path).replace("_", "-")
+
+
+def variable_of(path: KeyPath) -> str:
+    return "_".join((PREFIX, *path)).upper()
+
+
+class KeyKind(Enum):
     """What a value is; the text is what `--help` and the documentation call it."""
 
     BOOL = "true or false"
@@ -49,7 +67,7 @@ class Key:
     """One setting."""
 
     path: KeyPath
-    kind: Kind
+    kind: KeyKind
     default: Any
     doc: str
     is_optional: bool = False
@@ -61,41 +79,55 @@ class Key:
 
     @property
     def flag(self) -> str:
-        return "--" + "-".join(self.path).replace("_", "-")
+        return flag_of(self.path)
 
     @property
     def variable(self) -> str:
-        return "_".join((PREFIX, *self.path)).upper()
+        return variable_of(self.path)
 
     @property
     def describes(self) -> str:
-        """Its kind for people."""
-        return f"one of {', '.join(self.choices)}" if self.kind is Kind.CHOICE else self.kind.value
+        """Its kind in words."""
+        return f"one of {', '.join(self.choices)}" if self.kind is KeyKind.CHOICE else self.kind.value
 
-    def checked(self, value: Any, name: str) -> Any:
-        """`value`, as a file gives it, if it is of this kind; ConfigError says what is expected. `name`: the key's."""
+    @property
+    def short_flag(self) -> str | None:
+        """The flag that the queue's users know, for keys of `exporter.queue`: `--queue-max-bytes`."""
+        if self.path[:2] != ("exporter", "queue"):
+            return None
+        own = ".".join(self.path[2:])
+        return _SHORT_FLAGS.get(own) or f"--queue-{own}".replace(".", "-").replace("_", "-")
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Every flag that sets it."""
+        return (self.short_flag, self.flag) if self.short_flag else (self.flag,)
+
+    def checked(self, value: Any) -> Any:
+        """`value`, as a file gives it, if it is of this kind; ConfigError says what is expected."""
+        name = self.name
         if value is None and (self.is_optional or self.default is None):
             return None
         match self.kind:
-            case Kind.BOOL:
+            case KeyKind.BOOL:
                 fits = isinstance(value, bool)
-            case Kind.INT:
+            case KeyKind.INT:
                 fits = isinstance(value, int) and not isinstance(value, bool)
-            case Kind.FLOAT:
+            case KeyKind.FLOAT:
                 fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-            case Kind.SIZE:
+            case KeyKind.SIZE:
                 parse_bytes(value, name)
                 fits = True
-            case Kind.DURATION:
+            case KeyKind.DURATION:
                 parse_duration(value, name)
                 fits = True
-            case Kind.CHOICE:
+            case KeyKind.CHOICE:
                 fits = value in self.choices
-            case Kind.TEXTS:
+            case KeyKind.TEXTS:
                 value = [value] if isinstance(value, str) else value
                 fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
                 value = tuple(value) if fits else value
-            case Kind.TABLE:
+            case KeyKind.TABLE:
                 fits = isinstance(value, dict) and all(isinstance(one, (str, int, float)) for one in value.values())
                 value = {str(one): _as_text(text) for one, text in value.items()} if fits else value
             case _:
@@ -104,26 +136,27 @@ class Key:
             raise ConfigError(f"must be {self.describes}, got {value!r}", field=name)
         return value
 
-    def parsed(self, text: str, name: str) -> Any:
+    def parsed(self, text: str) -> Any:
         """The value that a flag or an environment variable gives as text."""
+        name = self.name
         if text == "" and (self.is_optional or self.default is None):
             return None
         match self.kind:
-            case Kind.BOOL:
-                return self.checked(_YES.get(text.lower(), text), name)
-            case Kind.INT | Kind.FLOAT:
+            case KeyKind.BOOL:
+                return self.checked(_YES.get(text.lower(), text))
+            case KeyKind.INT | KeyKind.FLOAT:
                 try:
-                    return int(text) if self.kind is Kind.INT else float(text)
+                    return int(text) if self.kind is KeyKind.INT else float(text)
                 except ValueError:
                     raise ConfigError(f"must be {self.kind.value}, got {text!r}", field=name) from None
-            case Kind.TEXTS:
+            case KeyKind.TEXTS:
                 return tuple(part.strip() for part in text.split(",") if part.strip())
-            case Kind.TABLE:
+            case KeyKind.TABLE:
                 pairs = [part.partition("=") for part in text.split(",") if part.strip()]
                 if not all(found for _, found, _ in pairs):
                     raise ConfigError(f"must be KEY=VALUE,KEY=VALUE, got {text!r}", field=name)
                 return {key.strip(): value.strip() for key, _, value in pairs}
-        return self.checked(text, name)
+        return self.checked(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +170,19 @@ class Section:
     sections: Mapping[str, "Section"]
     is_optional: bool = False  # None unless something in it is set
     is_named: bool = False  # one for every name that the user gives
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Words that other sections of the kind have and this one refuses, each with what to do instead."""
+        words: Mapping[str, str] = getattr(self.kind, "REFUSED", {})
+        return words
+
+    def walk_refused(self) -> Iterator[tuple[KeyPath, str]]:
+        """Every refused key or section in it and below, and what to do instead."""
+        for word, remedy in self.refused.items():
+            yield (*self.path, word), remedy
+        for section in self.sections.values():
+            yield from section.walk_refused()
 
     def walk(self) -> Iterator[Key]:
         """Every key in it and below."""
@@ -161,6 +207,8 @@ def _schema(kind: type[Any], path: KeyPath) -> Section:
     sections: dict[str, Section] = {}
     docs = field_docs(kind)
     for field in fields(kind):
+        if not field.metadata.get("is_key", True):
+            continue
         here = (*path, field.name)
         plain, is_optional = _without_none(hints[field.name])
         doc = docs.get(field.name, "")
@@ -190,31 +238,31 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
-def _kind_of(hint: Any, name: str) -> tuple[Kind, tuple[str, ...]]:
+def _kind_of(hint: Any, name: str) -> tuple[KeyKind, tuple[str, ...]]:
     parts = set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
     if get_origin(hint) is Literal:
-        return Kind.CHOICE, get_args(hint)
+        return KeyKind.CHOICE, get_args(hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return Kind.CHOICE, tuple(member.value for member in hint)
+        return KeyKind.CHOICE, tuple(member.value for member in hint)
     if Path in parts:
-        return Kind.PATH, ()
+        return KeyKind.PATH, ()
     if get_origin(hint) is tuple:
-        return Kind.TEXTS, ()
+        return KeyKind.TEXTS, ()
     if get_origin(hint) in (Mapping, dict):
-        return Kind.TABLE, ()
+        return KeyKind.TABLE, ()
     for kinds, kind in _KINDS:
         if parts == kinds:
             return kind, ()
     raise TypeError(f"{name} is declared as {hint}, which no configuration file can hold")
 
 
-_KINDS: tuple[tuple[set[type], Kind], ...] = (
-    ({bool}, Kind.BOOL),
-    ({int}, Kind.INT),
-    ({float}, Kind.FLOAT),
-    ({str}, Kind.TEXT),
-    ({int, str}, Kind.SIZE),
-    ({float, str}, Kind.DURATION),
+_KINDS: tuple[tuple[set[type], KeyKind], ...] = (
+    ({bool}, KeyKind.BOOL),
+    ({int}, KeyKind.INT),
+    ({float}, KeyKind.FLOAT),
+    ({str}, KeyKind.TEXT),
+    ({int, str}, KeyKind.SIZE),
+    ({float, str}, KeyKind.DURATION),
 )
 
 

@@ -5,14 +5,15 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
+from penstock.aggregate.config import L1Config
 from penstock.config.address import parse_address
 from penstock.config.destinations import ExporterConfig, RelayQueueConfig
 from penstock.config.relay_loops import refuse_loop
 from penstock.decode.config import IntakeConfig
 from penstock.errors import ConfigError
-from penstock.export.config import SendQueueConfig
+from penstock.export.config import DurableQueueConfig
 from penstock.receive.config import ReceiversConfig
 from penstock.spool import Durability, FullBehavior
 from penstock.units import parse_bytes, parse_duration
@@ -22,7 +23,7 @@ DEFAULT_WRITER = "edge"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinesConfig:
-    """What becomes of what comes in. Both may be on: then a request is answered when both have it safely."""
+    """What happens to received requests. With both on, a request is answered when both have it safely."""
 
     relay: bool = True
     """Hand requests on to every exporter that is set."""
@@ -36,21 +37,36 @@ class PipelinesConfig:
             )
 
 
+# Keys of `exporter.queue` that have no effect on the queue before segments, each with what to do instead.
+_WITHOUT_EFFECT_ON_SEGMENTS = {
+    **dict.fromkeys(("enabled", "type", "always_queue"), "segments always pass a queue on the disk; leave it out"),
+    "order": "segments are sealed oldest first; leave it out",
+    "max_attempts": "a block is tried until it is sealed; leave it out",
+    **dict.fromkeys(
+        ("workers", "adaptive_workers", "max_concurrent_sends", "global_send_limit", "pipeline_split"),
+        "one thread seals segments; for more throughput raise processes",
+    ),
+    **dict.fromkeys(
+        ("adaptive_enabled", "target_utilization"), "the limits are max_size and max_bytes as they are set"
+    ),
+    "failover": "what the disk refuses stays in L1, up to l1.max_bytes",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentQueueConfig(SendQueueConfig):
+class SegmentQueueConfig(DurableQueueConfig):
     """The durable queue between L1 and segments."""
 
     path: str | Path = "./rollup-queue"
+    """Folder of the queue on disk."""
+    max_size: int = 10_000
+    """Most blocks."""
     full_behavior: FullBehavior = FullBehavior.DROP_NEWEST
     durability: Durability = Durability.DISK
 
-    def __post_init__(self) -> None:
-        SendQueueConfig.__post_init__(self)
-        for name, needed in (("type", "disk"), ("order", "fifo"), ("enabled", True), ("always_queue", True)):
-            if getattr(self, name) != needed:
-                raise ConfigError(
-                    f"must be {str(needed).lower()} for segments, got {getattr(self, name)!r}", field=name
-                )
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        word: f"{remedy} (exporter.queue has the key)" for word, remedy in _WITHOUT_EFFECT_ON_SEGMENTS.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +76,7 @@ class SegmentsConfig:
     path: str | Path = "./segments"
     """Their folder. On a cluster one that edge machines and Spark share."""
     writer: str = DEFAULT_WRITER
-    """Who writes them. Machines that share a folder need names of their own, which stay the same over restarts."""
+    """Name in the file names. Machines that share a folder need names of their own, the same over restarts."""
     interval: float | str = 1.0
     """How long blocks gather before they are sealed. Shorter: fresher tables, and more files for Spark to open."""
     max_blocks: int = 1000
@@ -76,29 +92,7 @@ class SegmentsConfig:
             check_writer(self.writer)
         object.__setattr__(self, "interval", parse_duration(self.interval, "interval"))
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes"))
-        _at_least(self, max_blocks=1, max_bytes=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class L1Config:
-    """Merging at the edge: points of one series and minute become one row."""
-
-    max_bytes: int | str = "64Mi"
-    """Bytes that it may hold in all its stages; beyond them senders are told to come again."""
-    flush_interval: float | str = 0.5
-    """How long points that nobody waits for may gather. Where a request is answered only when it is safe, nothing is
-    held back: requests that come together merge."""
-    flush_rows: int = 50_000
-    """Merged rows in one block at most, about 4 MB."""
-    max_metrics: int = 1_000
-    """Metrics that are merged by a handler of their own; the others share one."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes"))
-        object.__setattr__(self, "flush_interval", parse_duration(self.flush_interval, "flush_interval"))
-        if not self.flush_interval:
-            raise ConfigError("must be > 0, got 0", field="flush_interval")
-        _at_least(self, max_bytes=1, flush_rows=1, max_metrics=1)
+        _check_at_least(self, max_blocks=1, max_bytes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +130,7 @@ class SparkConfig:
             object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes"))
         for name in ("max_files", "max_rows", "max_bytes"):
             if getattr(self, name) is not None:
-                _at_least(self, **{name: 1})
+                _check_at_least(self, **{name: 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +172,7 @@ class AdminConfig:
     """HTTP for operators: `/metrics`, `/healthz`, `/readyz` and a status page at `/`."""
 
     enabled: bool = True
-    """False: nobody can ask."""
+    """False: no admin port."""
     listen: str = "127.0.0.1:9109"
     """Address and port. It has no TLS and asks for no password: leave it on loopback or a private network."""
 
@@ -188,11 +182,11 @@ class AdminConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingConfig:
-    """What is said, and how. To standard error."""
+    """What is logged to standard error, and how."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "human", "json"] = "auto"
-    """`auto`: for people in a terminal, one JSON object a line otherwise."""
+    """`auto`: readable lines in a terminal, one JSON object a line otherwise."""
 
     @property
     def number(self) -> int:
@@ -237,7 +231,7 @@ class ServiceConfig:
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
 
     def __post_init__(self) -> None:
-        _at_least(self, processes=1)
+        _check_at_least(self, processes=1)
         for name, exporter in self.exporters.items():
             if exporter.type == "none":
                 raise ConfigError("must say what the destination speaks, got 'none'", field=f"exporters.{name}.type")
@@ -308,7 +302,7 @@ class ServiceConfig:
         return f"parquet:{self.resolved(folder)}" if found and not scheme else str(self.resolved(location))
 
 
-def _at_least(config: object, **bounds: int) -> None:
+def _check_at_least(config: object, **bounds: int) -> None:
     for name, least in bounds.items():
         value = getattr(config, name)
         if value < least:

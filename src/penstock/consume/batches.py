@@ -6,6 +6,8 @@ from typing import Protocol
 from penstock.consume.delivery import Delivery
 from penstock.consume.routes import Route
 
+DEFAULT_BATCH_TIMEOUT = 1.0  # seconds that a batch may wait to be full
+
 
 class Timers(Protocol):
     """What calls back later, on the I/O thread."""
@@ -39,7 +41,7 @@ class Batcher:
         if len(batch) >= (route.batch_size or 1):
             self.flush(route)
         elif len(batch) == 1:
-            timeout = route.options.batch_timeout or DEFAULT_TIMEOUT
+            timeout = route.options.batch_timeout or DEFAULT_BATCH_TIMEOUT
             self._deadlines[route] = self._timers.call_later(timeout, lambda: self.flush(route))
 
     def flush(self, route: Route) -> None:
@@ -57,6 +59,3 @@ class Batcher:
         if timer is not None:
             self._timers.cancel(timer)
         return self._batches.pop(route, [])
-
-
-DEFAULT_TIMEOUT = 1.0

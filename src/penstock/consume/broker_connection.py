@@ -15,11 +15,11 @@ from pika.frame import Method
 from penstock.broker import Broker, abandon, reason_of
 from penstock.consume.backoff_policy import BackoffPolicy, RetryDelay
 from penstock.consume.declarations import Declarations
-from penstock.consume.decoding import ForgivingConnection
 from penstock.consume.delivery import Generation
 from penstock.consume.publisher import Done, Publisher
 from penstock.consume.subscription import Subscription
 from penstock.consume.topology import Step, Steps, Topology, advance
+from penstock.consume.unreadable_headers import ForgivingConnection
 from penstock.errors import BrokerError
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class BrokerConnection:
         self._connection = None
         for subscription in self.subscriptions:
             subscription.lose()
-            self._loop.add_callback(subscription.drain)  # whom the broken loop was to wake
+            self._loop.add_callback(subscription.drain)  # the broken loop was to call it
         self._publisher.close(abruptly=True)
         self._failed("the I/O thread failed")
 

@@ -6,7 +6,7 @@ from collections import deque
 from time import perf_counter
 
 from penstock.clock import Clock
-from penstock.consume.delivery import RETURNED, Delivery, Job, Outcome, Outcomes, each, judge, judge_answers
+from penstock.consume.delivery import RETURNED, Delivery, HandlerOutcome, Job, Outcomes, each, judge, judge_answers
 from penstock.consume.thread_workers import THREADS, Reports, log_failure
 
 
@@ -107,12 +107,14 @@ class CoroutineWorkers:
                 one if one is None else await self._one_until_settled(delivery, one, number)
                 for delivery, one in zip(job, each(job, outcome))
             ]
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, HandlerOutcome)
         return await self._one_until_settled(job, outcome, number)
 
-    async def _one_until_settled(self, delivery: Delivery, outcome: Outcome, number: int) -> Outcome | None:
+    async def _one_until_settled(
+        self, delivery: Delivery, outcome: HandlerOutcome, number: int
+    ) -> HandlerOutcome | None:
         route, message = delivery.route, delivery.message
-        result: Outcome | None = outcome
+        result: HandlerOutcome | None = outcome
         while result is not None and (wait := route.wait_before_retry(result, message.attempt)) is not None:
             delivery.retries += 1
             try:

@@ -1,4 +1,4 @@
-"""The topology that a service needs (exchanges, queues, bindings) and who consumes it, as data.
+"""The topology that a service needs (exchanges, queues, bindings) and its consumers, as data.
 
 Declared before anything is connected, checked as a whole, and declared at the broker at each (re)connect.
 """

@@ -48,7 +48,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HandlerOutcome:
     """How a message ended that was not simply handled."""
 
     verdict: Verdict
@@ -58,22 +58,22 @@ class Outcome:
     trace: str = ""  # text, since it may come from another process
 
 
-RETURNED = Outcome(Verdict.RETURN)
+RETURNED = HandlerOutcome(Verdict.RETURN)
 # None: handled. A list: one outcome for each message of a batch.
-Outcomes = Outcome | list[Outcome | None] | None
+Outcomes = HandlerOutcome | list[HandlerOutcome | None] | None
 
 
-def judge(error: BaseException) -> Outcome:
+def judge(error: BaseException) -> HandlerOutcome:
     """What a handler's exception means. It is the handler's own, and may fail at whatever it is asked."""
     try:
         if isinstance(error, Retry):
-            return Outcome(Verdict.RETRY, _writable(str(error)), error.delay, error.counted)
+            return HandlerOutcome(Verdict.RETRY, _writable(str(error)), error.delay, error.counted)
         if isinstance(error, Reject):
-            return Outcome(Verdict.REJECT, _writable(str(error)))
+            return HandlerOutcome(Verdict.REJECT, _writable(str(error)))
         reason = _writable(f"{type(error).__name__}: {error}")
     except Exception as trouble:  # noqa: BLE001 - a worker that ends here leaves its message in the air
         reason = f"{type(error).__name__}, which cannot be shown: {type(trouble).__name__}"
-    return Outcome(Verdict.RETRY, reason, trace=_writable("".join(traceback.format_exception(error))))
+    return HandlerOutcome(Verdict.RETRY, reason, trace=_writable("".join(traceback.format_exception(error))))
 
 
 def _writable(text: str) -> str:
@@ -103,6 +103,6 @@ def judge_answers(answers: object, size: int) -> Outcomes:
     return [None if entry is None else judge(entry) for entry in answers]
 
 
-def each(job: list[Delivery], outcomes: Outcomes) -> list[Outcome | None]:
+def each(job: list[Delivery], outcomes: Outcomes) -> list[HandlerOutcome | None]:
     """One outcome per delivery of a batch."""
     return outcomes if isinstance(outcomes, list) else [outcomes] * len(job)

@@ -15,7 +15,16 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from penstock.clock import Clock
-from penstock.consume.delivery import RETURNED, Job, Outcome, Outcomes, Verdict, judge, judge_answer, judge_answers
+from penstock.consume.delivery import (
+    RETURNED,
+    HandlerOutcome,
+    Job,
+    Outcomes,
+    Verdict,
+    judge,
+    judge_answer,
+    judge_answers,
+)
 from penstock.consume.message import Message
 from penstock.consume.thread_workers import THREADS, Reports, ThreadWorkers
 from penstock.errors import ConfigError
@@ -102,7 +111,7 @@ class ProcessWorkers(ThreadWorkers):
             log.warning("Worker process died. consumer=%s worker=%d %s", self._name, number, how)
             with contextlib.suppress(EOFError, OSError):
                 self._child(number)  # the next job need not wait for an interpreter to start
-            return Outcome(Verdict.RETRY, f"the worker process died ({how})")
+            return HandlerOutcome(Verdict.RETRY, f"the worker process died ({how})")
         except Exception as error:  # noqa: BLE001 - what cannot be pickled fails as the handler would
             return judge(error)
 

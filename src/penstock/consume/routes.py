@@ -7,7 +7,7 @@ from typing import Any
 from penstock.consume.attempts import may_try_again
 from penstock.consume.consumer_options import ConsumerOptions, DeadLetters
 from penstock.consume.declarations import Consumer
-from penstock.consume.delivery import Outcome, Verdict
+from penstock.consume.delivery import HandlerOutcome, Verdict
 from penstock.telemetry import Buckets
 
 ANY = "*"  # the label of the handler that takes every other type
@@ -49,7 +49,7 @@ class Route:
         self.settle_seconds = Buckets("penstock_amqp_settle_seconds", (options.queue, label))
         self.dead_letters: DeadLetters | None = None
 
-    def wait_before_retry(self, outcome: Outcome, attempt: int) -> float | None:
+    def wait_before_retry(self, outcome: HandlerOutcome, attempt: int) -> float | None:
         """How long to wait before the attempt after `attempt`; None if there is to be none."""
         if outcome.verdict is not Verdict.RETRY:
             return None

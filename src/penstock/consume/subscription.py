@@ -10,7 +10,7 @@ from pika.channel import Channel
 from pika.spec import Basic
 
 from penstock.clock import Clock
-from penstock.consume.acknowledger import Acknowledger
+from penstock.consume.acknowledger import Acknowledger, StreamPosition
 from penstock.consume.attempts import (
     attempt_of,
     for_another_attempt,
@@ -22,13 +22,12 @@ from penstock.consume.backoff_policy import BackoffPolicy, RetryDelay
 from penstock.consume.batches import Batcher, Timers
 from penstock.consume.consumer_options import pool_size
 from penstock.consume.declarations import Consumer
-from penstock.consume.decoding import UnreadableHeaders
-from penstock.consume.delivery import RETURNED, Delivery, Job, Outcome, Outcomes, Verdict, each
+from penstock.consume.delivery import RETURNED, Delivery, HandlerOutcome, Job, Outcomes, Verdict, each
 from penstock.consume.message import MAX_RETRY_DELAY, Message
 from penstock.consume.publisher import Done, with_headers
 from penstock.consume.routes import RouteTable
-from penstock.consume.stream_positions import StreamPosition
 from penstock.consume.thread_workers import Reports, WorkerPool
+from penstock.consume.unreadable_headers import UnreadableHeaders
 
 log = logging.getLogger(__name__)
 
@@ -167,20 +166,10 @@ class Subscription:
 
     def drain(self) -> None:
         """Settle what the workers have reported, hand over what waited for them, and acknowledge with one frame."""
-        generation, settle = self.acks.generation, self.acks.tracker.settle
         now = self._clock.monotonic()
         for job, seconds, outcome in self.reports.take():
             self.handed -= 1
-            if outcome is None and not isinstance(job, list) and job.generation is generation and not self.early_ack:
-                # The way of nearly every message, with as few calls as possible.
-                route = job.route
-                route.counts.acked += 1
-                route.counts.retried += job.retries
-                route.handler_seconds.observe(seconds)
-                route.settle_seconds.observe(now - job.received)
-                settle(job.tag, True)
-            else:
-                self._settle_job(job, seconds, outcome, now)
+            self._settle_job(job, seconds, outcome, now)
         while self._waiting and self.handed < self._room:
             self._hand_over(self._waiting.popleft())
         self.acks.flush()
@@ -188,12 +177,12 @@ class Subscription:
 
     def _settle_job(self, job: Job, seconds: float, outcomes: Outcomes, now: float) -> None:
         deliveries = job if isinstance(job, list) else [job]
-        if not isinstance(outcomes, Outcome) or outcomes.verdict is not Verdict.RETURN:
+        if not isinstance(outcomes, HandlerOutcome) or outcomes.verdict is not Verdict.RETURN:
             deliveries[0].route.handler_seconds.observe(seconds)
         for delivery, outcome in zip(deliveries, each(deliveries, outcomes)):
             self._settle(delivery, outcome, now)
 
-    def _settle(self, delivery: Delivery, outcome: Outcome | None, now: float) -> None:
+    def _settle(self, delivery: Delivery, outcome: HandlerOutcome | None, now: float) -> None:
         route = delivery.route
         counts = route.counts
         counts.retried += delivery.retries

@@ -15,8 +15,8 @@ from penstock.clock import Clock
 from penstock.consume.delivery import (
     RETURNED,
     Delivery,
+    HandlerOutcome,
     Job,
-    Outcome,
     Outcomes,
     Verdict,
     each,
@@ -34,9 +34,8 @@ Report = tuple[Job, float, Outcomes]  # the job, how many seconds its handler to
 class WorkerPool(Protocol):
     """A pool of workers of one kind."""
 
-    @property
-    def submit(self) -> Callable[[Job], None]:
-        """Takes a job without ever blocking: its caller keeps count."""
+    def submit(self, job: Job) -> None:
+        """Take a job without ever blocking: the caller keeps count."""
         ...
 
     def start(self) -> None: ...
@@ -46,7 +45,7 @@ class WorkerPool(Protocol):
         ...
 
     def close(self, deadline: float) -> list[str]:
-        """Wait for the workers until `deadline`, end what can be ended, and name those that did not end."""
+        """Wait for the workers until `deadline`, end what can be ended, and name the workers that did not end."""
         ...
 
 
@@ -88,11 +87,13 @@ class ThreadWorkers:
             threading.Thread(target=self._work, args=(number,), name=f"{THREADS}{name}-worker-{number}", daemon=True)
             for number in range(1, size + 1)
         ]
-        self.submit: Callable[[Job], None] = self._jobs.put  # called per message: straight to the C function
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    def submit(self, job: Job) -> None:
+        self._jobs.put(job)
 
     def stop(self) -> None:
         if self._stopping.is_set():
@@ -147,12 +148,12 @@ class ThreadWorkers:
                 one if one is None else self._one_until_settled(delivery, one, number)
                 for delivery, one in zip(job, each(job, outcome))
             ]
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, HandlerOutcome)
         return self._one_until_settled(job, outcome, number)
 
-    def _one_until_settled(self, delivery: Delivery, outcome: Outcome, number: int) -> Outcome | None:
+    def _one_until_settled(self, delivery: Delivery, outcome: HandlerOutcome, number: int) -> HandlerOutcome | None:
         route, message = delivery.route, delivery.message
-        result: Outcome | None = outcome
+        result: HandlerOutcome | None = outcome
         while result is not None and (wait := route.wait_before_retry(result, message.attempt)) is not None:
             delivery.retries += 1
             if self._stopping.wait(wait) or (delivery.generation.lost and not self._finish_all):
@@ -165,7 +166,7 @@ class ThreadWorkers:
 
 
 def log_failure(name: str, number: int, job: Job, outcomes: Outcomes) -> None:
-    """One line per failure, with the worker's number: who looks for a stuck worker finds its messages."""
+    """One line per failure, with the worker's number: the messages of a stuck worker can be found by it."""
     deliveries = job if isinstance(job, list) else [job]
     for delivery, outcome in zip(deliveries, each(deliveries, outcomes)):
         if outcome is None or outcome.verdict is Verdict.RETURN:

@@ -20,7 +20,7 @@ Steps = Generator[Step, Any, Any]
 
 
 def advance(steps: Steps) -> None:
-    """Take a set-up from answer to answer. One whose channel closes gets no answer, and is forgotten."""
+    """Take a set-up from answer to answer. If its channel closes, no answer comes, and it is forgotten."""
 
     def answered(answer: Any = None) -> None:
         try:

@@ -1,33 +1,88 @@
 """What the decoding of one group of requests reads and writes."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from penstock.decode.column_scan import Ints
-from penstock.decode.outcome import RequestOutcomes, Status
+from penstock.decode.outcome import MAX_REASONS, TAKEN, Answer, Refusal, Status
 from penstock.decode.series import Namespace, Resolved, SeriesTable
 from penstock.decode.stream_owners import HandoverParts
 
 
+class RequestOutcomes:
+    """What became of the requests of one group, by their numbers in it."""
+
+    def __init__(self, requests: int) -> None:
+        self.errors: dict[int, Answer] = {}  # of requests of which nothing can be taken
+        self.reasons: Counter[Refusal] = Counter()
+        self.rejected = np.zeros(requests, np.int64)
+        self.messages: dict[int, list[str]] = {}
+        self._taken: list[Ints] = []
+
+    def fail(self, request: int, message: str, status: Status = Status.BAD) -> None:
+        """Records that the request as a whole cannot be read, or cannot be taken now."""
+        self.errors.setdefault(request, Answer(status, message))
+
+    def reject(self, requests: Ints, reason: Refusal, message: str) -> None:
+        """Records a refused point of each of these requests; an answer names the first few reasons."""
+        if not len(requests):
+            return
+        self.reasons[reason] += len(requests)
+        np.add.at(self.rejected, requests, 1)
+        for request in np.unique(requests).tolist():
+            self._add_message(request, message)
+
+    def reject_one(self, request: int, reason: Refusal, message: str) -> None:
+        """Records one refused point, without arrays."""
+        self.reasons[reason] += 1
+        self.rejected[request] += 1
+        self._add_message(request, message)
+
+    def _add_message(self, request: int, message: str) -> None:
+        messages = self.messages.setdefault(request, [])
+        if len(messages) < MAX_REASONS and message not in messages:
+            messages.append(message)
+
+    def take(self, requests: Ints) -> None:
+        """Records that points of these requests are taken, also if they add nothing to what is known."""
+        self._taken.append(requests)
+
+    @cached_property
+    def taken(self) -> set[int]:
+        """The requests of which points are taken. Valid once all of them are decoded."""
+        return set(np.unique(np.concatenate([*self._taken, np.zeros(0, np.int64)])).tolist())
+
+    def answer(self, request: int) -> Answer:
+        """Returns the answer to a request once the rest of it is safe."""
+        if request in self.errors:
+            return self.errors[request]
+        if self.rejected[request]:
+            messages, rejected = self.messages[request], int(self.rejected[request])
+            return Answer(Status.TAKEN, "; ".join(messages), rejected, tuple(messages), request not in self.taken)
+        return TAKEN
+
+
 @dataclass(slots=True)
 class DecodeContext:
-    """The shared state of one group: the streams, how its requests fare, what other processes get of it."""
+    """The shared state of one group: the streams, the outcomes of its requests, the parts that other processes own."""
 
     table: SeriesTable
     outcomes: RequestOutcomes
     now: float  # seconds of the monotonic clock
     latest: int  # nanoseconds since the epoch: later points are refused
     parts: HandoverParts | None = None
-    """Where several processes receive: the parts of the group that others keep."""
+    """Where several processes receive: the parts of the group that others own."""
     undos: list[Callable[[], None]] = field(default_factory=list)
     """Each takes the increments of some cumulative streams back."""
 
-    def resolve(
-        self, namespaces: list[Namespace], space: Ints, keys: Any, requests: Ints, bounds: Ints | None = None
-    ) -> Resolved:
+    def resolve(self, namespaces: list[Namespace], space: Ints, keys: Any, requests: Ints) -> Resolved:
         """Looks up the stream of each point as `SeriesTable.resolve` does, and records the refusals."""
-        resolved = self.table.resolve(namespaces, space, keys, self.now, bounds)
+        resolved = self.table.resolve(namespaces, space, keys, self.now)
         for rows, refused in resolved.refused:
             self.outcomes.reject(requests[rows], refused.reason, str(refused))
         return resolved

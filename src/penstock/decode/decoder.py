@@ -1,6 +1,6 @@
 """Groups of bodies into chunks: from the wire to L1, in columns.
 
-bodies ─ otlp/reader ─► scanned points ─┬─► numbers ───────────► increments ─► rows ─► chunks, one for each metric
+bodies ─ otlp reader ─► scanned points ─┬─► numbers ───────────► increments ─► rows ─► chunks, one for each metric
          remote_write, events           └─► histograms, summaries                      to L1
 """
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from penstock.clock import Clock
 from penstock.decode.config import IntakeConfig
-from penstock.decode.decode_context import DecodeContext
+from penstock.decode.decode_context import DecodeContext, RequestOutcomes
 from penstock.decode.deltas import Deltas
 from penstock.decode.events import EventReader
 from penstock.decode.exponential_deltas import ExponentialDeltas
@@ -23,13 +23,13 @@ from penstock.decode.histogram_deltas import HistogramDeltas
 from penstock.decode.otlp.exponential_histograms import exponential_histograms
 from penstock.decode.otlp.histograms import explicit_histograms
 from penstock.decode.otlp.json_request import as_protobuf
-from penstock.decode.otlp.reader import OtlpReader
+from penstock.decode.otlp.otlp_reader import OtlpReader
+from penstock.decode.otlp.scanned_points import ScannedPoints
 from penstock.decode.otlp.summaries import summary_numbers
 from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUMMARY
-from penstock.decode.outcome import Format, RequestOutcomes
+from penstock.decode.outcome import Format
 from penstock.decode.remote_write import RemoteWriteReader
 from penstock.decode.rows import NumberPoints, Rows
-from penstock.decode.scanned_points import ScannedPoints
 from penstock.decode.series import Namespace, SeriesTable
 from penstock.decode.stream_memory import RestoredStreams, Snapshot, join_streams, name_of, rows_of, take, write
 from penstock.decode.stream_owners import HandoverBodies, HandoverParts, StreamOwners
@@ -182,7 +182,7 @@ class Decoder:
         expired = int((self._clock.time() - float(self._config.expiry)) * 1e9)
         self._horizon = max(horizon, expired)
         for deltas in self._all_deltas():
-            deltas.since(self._horizon)
+            deltas.clocks.since(self._horizon)
 
     # -- over a restart ----------------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from penstock.decode.otlp.attributes import text_of
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import Rows
 from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
-from penstock.model.name import is_whole, name_fault
-from penstock.model.point import Kind, entity_of
+from penstock.model.name import is_encodable, name_fault
+from penstock.model.point import PointKind, entity_of
 
 _KEYS = ("metric", "value", "labels", "time")
 _SHORT = reprlib.Repr()
@@ -102,9 +102,9 @@ def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:
 
 def _halved(metric: str, labels: dict[str, str]) -> str:
     """Names the text of an event that UTF-8 cannot write."""
-    if not is_whole(metric):
+    if not is_encodable(metric):
         return "metric"
-    return f"label {_shown(next(name for name, text in labels.items() if not is_whole(name + text)))}"
+    return f"label {_shown(next(name for name, text in labels.items() if not is_encodable(name + text)))}"
 
 
 def _nanoseconds(time: Any) -> int:
@@ -134,4 +134,4 @@ def _shown(value: Any) -> str:
 
 def _described(key: bytes) -> SeriesDescription:
     metric, _, labels = key.decode().partition(_SEPARATOR)
-    return SeriesDescription(metric, Kind.GAUGE, False, json.loads(labels))
+    return SeriesDescription(metric, PointKind.GAUGE, False, json.loads(labels))

@@ -1,17 +1,17 @@
 """Where the messages of a group of requests are, so that they can be scanned together.
 
-locate_messages     the messages of field 1 of one range, in a plain loop
-child_messages      the same of many ranges at once: step k finds message k of all of them
+locate_messages     the messages of field 1 of one range
+child_messages      the same of several ranges
 repeated_messages   the messages that stand side by side in ranges which `scan` has found
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
-from penstock.decode.column_scan import BEYOND, FEW_LANES, FEW_STEPS, MAX_MESSAGES, MAX_STEPS, Bytes, Ints, read_varints
+from penstock.decode.column_scan import FEW_LANES, FEW_STEPS, MAX_MESSAGES, MAX_STEPS, Bytes, Ints, read_varints
 from penstock.decode.outcome import TooMany
 from penstock.protobuf import fields, read_varint
 
@@ -62,83 +62,24 @@ class ChildMessages:
     malformed: set[int]  # ranges that are not messages
 
 
-def child_messages(blob: bytes, data: Bytes, starts: Ints, ends: Ints) -> ChildMessages:
-    """Does for many ranges what `locate_messages` does for one; `data` is `blob` as numbers.
-
-    TooMany beyond `MAX_MESSAGES`. Where few ranges are left, a plain loop is faster.
-    """
+def child_messages(data: bytes, ranges: Iterable[tuple[int, int]]) -> ChildMessages:
+    """Does for several ranges what `locate_messages` does for one. TooMany beyond `MAX_MESSAGES` in all."""
+    starts: list[int] = []
+    ends: list[int] = []
+    counts: list[int] = []
     others: list[tuple[int, int, int]] = []
     malformed: set[int] = set()
-    found: list[tuple[Ints, Ints, Ints]] = []
-    tails: list[tuple[int, int, list[int], list[int]]] = []  # range, how many steps before it, starts, ends
-    lanes = np.flatnonzero(starts < ends)
-    at, end = starts[lanes], ends[lanes]
-    steps = np.zeros(len(starts), np.int64)
-    total = 0
-    while len(lanes) >= FEW_LANES:
-        total += len(lanes)
-        if total > MAX_MESSAGES:
-            raise TooMany(f"more than {MAX_MESSAGES} points")
-        tags = data[at]
-        is_message = tags == _FIELD_1
-        if is_message.all():
-            length, content = read_varints(data, at + 1)
-            following = content + np.where(length < 0, BEYOND, length)
-            found.append((lanes, content, following))
-            steps[lanes] += 1
-        else:
-            # Rare: one or two fields of each range. Messages that stand here are found in the next step.
-            following = at.copy()
-            for place in np.flatnonzero(~is_message).tolist():
-                lane = int(lanes[place])
-                try:
-                    tag, value, after = next(fields(blob, int(at[place]), int(end[place])))
-                    others.append((lane, tag, value))
-                    following[place] = after
-                except (ValueError, IndexError):
-                    malformed.add(lane)
-                    following[place] = end[place]
-        alive = following < end
-        if not alive.all():
-            malformed.update(lanes[following > end].tolist())
-            kept = np.flatnonzero(alive)
-            lanes, following, end = lanes[kept], following[kept], end[kept]
-        at = following
-    for lane, first, last in zip(lanes.tolist(), at.tolist(), end.tolist()):
-        begun: list[int] = []
-        ended: list[int] = []
+    for number, (first, last) in enumerate(ranges):
+        before = len(starts)
         try:
-            others += [(lane, tag, value) for tag, value, _ in locate_messages(blob, first, last, 0, begun, ended)]
+            others += [(number, tag, value) for tag, value, _ in locate_messages(data, first, last, 0, starts, ends)]
         except (ValueError, IndexError):
-            malformed.add(lane)
-        tails.append((lane, int(steps[lane]), begun, ended))
-        steps[lane] += len(begun)
-        total += len(begun)
-        if total > MAX_MESSAGES:
+            malformed.add(number)
+        counts.append(len(starts) - before)
+        if len(starts) > MAX_MESSAGES:
             raise TooMany(f"more than {MAX_MESSAGES} points")
-    return _in_order(found, tails, steps, others, malformed)
-
-
-def _in_order(
-    found: list[tuple[Ints, Ints, Ints]],
-    tails: list[tuple[int, int, list[int], list[int]]],
-    counts: Ints,
-    others: list[tuple[int, int, int]],
-    malformed: set[int],
-) -> ChildMessages:
-    """Puts message k of each range in its place."""
-    offsets = np.cumsum(counts) - counts
-    total = int(counts.sum())
-    begins, stops = np.empty(total, np.int64), np.empty(total, np.int64)
-    step = np.zeros(len(counts), np.int64)
-    for lanes, content, following in found:
-        places = offsets[lanes] + step[lanes]
-        begins[places], stops[places] = content, following
-        step[lanes] += 1
-    for lane, before, begun, ended in tails:
-        place = int(offsets[lane]) + before
-        begins[place : place + len(begun)], stops[place : place + len(begun)] = begun, ended
-    return ChildMessages(np.repeat(np.arange(len(counts)), counts), begins, stops, others, malformed)
+    parent = np.repeat(np.arange(len(counts)), counts)
+    return ChildMessages(parent, np.array(starts, np.int64), np.array(ends, np.int64), others, malformed)
 
 
 def repeated_messages(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:

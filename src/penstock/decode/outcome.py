@@ -1,15 +1,9 @@
-"""What a body is, how it fared, and what its sender hears: the answer, and why points were refused."""
+"""What a body is, and the answer to it: whether it is taken, and why points were refused."""
 
-from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
-
-import numpy as np
-from numpy.typing import NDArray
 
 MAX_REASONS = 10  # that one answer names
-Ints = NDArray[np.int64]
 
 
 class TooMany(Exception):
@@ -46,7 +40,7 @@ class Refusal(Enum):
 
 
 class Status(Enum):
-    """How a body fared."""
+    """What became of a body."""
 
     TAKEN = "taken"  # all of it, or all but `Answer.rejected` points
     BAD = "bad"  # it can never be taken
@@ -57,7 +51,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the sender of one body hears."""
+    """The answer to the sender of one body."""
 
     status: Status
     message: str = ""
@@ -67,56 +61,3 @@ class Answer:
 
 
 TAKEN = Answer(Status.TAKEN)
-
-
-class RequestOutcomes:
-    """How the requests of one group fared, by their numbers in it."""
-
-    def __init__(self, requests: int) -> None:
-        self.errors: dict[int, Answer] = {}  # of requests of which nothing can be taken
-        self.reasons: Counter[Refusal] = Counter()
-        self.rejected = np.zeros(requests, np.int64)
-        self.messages: dict[int, list[str]] = {}
-        self._taken: list[Ints] = []
-
-    def fail(self, request: int, message: str, status: Status = Status.BAD) -> None:
-        """Records that the request as a whole cannot be read, or cannot be taken now."""
-        self.errors.setdefault(request, Answer(status, message))
-
-    def reject(self, requests: Ints, reason: Refusal, message: str) -> None:
-        """Records a refused point of each of these requests; an answer names the first few reasons."""
-        if not len(requests):
-            return
-        self.reasons[reason] += len(requests)
-        np.add.at(self.rejected, requests, 1)
-        for request in np.unique(requests).tolist():
-            self._add_message(request, message)
-
-    def reject_one(self, request: int, reason: Refusal, message: str) -> None:
-        """Records one refused point, without arrays."""
-        self.reasons[reason] += 1
-        self.rejected[request] += 1
-        self._add_message(request, message)
-
-    def _add_message(self, request: int, message: str) -> None:
-        messages = self.messages.setdefault(request, [])
-        if len(messages) < MAX_REASONS and message not in messages:
-            messages.append(message)
-
-    def take(self, requests: Ints) -> None:
-        """Records that points of these requests are taken, also if they add nothing to what is known."""
-        self._taken.append(requests)
-
-    @cached_property
-    def taken(self) -> set[int]:
-        """The requests of which points are taken. Valid once all of them are decoded."""
-        return set(np.unique(np.concatenate([*self._taken, np.zeros(0, np.int64)])).tolist())
-
-    def answer(self, request: int) -> Answer:
-        """Returns what its sender hears once the rest is safe."""
-        if request in self.errors:
-            return self.errors[request]
-        if self.rejected[request]:
-            messages, rejected = self.messages[request], int(self.rejected[request])
-            return Answer(Status.TAKEN, "; ".join(messages), rejected, tuple(messages), request not in self.taken)
-        return TAKEN

@@ -21,7 +21,7 @@ from penstock.decode.rows import NumberPoints, Rows
 from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
 from penstock.decode.stream_owners import SERIES, StreamOwners
 from penstock.model.name import name_fault
-from penstock.model.point import Kind
+from penstock.model.point import PointKind
 from penstock.protobuf import fields
 
 _METADATA = 0x1A
@@ -170,7 +170,7 @@ class RemoteWriteReader:
         if not name:
             raise Refused(Refusal.MALFORMED, "a series without a name")
         is_counter = self._is_counter(name)
-        return SeriesDescription(name, Kind.COUNTER if is_counter else Kind.GAUGE, is_counter, labels)
+        return SeriesDescription(name, PointKind.COUNTER if is_counter else PointKind.GAUGE, is_counter, labels)
 
     def _is_counter(self, name: str) -> bool:
         if name in self.types:

@@ -9,8 +9,7 @@ instances of one service), and add up there.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,16 +21,12 @@ from penstock.decode.outcome import Refusal
 from penstock.decode.stream_owners import StreamOwners
 from penstock.decode.text_dictionary import TextDictionary
 from penstock.model.name import name_fault
-from penstock.model.point import Chunk, Kind, chunk_type, entity_of
+from penstock.model.point import Chunk, PointKind, chunk_type, entity_of
 
 OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name for the same
 
 NO_STREAM = -1  # in a column of streams: refused, or kept by another process, or not looked up yet
 _MAX_SPELLINGS = 8  # of each series' labels, in another order or with attributes that are left out
-_RUN_KEY = 64  # bytes of a run's keys by which it is looked up: its last ones differ most
-_SHORTEST_RUN = 8  # points for which it pays to remember them
-_MAX_RUNS = 64  # of one namespace
-_MAX_UNUSED_RUNS = 8  # before no more runs are remembered
 
 
 class Refused(Exception):
@@ -47,7 +42,7 @@ class SeriesDescription:
     """What a raw key means."""
 
     metric: str
-    kind: Kind
+    kind: PointKind
     is_cumulative: bool
     labels: Mapping[str, str]
 
@@ -55,7 +50,7 @@ class SeriesDescription:
 class Namespace:
     """The raw keys of one sender's metric; `describe` is called once for each, and may raise Refused."""
 
-    __slots__ = ("describe", "family", "keys", "owner_of_key", "owners", "run_hits", "runs", "streams")
+    __slots__ = ("describe", "family", "keys", "owner_of_key", "owners", "streams")
 
     def __init__(
         self,
@@ -70,28 +65,16 @@ class Namespace:
         self.owner_of_key: dict[bytes, int] = {}  # of keys whose streams other processes keep
         # The same labels in another order are another key, but the same stream.
         self.streams: dict[tuple[str, str, str], int] = {}
-        self.runs: dict[tuple[int, bytes], _KeyRun] = {}
-        self.run_hits = 0
 
     def forget(self, gone: NDArray[np.bool_]) -> None:
         """Removes the streams that are gone."""
         self.keys = {key: stream for key, stream in self.keys.items() if not gone[stream]}
         self.streams = {key: stream for key, stream in self.streams.items() if not gone[stream]}
-        self.runs = {}
-        self.run_hits = 0
 
     def forget_keys(self) -> None:
         """Makes every key be described anew."""
         self.keys = {}
         self.owner_of_key = {}
-
-
-class _KeyRun(NamedTuple):
-    """The keys of one metric in one request: most senders repeat the same series in the same order."""
-
-    keys: bytes
-    lengths: bytes
-    streams: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +109,7 @@ class SeriesTable:
     def __init__(self, config: IntakeConfig) -> None:
         self._config = config
         self.metrics: list[Metric] = []
-        self._metric_of: dict[tuple[str, Kind], Metric] = {}
+        self._metric_of: dict[tuple[str, PointKind], Metric] = {}
         self._unused: list[Metric] = []  # all of their series have expired: their numbers are free
         self.overflowed = 0
         self._free: list[int] = []
@@ -151,60 +134,11 @@ class SeriesTable:
         """The length of the columns by stream: greater than every number in use."""
         return len(self.metric)
 
-    def resolve(
-        self, namespaces: list[Namespace], space: Ints, keys: Any, now: float, bounds: Ints | None = None
-    ) -> Resolved:
-        """Looks up the stream of each point, and makes the streams that are new.
+    def resolve(self, namespaces: list[Namespace], space: Ints, keys: Any, now: float) -> Resolved:
+        """Looks up the stream of each point, and makes the streams that are new; each distinct key is looked up once.
 
-        `space` is the index of each point's namespace, `keys` an Arrow array of raw keys. `bounds` are where runs of
-        points of one namespace start that may come again as they are, and where the last one ends.
+        `space` is the index of each point's namespace, `keys` an Arrow array of raw keys.
         """
-        if bounds is None:
-            resolved = self._resolve(namespaces, space, keys)
-        else:
-            resolved = self._resolve_runs(namespaces, space, keys, bounds)
-        self.seen[resolved.streams[resolved.streams != NO_STREAM]] = now
-        return resolved
-
-    def _resolve_runs(self, namespaces: list[Namespace], space: Ints, keys: Any, bounds: Ints) -> Resolved:
-        """Looks up whole runs of keys, and the keys of unknown runs one by one."""
-        _, places, texts = keys.buffers()
-        offsets = np.frombuffer(places, np.int32)[keys.offset : keys.offset + len(keys) + 1]
-        starts = offsets[bounds].tolist()
-        text = memoryview(texts)
-        streams = np.empty(len(keys), np.int64)
-        is_missing = np.zeros(len(keys), bool)
-        fresh: list[tuple[Namespace, tuple[int, bytes], bytes, bytes, int, int]] = []
-        space_of_run = space[bounds[:-1]].tolist()
-        for run, (first, last) in enumerate(pairwise(bounds.tolist())):
-            namespace = namespaces[space_of_run[run]]
-            blob = bytes(text[starts[run] : starts[run + 1]])
-            lengths = (offsets[first:last] - offsets[first]).tobytes()
-            key = last - first, blob[-_RUN_KEY:]
-            known = namespace.runs.get(key)
-            if known is not None and known.keys == blob and known.lengths == lengths:
-                streams[first:last] = known.streams
-                namespace.run_hits += 1
-            else:
-                is_missing[first:last] = True
-                if last - first >= _SHORTEST_RUN and len(namespace.runs) < _MAX_UNUSED_RUNS + namespace.run_hits:
-                    fresh.append((namespace, key, blob, lengths, first, last))
-        missing = np.flatnonzero(is_missing)
-        if not len(missing):
-            return Resolved(streams, [])
-        some = keys if len(missing) == len(keys) else keys.take(pa.array(missing))
-        resolved = self._resolve(namespaces, space[missing], some)
-        streams[missing] = resolved.streams
-        for namespace, key, blob, lengths, first, last in fresh:
-            if len(namespace.runs) >= _MAX_RUNS:
-                namespace.runs.clear()
-                namespace.run_hits = 0
-            if NO_STREAM not in streams[first:last]:
-                namespace.runs[key] = _KeyRun(blob, lengths, streams[first:last].copy())
-        return Resolved(streams, [(missing[rows], refused) for rows, refused in resolved.refused])
-
-    def _resolve(self, namespaces: list[Namespace], space: Ints, keys: Any) -> Resolved:
-        """Looks up each distinct key once."""
         encoded = keys.dictionary_encode()
         blobs = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy(zero_copy_only=False)
@@ -231,8 +165,10 @@ class SeriesTable:
                 refused.setdefault(error.reason, ([], error))[0].append(place)
             if owners is not None and key in namespace.owner_of_key:
                 owners[place] = namespace.owner_of_key[key]
+        found = np.array(streams, np.int64)
+        self.seen[found[found != NO_STREAM]] = now
         return Resolved(
-            np.array(streams, np.int64)[codes],
+            found[codes],
             [(np.flatnonzero(np.isin(codes, places)), error) for places, error in refused.values()],
             None if owners is None else owners[codes],
         )

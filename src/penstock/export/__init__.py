@@ -1,4 +1,9 @@
-"""MOVER: from the durable queue to a destination."""
+"""MOVER: from the durable queue to a destination.
+
+SendQueue.push ─► LeaseSource ─► SendWorkers ──────► BatchDelivery ────────► Exporter
+                  lease, ack     one batch each      prepare, send, settle   prepare, send, split
+                                                     SendGate: may it go out now?
+"""
 
 from penstock.export.backoff import Backoff, BackoffConfig
 from penstock.export.breaker import BreakerConfig, CircuitBreaker, CircuitState

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.errors import ConfigError
 from penstock.units import check_flag, check_number
 
-_MOST_DOUBLINGS = 64  # beyond it every sensible multiplier has met its cap, and floats would overflow
+_MAX_DOUBLINGS = 64  # beyond it every sensible multiplier has met its cap, and floats would overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +15,9 @@ class BackoffConfig:
     """`backoff` in the configuration file."""
 
     enabled: bool = True
-    """False: every delay is the retry interval."""
+    """Wait longer after each failure in a row; false: every delay is the retry interval."""
     multiplier: float = 2.0
+    """By what factor."""
     jitter: float = 0.5
     """Share of a delay that chance may take off, so that many senders do not come back in one moment."""
 
@@ -73,5 +74,5 @@ class Backoff:
         config = self._config
         full = self._first
         if config.enabled:
-            full *= config.multiplier ** min(max(failures, 1) - 1, _MOST_DOUBLINGS)
+            full *= config.multiplier ** min(max(failures, 1) - 1, _MAX_DOUBLINGS)
         return min(full, self._most) * (1.0 - config.jitter * self._chance())

@@ -24,6 +24,7 @@ class BreakerConfig:
     """`circuit_breaker` in the configuration file."""
 
     enabled: bool = True
+    """Leave a failing destination alone."""
     threshold: int = 5
     """So many failures in a row open the circuit."""
     reset_timeout: float | str = 30.0
@@ -60,13 +61,18 @@ class CircuitBreaker:
         """Whether a call may go out at `now`. When the rest is over that is true once: for the probe."""
         if self.state is CircuitState.CLOSED:
             return True
-        if self.wait(now) > 0.0 or self._probe_is_out:
-            self.rejected += 1
+        if not self.would_allow(now):
             return False
         if self.state is CircuitState.OPEN:
             self._enter(CircuitState.HALF_OPEN)
         self._probe_is_out = True
         return True
+
+    def would_allow(self, now: float) -> bool:
+        """Whether `allow` would say yes at `now`. It takes no probe; a no is counted as rejected."""
+        is_allowed = self.wait(now) <= 0.0 and not self._probe_is_out
+        self.rejected += not is_allowed
+        return is_allowed
 
     def wait(self, now: float) -> float:
         """Seconds until a call may be allowed; 0.0 if one may be now. Changes nothing."""

@@ -31,7 +31,7 @@ from penstock.errors import (
     TransientExportError,
 )
 
-LONGEST_RETRY_AFTER = 3600.0  # a clock that is wrong on the other side must not stop us for a year
+LONGEST_RETRY_AFTER = 3600.0  # a clock that is wrong on the other side must not stop an export for a year
 
 _STATUS = {
     401: ErrorClass.AUTH,
@@ -86,7 +86,7 @@ def of_grpc(code: int, message: str, retry_after: float | None = None) -> Export
 
 
 def of_exception(error: BaseException) -> ExportError:
-    """The error for what an exporter raised. What we do not know is transient: nothing is given up unseen."""
+    """The error for what an exporter raised. An unknown error is transient: no batch is given up for it."""
     if isinstance(error, (TransientExportError, PermanentExportError)):
         return error
     if isinstance(error, ExportError):
@@ -106,7 +106,7 @@ def _class_of(error: BaseException) -> ErrorClass:
     return ErrorClass.UNKNOWN
 
 
-def retry_after(value: str | None, now: float) -> float | None:
+def parse_retry_after(value: str | None, now: float) -> float | None:
     """Seconds to wait by a `Retry-After` header (seconds or a date); None if there is none that makes sense.
 
     `now`: seconds since the epoch.

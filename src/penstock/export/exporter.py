@@ -9,7 +9,7 @@ from penstock.spool import Lease
 
 
 class Prepared(NamedTuple):
-    """A batch in the form in which it travels: compressed, with what the destination must be told about it."""
+    """A batch in the form in which it travels: compressed, and the headers that go with it."""
 
     body: bytes
     headers: Mapping[str, str] = MappingProxyType({})
@@ -56,7 +56,7 @@ class Exporter(Protocol):
 
 
 def check_result(result: object) -> None:
-    """TypeError if `Exporter.send` cannot have meant it: a False or an answer of its own may stand for a failure."""
+    """TypeError if the result is none that `Exporter.send` may return: a False may stand for a failure."""
     if result is not None and not isinstance(result, PartialSuccess):
         raise TypeError(f"send must return None or a PartialSuccess, or raise; it returned {type(result).__name__}")
 
@@ -70,7 +70,7 @@ class GroupExporter(Protocol):
     """Together at most, unless one block alone is larger."""
 
     def begin(self, queue_id: str) -> None:
-        """Told once, before anything is sent, whose sequences are coming; ConfigError if it knows them by another."""
+        """Called once, before the first group, with the queue's id; ConfigError if it has blocks of another queue."""
         ...
 
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:

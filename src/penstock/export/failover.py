@@ -1,4 +1,4 @@
-"""The safety net: batches that the durable queue could not take wait in memory and are sent from there."""
+"""The failover: what the disk of the durable queue refuses waits in memory and is sent from there."""
 
 import logging
 import threading
@@ -6,12 +6,13 @@ from contextlib import suppress
 
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge, QueueClosed, QueueError
-from penstock.export.batch_delivery import Delivery
+from penstock.export.batch_delivery import BatchDelivery
 from penstock.export.config import FailoverConfig
 from penstock.export.exporter import Exporter
-from penstock.export.lease_source import MOST_DEAD_LETTERS, LeasedMemory, Source
-from penstock.export.send_gate import Gate
-from penstock.export.stats import Tally
+from penstock.export.lease_source import LeaseSource
+from penstock.export.leased_memory import LeasedMemory
+from penstock.export.send_gate import SendGate
+from penstock.export.stats import ExportCounters
 from penstock.spool import Lease, MemoryQueue
 
 log = logging.getLogger(__name__)
@@ -21,23 +22,29 @@ class Failover:
     """Holds what the queue's disk refused; every `drain_interval` up to `drain_batch` of it is sent.
 
     Order: oldest first, beside what the durable queue holds; for a destination that wants its batches in order, behind
-        that, and what is pushed during that comes behind both. At the end it is order that gives way, not the batch.
+        that, and later pushes come behind both. At the end it is order that gives way, not the batch.
     Loss: its oldest batches where there is no room, and what is still in it when the process ends; both are counted
         as data loss.
     Threads: every method may be called from any thread. Its own thread starts with the first batch.
     """
 
     def __init__(
-        self, config: FailoverConfig, durable: Source, exporter: Exporter, gate: Gate, tally: Tally, clock: Clock
+        self,
+        config: FailoverConfig,
+        durable: LeaseSource,
+        exporter: Exporter,
+        gate: SendGate,
+        counters: ExportCounters,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._durable = durable
-        self._leased = _Overflow(durable, config, tally, clock)
-        self._delivery = Delivery(self._leased, exporter, gate, tally, clock)
+        self._memory = _FailoverMemory(durable, config, clock)
+        self._delivery = BatchDelivery(self._memory, exporter, gate, counters, clock)
         self._gate = gate
-        self._tally = tally
+        self._counters = counters
         self._clock = clock
-        self._turn = threading.Lock()  # held while one of its batches is sent or some are moved
+        self._draining = threading.Lock()  # held while one of its batches is sent or some are moved
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -45,13 +52,13 @@ class Failover:
         self._is_losing = False
 
     def push(self, batch: bytes) -> bool:
-        """Keep the batch; False if it could never fit. Older ones may have to go for it."""
+        """Keep the batch, and evict older ones for it if need be. Returns False if it could never fit."""
         try:
-            evicted = self._leased.push(batch)
+            evicted = self._memory.push(batch)
         except BlockTooLarge:
             return False
         if evicted:
-            self._tally.add(data_loss=evicted)
+            self._counters.add(data_loss=evicted)
         with self._lock:
             began, self._is_losing = bool(evicted) and not self._is_losing, bool(evicted)
             if began:
@@ -65,124 +72,115 @@ class Failover:
         thread = threading.Thread(target=self._run, name="penstock-failover", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no more threads: the batch is kept all the same, and the next one tries again
+        except RuntimeError as error:  # no more threads: the batch is kept, and the next push tries again
             log.error("Failover cannot send what it holds. queue=%s error=%s", self._gate.queue, error)
         else:
             self._thread = thread
 
-    def is_next(self) -> bool:
-        """Whether the next batch belongs here: order matters, and not all of what is here could move to the queue."""
+    def takes_next_push(self) -> bool:
+        """Whether the next push has to come here: order matters, and older batches could not move to the queue."""
         if not self._gate.in_order or not len(self):
             return False
-        if not self._turn.acquire(blocking=False):
-            return True  # one is being sent, and what is moved now might pass it
+        if not self._draining.acquire(blocking=False):
+            return True  # one is being sent, and others must not pass it
         try:
-            self._move_back()
+            self._move_to_durable()
         finally:
-            self._turn.release()
+            self._draining.release()
         return len(self) > 0
 
     def drain(self, most: int) -> int:
-        """Send up to `most` batches, as long as the gate lets them out; how many left, whatever became of them."""
+        """Send up to `most` batches while the gate is open. Returns how many were tried."""
         for number in range(most):
-            with self._turn:
-                if self._is_behind() or not self._send_next():
+            with self._draining:
+                if self._must_wait_for_durable() or not self._send_next():
                     return number
         return most
 
-    def _is_behind(self) -> bool:
+    def _must_wait_for_durable(self) -> bool:
         """Whether older batches have to leave the durable queue first."""
         return self._gate.in_order and len(self._durable) > 0 and not self._stopping.is_set()
 
     def _send_next(self) -> bool:
-        """Send a batch; False if there is none, or no leave to send it."""
-        permit = self._gate.enter(0.0)
-        if permit is None:
+        """Send a batch. Returns False if there is none, or the gate is closed."""
+        if not self._gate.wait_open(0.0):
             return False
-        try:
-            leases = self._leased.lease()
-            job = self._delivery.prepare(leases[0]) if leases else None
-        except BaseException:
-            self._gate.release(permit)
-            raise
-        if job is None:
-            self._gate.release(permit)
-        else:
-            self._delivery.send_one(job, permit)
+        leases = self._memory.lease()
+        for lease in leases:
+            self._delivery.send(lease)
         return bool(leases)
 
-    def _move_back(self) -> None:
-        """Bring everything into the durable queue, if its disk has recovered; what it does not take stays."""
-        self._leased.wake()
-        while leases := self._leased.lease():
+    def _move_to_durable(self) -> None:
+        """Push everything to the durable queue, as far as its disk takes it again."""
+        self._memory.end_delays()
+        while leases := self._memory.lease():
             try:
-                self._durable.push(leases[0].data, timeout=0.0)  # to wait for the disk is what we are there to spare
+                self._durable.push(leases[0].data, timeout=0.0)  # without a wait for room
             except QueueError:
-                self._leased.nack(leases[0])
+                self._memory.nack(leases[0])
                 return
-            self._leased.ack(leases)
+            self._memory.ack(leases)
 
     def stop(self) -> None:
-        """Have its thread bring what is left to the durable queue, else to the destination, and end."""
+        """Let the thread bring the rest to the durable queue, else to the destination, and end."""
         self._stopping.set()
 
     def join(self, deadline: float) -> list[str]:
-        """Wait for its thread; its name if it was not done by `deadline`."""
+        """Wait for the thread. Returns its name if it has not ended by `deadline`."""
         thread = self._thread
         if thread is None:
-            with self._turn:
-                self._move_back()  # if it holds something, there was no thread to be had
+            with self._draining:
+                self._move_to_durable()  # batches can only be here if no thread could be started
             return []
         thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name] if thread.is_alive() else []
 
     def close(self) -> None:
-        """Take nothing any more."""
-        self._leased.close()
+        """Refuse further batches."""
+        self._memory.close()
 
     def __len__(self) -> int:
-        return len(self._leased)
+        return len(self._memory)
 
     @property
     def size_bytes(self) -> int:
-        return self._leased.size_bytes
+        return self._memory.size_bytes
 
     @property
     def evicted(self) -> int:
-        return self._leased.evicted
+        return self._memory.evicted
 
     @property
     def dead_letters(self) -> int:
         """Batches that were refused and are in memory only."""
-        return len(self._leased.dead_letters)
+        return len(self._memory.dead_letters)
+
+    @property
+    def dead_letters_dropped(self) -> int:
+        """Batches that were refused, and lost since neither the disk nor the memory had room for them."""
+        return self._memory.dead_letters_dropped
 
     def _run(self) -> None:
         while not self._stopping.wait(float(self._config.drain_interval)):
             try:
                 self.drain(self._config.drain_batch)
-                self._leased.bury_again()
+                self._memory.move_dead_letters()
             except Exception:
                 log.exception("Failover failed and goes on. queue=%s", self._gate.queue)
-        with suppress(QueueClosed):  # the time was up
-            with self._turn:
-                self._move_back()
-            self._leased.bury_again()
+        with suppress(QueueClosed):  # `close` came first: the deadline has passed
+            with self._draining:
+                self._move_to_durable()
+            self._memory.move_dead_letters()
             while self.drain(1):
                 pass
 
 
-class _Overflow(LeasedMemory):
-    """The failover's memory. What the destination refuses is the durable queue's dead letter, if that can write it.
+class _FailoverMemory(LeasedMemory):
+    """The failover's batches. Their dead letters go to the durable queue; while its disk fails, they wait here."""
 
-    Until it can, dead letters wait here, within bounds as those of the batches; the oldest that have to go are lost.
-    """
-
-    def __init__(self, durable: Source, config: FailoverConfig, tally: Tally, clock: Clock) -> None:
+    def __init__(self, durable: LeaseSource, config: FailoverConfig, clock: Clock) -> None:
         super().__init__(MemoryQueue(config.max_size, config.max_bytes, clock=clock), clock=clock)
         self._durable = durable
-        self._most_letters = min(config.max_size, MOST_DEAD_LETTERS)
-        self._most_letter_bytes = int(config.max_bytes)
-        self._tally = tally
 
     def reject(self, lease: Lease, reason: str) -> None:
         try:
@@ -198,16 +196,8 @@ class _Overflow(LeasedMemory):
         except QueueError:
             super().bury(block, reason)
 
-    def _bury_locked(self, lease: Lease, reason: str) -> None:
-        letters = self.dead_letters
-        size = len(lease.data) + sum(len(letter.data) for letter in letters)
-        while letters and (len(letters) >= self._most_letters or size > self._most_letter_bytes):
-            size -= len(letters.popleft().data)
-            self._tally.add(data_loss=1)
-        super()._bury_locked(lease, reason)
-
-    def bury_again(self) -> None:
-        """Bring dead letters that could not be written to the durable queue, if its disk has recovered."""
+    def move_dead_letters(self) -> None:
+        """Write the dead letters to the durable queue, as far as its disk takes them again."""
         letters = self.dead_letters
         while letters:
             try:

@@ -14,14 +14,14 @@ from urllib.parse import SplitResult, urlsplit
 from weakref import WeakSet
 
 from penstock.errors import ConfigError, ErrorClass, TransientExportError
-from penstock.export import classify, http1
-from penstock.export.http1 import HttpResponse
+from penstock.export import classify, http_connection
+from penstock.export.http_connection import HttpResponse
 from penstock.protobuf import get_bytes
 from penstock.units import parse_duration
 
-MOST_ANSWER = 64 * 1024  # bytes of an answer that we read: enough for any message of an OTLP or Prometheus server
-_MESSAGE = 500  # characters of it that go into an error
-_SHORTEST_SECRET = 8  # characters: shorter ones would be found in ordinary words
+MAX_ANSWER_BYTES = 64 * 1024  # bytes of an answer that are read: enough for any message of an OTLP or Prometheus server
+_MAX_MESSAGE_CHARS = 500  # characters of it that go into an error
+_MIN_SECRET_CHARS = 8  # characters: shorter ones would be found in ordinary words
 _FRAMING = ("content-length", "transfer-encoding")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _PORTS = {"http": 80, "https": 443}
@@ -35,7 +35,7 @@ class TlsConfig:
     ca_file: str | Path | None = None
     """Authorities to trust instead of the system's."""
     cert_file: str | Path | None = None
-    """Our own certificate, where the other side asks for one."""
+    """The client's certificate, where the server asks for one."""
     key_file: str | Path | None = None
     """Its key; left out: it is in `cert_file`."""
 
@@ -131,15 +131,15 @@ def _is_header(text: object) -> bool:
 
 
 def _host_header(parts: SplitResult) -> str:
-    """The host as servers are told it. UnicodeError if it is none that can be looked up."""
+    """The `Host` header. UnicodeError if the host cannot be looked up."""
     name = (parts.hostname or "").encode("idna").decode("ascii")
     if ":" in name:
-        name = f"[{name.partition('%')[0]}]"  # an IPv6 address; the interface after the % is ours
+        name = f"[{name.partition('%')[0]}]"  # an IPv6 address; the interface after the % is local
     return name if parts.port in (None, _PORTS[parts.scheme]) else f"{name}:{parts.port}"
 
 
-def _token(path: str | Path) -> str:
-    """What the file holds; an error that does not show it, if that cannot be sent. It may be mended while we wait."""
+def _read_token(path: str | Path) -> str:
+    """The token in the file. The error does not show it, and is transient: the file may be repaired."""
     try:
         token = Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -151,16 +151,13 @@ def _token(path: str | Path) -> str:
 
 
 class _KeptConnection:
-    """A thread's kept-alive connection, and our own headers as they were when it was made."""
+    """A thread's kept-alive connection, and the client's headers as they were when it was made."""
 
-    __slots__ = ("__weakref__", "connection", "own_headers", "request_headers", "request_start")
+    __slots__ = ("__weakref__", "connection", "own_headers")
 
-    def __init__(self, connection: http1.Connection, own_headers: Mapping[str, str]) -> None:
+    def __init__(self, connection: http_connection.Connection, own_headers: Mapping[str, str]) -> None:
         self.connection = connection
         self.own_headers = own_headers
-        # The headers of the last request and the bytes that they became: the next request nearly always has the same.
-        self.request_headers: Mapping[str, str] | None = None
-        self.request_start = b""
 
 
 class HttpClient:
@@ -191,7 +188,7 @@ class HttpClient:
     def post(self, body: bytes, headers: Mapping[str, str]) -> HttpResponse:
         """The answer, if it is a success; else an ExportError."""
         deadline = time.monotonic() + self._timeout
-        kept = self._kept()
+        kept = self._reusable_connection()
         if kept is not None:
             try:
                 return self._request(kept, body, headers, deadline)
@@ -206,7 +203,7 @@ class HttpClient:
         for kept in connections:
             kept.connection.cut()
 
-    def _kept(self) -> _KeptConnection | None:
+    def _reusable_connection(self) -> _KeptConnection | None:
         """This thread's connection, None if there is none or the server is known to have ended it."""
         kept: _KeptConnection | None = getattr(self._local, "kept", None)
         if kept is None or kept.connection.is_quiet():
@@ -217,7 +214,7 @@ class HttpClient:
     def _connect(self, deadline: float) -> _KeptConnection:
         self._check_open()
         headers = self._own_headers()
-        kept = _KeptConnection(http1.connect(self._host, self._port, self._context, deadline), headers)
+        kept = _KeptConnection(http_connection.connect(self._host, self._port, self._context, deadline), headers)
         with self._lock:
             self._connections.add(kept)
         self._local.kept = kept
@@ -235,7 +232,7 @@ class HttpClient:
     def _own_headers(self) -> dict[str, str]:
         headers = {"User-Agent": _AGENT, **(self._config.headers or {})}
         if self._config.token_file:
-            headers["Authorization"] = f"Bearer {_token(self._config.token_file)}"
+            headers["Authorization"] = f"Bearer {_read_token(self._config.token_file)}"
         return headers
 
     def _request(self, kept: _KeptConnection, body: bytes, headers: Mapping[str, str], deadline: float) -> HttpResponse:
@@ -246,8 +243,8 @@ class HttpClient:
             can_be_kept = response.is_reusable and was_sent_whole
             if 200 <= response.status < 300:
                 return response
-            after = classify.retry_after(response.headers.get("retry-after"), time.time())
-            message = message_of(response, kept.own_headers)
+            after = classify.parse_retry_after(response.headers.get("retry-after"), time.time())
+            message = error_message(response, kept.own_headers)
             error = classify.of_status(response.status, message, after, may_pass=self._may_pass)
             if error.error_class is ErrorClass.AUTH:
                 can_be_kept = False  # the next connection reads the token file again
@@ -263,20 +260,19 @@ class HttpClient:
 
         A server that ends the connection before it has the whole request may have said why. A success is none then.
         """
-        if headers != kept.request_headers:
-            kept.request_headers = dict(headers)
-            kept.request_start = http1.start_of_post(self._path, self._host_header, kept.own_headers, headers)
         try:
-            kept.connection.send(kept.request_start, body, deadline)
+            kept.connection.send(
+                self._path, _joined({"Host": self._host_header}, kept.own_headers, headers), body, deadline
+            )
         except ConnectionError as broken:
             try:
-                response = kept.connection.receive(MOST_ANSWER, deadline)
+                response = kept.connection.receive(MAX_ANSWER_BYTES, deadline)
             except (HTTPException, OSError):
                 raise broken from None
             if response.status < 300:
                 raise
             return response, False
-        return kept.connection.receive(MOST_ANSWER, deadline), True
+        return kept.connection.receive(MAX_ANSWER_BYTES, deadline), True
 
     def _forget(self, kept: _KeptConnection) -> None:
         kept.connection.close()
@@ -285,7 +281,12 @@ class HttpClient:
             self._connections.discard(kept)
 
 
-def message_of(response: HttpResponse, own_headers: Mapping[str, str]) -> str:
+def _joined(*headers: Mapping[str, str]) -> dict[str, str]:
+    """All of these headers. Of those with one name, in whatever case, the last counts."""
+    return dict({name.lower(): (name, value) for some in headers for name, value in some.items()}.values())
+
+
+def error_message(response: HttpResponse, own_headers: Mapping[str, str]) -> str:
     """The message of an error answer: plain text, or the text of a `google.rpc.Status`.
 
     Values of `own_headers` that the server repeats are masked: they may be secret.
@@ -299,6 +300,6 @@ def message_of(response: HttpResponse, own_headers: Mapping[str, str]) -> str:
     text = " ".join(body.decode("utf-8", "replace").split())
     for name, value in own_headers.items():
         for secret in (value, value.rpartition(" ")[2]):  # of "Bearer x" also the x alone
-            if name != "User-Agent" and len(secret) >= _SHORTEST_SECRET:
+            if name != "User-Agent" and len(secret) >= _MIN_SECRET_CHARS:
                 text = text.replace(secret, "***")
-    return text[:_MESSAGE]
+    return text[:_MAX_MESSAGE_CHARS]

@@ -3,17 +3,26 @@
 import heapq
 import math
 import threading
+from typing import NamedTuple
 
-from penstock.export.batch_delivery import Job
+from penstock.export.exporter import Prepared
+from penstock.spool import Lease
 
 
-class Channel:
+class PreparedBatch(NamedTuple):
+    """A leased batch, in the form in which it travels; None where preparing failed."""
+
+    lease: Lease
+    prepared: Prepared | None
+
+
+class PreparedChannel:
     """Holds prepared batches, at most `size` and about `max_bytes` of them, as they were and as they travel.
 
     Order: lowest sequence first, so a batch that was nacked and prepared again passes the younger ones that wait.
         With `newest_first` the other way round.
     Threads: every method may be called from any thread.
-    Blocks: `wait_room` while it is full, `get` while it is empty, for their timeouts.
+    Blocks: `wait_for_room` while it is full, `get` while it is empty, for their timeouts.
     """
 
     def __init__(self, size: int, max_bytes: float = math.inf, *, newest_first: bool = False) -> None:
@@ -24,44 +33,44 @@ class Channel:
         self._lock = threading.Lock()
         self._not_empty = threading.Condition(self._lock)
         self._not_full = threading.Condition(self._lock)
-        self._jobs: list[tuple[int, Job]] = []
+        self._batches: list[tuple[int, PreparedBatch]] = []
         self._bytes = 0
 
-    def wait_room(self, timeout: float) -> bool:
-        """Whether there is room, within `timeout` seconds. Asked before a batch is leased for it."""
+    def wait_for_room(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for room. Returns whether there is; called before a batch is leased."""
         with self._lock:
             return self._not_full.wait_for(self._has_room_locked, timeout)
 
-    def put(self, job: Job) -> None:
+    def put(self, batch: PreparedBatch) -> None:
         """Take the batch. Several preparers that saw the same room may exceed the size by one each."""
         with self._lock:
-            heapq.heappush(self._jobs, (self._sign * job.lease.sequence, job))
-            self._bytes += _size(job)
+            heapq.heappush(self._batches, (self._sign * batch.lease.sequence, batch))
+            self._bytes += _size(batch)
             self._not_empty.notify()
 
-    def get(self, timeout: float) -> Job | None:
-        """The next batch, None if there is none within `timeout` seconds."""
+    def get(self, timeout: float) -> PreparedBatch | None:
+        """Returns the next batch; None if there is none within `timeout` seconds."""
         with self._lock:
-            if not self._jobs and not self._not_empty.wait_for(lambda: self._jobs, timeout):
+            if not self._batches and not self._not_empty.wait_for(lambda: self._batches, timeout):
                 return None
-            job = heapq.heappop(self._jobs)[1]
-            self._bytes -= _size(job)
+            batch = heapq.heappop(self._batches)[1]
+            self._bytes -= _size(batch)
             self._not_full.notify()
-            return job
+            return batch
 
-    def drain(self) -> list[Job]:
-        """Everything that is in it."""
+    def drain(self) -> list[PreparedBatch]:
+        """Take everything out."""
         with self._lock:
-            jobs, self._jobs, self._bytes = [job for _, job in self._jobs], [], 0
+            batches, self._batches, self._bytes = [batch for _, batch in self._batches], [], 0
             self._not_full.notify_all()
-            return jobs
+            return batches
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._batches)
 
     def _has_room_locked(self) -> bool:
-        return len(self._jobs) < self._size and self._bytes < self._max_bytes
+        return len(self._batches) < self._size and self._bytes < self._max_bytes
 
 
-def _size(job: Job) -> int:
-    return len(job.lease.data) + len(job.prepared.body)
+def _size(batch: PreparedBatch) -> int:
+    return len(batch.lease.data) + (len(batch.prepared.body) if batch.prepared else 0)

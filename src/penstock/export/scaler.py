@@ -19,9 +19,11 @@ class AdaptiveWorkersConfig:
     """`adaptive_workers` in the configuration file."""
 
     enabled: bool = False
+    """As many workers as are worth it."""
     min_workers: int = 1
+    """At least so many."""
     max_workers: int = 0
-    """0: four for each core."""
+    """At most; 0: four for each core."""
 
     def __post_init__(self) -> None:
         check_flag(self.enabled, "adaptive_workers.enabled")

@@ -15,26 +15,27 @@ from typing import Self
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError, DiskFailed, DiskFull, ExportError, QueueClosed
-from penstock.export.batch_delivery import Delivery
+from penstock.export.adaptive_limit import AdaptiveLimit
+from penstock.export.batch_delivery import BatchDelivery
 from penstock.export.breaker import CircuitBreaker
 from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import Exporter, GroupExporter
 from penstock.export.failover import Failover
-from penstock.export.lease_source import Source, as_source
-from penstock.export.limits import AdaptiveLimit
+from penstock.export.lease_source import LeaseSource
+from penstock.export.leased_memory import LeasedMemory
 from penstock.export.scaler import INTERVAL, WorkerScaler
-from penstock.export.send_gate import Gate
-from penstock.export.send_workers import GroupWorker, Workers
-from penstock.export.stats import SendQueueStats, Tally
+from penstock.export.send_gate import SendGate
+from penstock.export.send_workers import GroupWorker, SendWorkers
+from penstock.export.stats import ExportCounters, SendQueueStats
 from penstock.spool import FastQueue, MemoryQueue
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
 
-_LAST_WORDS = 0.5  # seconds of the deadline kept for sends that were cut off to say so
-_LOOK_AGAIN = 0.001  # seconds between two looks whether everything is settled, where little is left
-_LONGEST_LOOK = 0.1
-_FASTEST = 50e-6  # seconds: no batch takes less, and each look takes the interpreter from a worker
+_CUT_OFF_ALLOWANCE = 0.5  # seconds of the deadline, for sends that were cut off to end
+_SHORTEST_POLL = 0.001  # seconds between two looks whether everything is settled
+_LONGEST_POLL = 0.1
+_POLL_PER_BATCH = 10e-6  # seconds: a few looks in all, since each takes the interpreter from a worker
 
 
 class SendQueue:
@@ -57,57 +58,46 @@ class SendQueue:
         clock: Clock | None = None,
         owns_queue: bool = False,
     ) -> None:
-        _check(queue, exporter)
-        config = _ordered(config or SendQueueConfig(), exporter)
-        if isinstance(queue, FastQueue):
-            config = replace(config, order=queue.config.order)
-        elif config.order == "freshest":
-            raise ConfigError("order must be 'fifo' for a queue in memory, got 'freshest'")
-        self.config = config
+        self.config = config = _settings(config or SendQueueConfig(), queue, exporter)
         self._clock = clock = clock or SystemClock()
         self._exporter = exporter
         self._owns_queue = owns_queue
         self._is_durable = isinstance(queue, FastQueue)
-        self._source: Source = as_source(queue, config, clock)
-        self._tally = Tally()
-        breaker = CircuitBreaker(config.circuit_breaker)
-        in_order = isinstance(exporter, GroupExporter) or exporter.in_order
-        name = queue.path if isinstance(queue, FastQueue) else "memory"
-        self._gate = Gate(
-            breaker,
+        self._source: LeaseSource = queue if isinstance(queue, FastQueue) else _with_leases(queue, config, clock)
+        self._counters = ExportCounters()
+        self._gate = SendGate(
+            CircuitBreaker(config.circuit_breaker),
             config.new_backoff(),
             config.send_limit(),
             clock,
-            in_order=in_order,
-            queue=name,
+            in_order=_wants_order(exporter),
+            queue=queue.path if isinstance(queue, FastQueue) else "memory",
             destination=str(getattr(exporter, "destination", type(exporter).__name__)),
         )
-        self._limit = self._adaptive_limit(queue) if owns_queue and config.adaptive_enabled else None
-        self._delivery: Delivery | None = None
+        self._limit: AdaptiveLimit | None = None
+        if owns_queue and config.adaptive_enabled:
+            max_bytes = queue.max_bytes if isinstance(queue, MemoryQueue) else int(queue.config.max_bytes)
+            self._limit = AdaptiveLimit(max_bytes, config.target_utilization)
+        self._delivery: BatchDelivery | None = None
         self._failover: Failover | None = None
-        self._workers: Workers | GroupWorker
+        self._workers: SendWorkers | GroupWorker
         if isinstance(exporter, GroupExporter):
-            if config.order == "freshest":
-                raise ConfigError("order must be 'fifo' for an exporter that needs blocks in order, got 'freshest'")
-            if not config.always_queue or not config.enabled:
-                raise ConfigError("an exporter that needs blocks in order always queues: enabled and always_queue")
-            if not isinstance(queue, FastQueue):
-                raise ConfigError("type must be 'disk' for an exporter that needs blocks in order, got 'memory'")
+            assert isinstance(queue, FastQueue)
             exporter.begin(queue.id)
-            self._workers = GroupWorker(queue, exporter, self._gate, self._tally, clock)
+            self._workers = GroupWorker(queue, exporter, self._gate, self._counters, clock)
         else:
-            self._delivery = Delivery(self._source, exporter, self._gate, self._tally, clock)
-            self._workers = Workers(self._source, self._delivery, self._gate, config, clock)
+            self._delivery = BatchDelivery(self._source, exporter, self._gate, self._counters, clock)
+            self._workers = SendWorkers(self._source, self._delivery, self._gate, config, clock)
             if config.failover.enabled and self._is_durable:
-                self._failover = Failover(config.failover, self._source, exporter, self._gate, self._tally, clock)
+                self._failover = Failover(config.failover, self._source, exporter, self._gate, self._counters, clock)
         self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())
-        self._tender = threading.Thread(target=self._tend, name="penstock-export-tender", daemon=True)
+        self._scaler_thread = threading.Thread(target=self._scale_workers, name="penstock-export-scaler", daemon=True)
         self._closing = threading.Event()
         self._closed = threading.Event()
 
     @classmethod
     def open(cls, exporter: Exporter | GroupExporter, config: SendQueueConfig, *, clock: Clock | None = None) -> Self:
-        """With a queue of its own, as the configuration describes it. `close` closes that queue, too."""
+        """Open a send queue with the queue that the configuration describes. `close` closes that queue, too."""
         if config.type == "memory":
             memory = MemoryQueue(config.max_size, config.memory_bytes(), clock=clock)
             return cls(memory, exporter, config, clock=clock, owns_queue=True)
@@ -129,7 +119,7 @@ class SendQueue:
         adaptive = self.config.adaptive_workers
         self._workers.start(adaptive.min_workers if adaptive.enabled else None)
         if adaptive.enabled:
-            self._tender.start()
+            self._scaler_thread.start()
         return self
 
     def push(self, batch: bytes) -> None:
@@ -141,14 +131,14 @@ class SendQueue:
         if self._closing.is_set():
             raise QueueClosed("the send queue is closed")
         if not self.config.enabled:
-            self._send_now(batch)
+            self._send_direct(batch)
             return
-        if not self.config.always_queue and not len(self) and self._try_now(batch):
+        if not self.config.always_queue and not len(self) and self._try_direct(batch):
             return
-        if self._limit is not None and (limit := self._limit.seen(len(batch))):
+        if self._limit is not None and (limit := self._limit.record(len(batch))):
             self._source.resize(limit)
         failover = self._failover
-        if failover is not None and failover.is_next() and failover.push(batch):
+        if failover is not None and failover.takes_next_push() and failover.push(batch):
             return
         try:
             self._source.push(batch)
@@ -156,23 +146,19 @@ class SendQueue:
             if failover is None:
                 raise
             if not failover.push(batch):
-                self._tally.add(data_loss=1)
+                self._counters.add(data_loss=1)
                 raise
 
-    def _send_now(self, batch: bytes) -> None:
+    def _send_direct(self, batch: bytes) -> None:
         assert self._delivery is not None  # an exporter of groups always queues
-        self._delivery.send_now(batch)
+        self._delivery.send_direct(batch)
 
-    def _try_now(self, batch: bytes) -> bool:
+    def _try_direct(self, batch: bytes) -> bool:
         try:
-            self._send_now(batch)
+            self._send_direct(batch)
         except ExportError:
-            return False  # the workers will find out what is to become of it
+            return False  # it is queued, and a worker settles it
         return True
-
-    def _adaptive_limit(self, queue: FastQueue | MemoryQueue) -> AdaptiveLimit:
-        max_bytes = queue.max_bytes if isinstance(queue, MemoryQueue) else int(queue.config.max_bytes)
-        return AdaptiveLimit(max_bytes, self.config.target_utilization)
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
@@ -181,7 +167,7 @@ class SendQueue:
         deadline = self._clock.monotonic() + timeout
         while waiting := len(self):
             left = deadline - self._clock.monotonic()
-            pause = min(max(_LOOK_AGAIN, waiting * _FASTEST), _LONGEST_LOOK, max(left, 0.0))
+            pause = min(max(_SHORTEST_POLL, waiting * _POLL_PER_BATCH), _LONGEST_POLL, max(left, 0.0))
             if left <= 0 or self._closed.wait(pause):
                 return False
         return True
@@ -204,17 +190,17 @@ class SendQueue:
         if self._owns_queue or not self._is_durable:
             self._source.close()
         else:
-            with suppress(QueueClosed):  # its owner was faster
+            with suppress(QueueClosed):  # the owner has closed it already
                 self._source.flush()
         return late
 
     def _stop(self, deadline: float) -> list[str]:
         self._closing.set()
-        cut_off = max(self._clock.monotonic(), deadline - _LAST_WORDS)
-        if self._tender.ident is not None:
-            self._tender.join(max(0.0, cut_off - self._clock.monotonic()))
+        cut_off = max(self._clock.monotonic(), deadline - _CUT_OFF_ALLOWANCE)
+        if self._scaler_thread.ident is not None:
+            self._scaler_thread.join(max(0.0, cut_off - self._clock.monotonic()))
         if self._is_durable:
-            self._workers.stop()  # what they are at ends while the failover is emptied
+            self._workers.stop()  # their last sends end while the failover is emptied
         elif self.config.enabled:
             self.flush(cut_off - self._clock.monotonic())
         if self._failover is not None:
@@ -240,7 +226,7 @@ class SendQueue:
         if not self._is_durable:
             lost += len(self._source)
         if lost:
-            self._tally.add(data_loss=lost)
+            self._counters.add(data_loss=lost)
             log.error("Batches in memory were lost at the end. queue=%s lost=%d", self._gate.queue, lost)
 
     def __enter__(self) -> Self:
@@ -251,11 +237,11 @@ class SendQueue:
     ) -> None:
         self.close()
 
-    def _tend(self) -> None:
-        """Have as many workers as are worth it."""
+    def _scale_workers(self) -> None:
+        """Adapt the number of workers until `close`."""
         while not self._closing.wait(INTERVAL):
-            if self._gate.rest():
-                continue  # more workers would only wait with the others
+            if self._gate.pause_left():
+                continue  # more workers would only wait, too
             wanted = self._scaler.decide(
                 self._clock.monotonic(),
                 workers=self._workers.total,
@@ -277,21 +263,21 @@ class SendQueue:
 
     def stats(self) -> SendQueueStats:
         """A frozen snapshot."""
-        workers, tally, failover, gate = self._workers, self._tally, self._failover, self._gate
+        workers, counters, failover, gate = self._workers, self._counters, self._failover, self._gate
         queue = self._source.stats()
         if failover is not None and failover.dead_letters:
             queue = replace(queue, dead_lettered=queue.dead_lettered + failover.dead_letters)
         return SendQueueStats(
             queue=queue,
-            exported_batches=tally.batches,
-            exported_bytes=tally.bytes,
-            retries=tally["retries"],
-            retry_successes=tally.retry_successes,
-            retry_failures=tally.retry_errors(),
-            errors=tally.errors(),
-            splits=tally["splits"],
-            partial_rejected=tally["partial_rejected"],
-            data_loss=tally["data_loss"],
+            exported_batches=counters.batches,
+            exported_bytes=counters.bytes,
+            retries=counters["retries"],
+            retry_successes=counters.retry_successes,
+            retry_failures=counters.retry_errors(),
+            errors=counters.errors(),
+            splits=counters["splits"],
+            partial_rejected=counters["partial_rejected"],
+            data_loss=counters["data_loss"] + (failover.dead_letters_dropped if failover is not None else 0),
             workers_active=0 if workers.is_split else len(workers.active),
             workers_total=workers.total,
             preparers_active=len(workers.preparing),
@@ -301,7 +287,7 @@ class SendQueue:
             circuit=gate.state,
             circuit_opened=gate.opened,
             circuit_rejected=gate.rejected,
-            backoff=gate.rest(),
+            backoff=gate.pause_left(),
             failover_size=len(failover) if failover is not None else 0,
             failover_bytes=failover.size_bytes if failover is not None else 0,
             failover_evicted=failover.evicted if failover is not None else 0,
@@ -312,10 +298,39 @@ class SendQueue:
         return self.stats().samples()
 
 
-def _check(queue: object, exporter: object) -> None:
-    """ConfigError for what would fail with the first batch, or turn all of them into dead letters."""
+def _settings(
+    config: SendQueueConfig, queue: FastQueue | MemoryQueue, exporter: Exporter | GroupExporter
+) -> SendQueueConfig:
+    """The configuration with the queue's order, and one worker for an exporter that wants its batches in order.
+
+    ConfigError for what would fail with the first batch, or turn all of them into dead letters.
+    """
     if not isinstance(queue, (FastQueue, MemoryQueue)):
         raise ConfigError(f"queue must be a FastQueue or a MemoryQueue, got {queue!r}")
+    _check_exporter(exporter)
+    if isinstance(queue, FastQueue):
+        config = replace(config, order=queue.config.order)
+    elif config.order == "freshest":
+        raise ConfigError("order must be 'fifo' for a queue in memory, got 'freshest'")
+    if isinstance(exporter, GroupExporter):
+        if config.order == "freshest":
+            raise ConfigError("order must be 'fifo' for an exporter that needs blocks in order, got 'freshest'")
+        if not config.always_queue or not config.enabled:
+            raise ConfigError("an exporter that needs blocks in order always queues: enabled and always_queue")
+        if not isinstance(queue, FastQueue):
+            raise ConfigError("type must be 'disk' for an exporter that needs blocks in order, got 'memory'")
+    if not _wants_order(exporter):
+        return config
+    return replace(
+        config,
+        workers=config.workers or 1,
+        # Several at a time would overtake one another, and what is prepared ahead would pass a batch that failed.
+        pipeline_split=replace(config.pipeline_split, enabled=False),
+        adaptive_workers=replace(config.adaptive_workers, enabled=False),
+    )
+
+
+def _check_exporter(exporter: object) -> None:
     if isinstance(exporter, type):
         raise ConfigError(f"exporter must be an exporter, got the class: write {exporter.__name__}(...)")
     if isinstance(exporter, GroupExporter):
@@ -329,14 +344,10 @@ def _check(queue: object, exporter: object) -> None:
         )
 
 
-def _ordered(config: SendQueueConfig, exporter: Exporter | GroupExporter) -> SendQueueConfig:
-    """One worker for a destination that wants its batches in order, where the configuration does not say how many."""
-    if not isinstance(exporter, GroupExporter) and not exporter.in_order:
-        return config
-    return replace(
-        config,
-        workers=config.workers or 1,
-        # Several at a time would overtake one another, and what is prepared ahead would pass a batch that failed.
-        pipeline_split=replace(config.pipeline_split, enabled=False),
-        adaptive_workers=replace(config.adaptive_workers, enabled=False),
-    )
+def _wants_order(exporter: Exporter | GroupExporter) -> bool:
+    return isinstance(exporter, GroupExporter) or exporter.in_order
+
+
+def _with_leases(queue: MemoryQueue, config: SendQueueConfig, clock: Clock) -> LeasedMemory:
+    timeout = float(config.block_timeout)
+    return LeasedMemory(queue, config.full_behavior, timeout, max_attempts=config.max_attempts, clock=clock)

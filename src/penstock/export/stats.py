@@ -11,8 +11,8 @@ from penstock.spool import QueueStats
 from penstock.telemetry import Sample
 
 
-class Tally:
-    """Counters by name.
+class ExportCounters:
+    """What was exported, retried, failed and lost.
 
     Threads: every method may be called from any thread.
     """
@@ -57,7 +57,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendQueueStats:
-    """One look at a `SendQueue`. Counters run since it was made."""
+    """A snapshot of a `SendQueue`. Counters run since it was made."""
 
     queue: QueueStats
     exported_batches: int

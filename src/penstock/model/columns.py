@@ -1,4 +1,4 @@
-"""Points as plain arrays: what receivers decode to, and what L1 merges without looking at a text."""
+"""Points as plain arrays, with codes in place of texts: what receivers decode to, and what L1 merges."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ _MICROSECONDS = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Points of one metric, or what distributions say. The entity of row i is texts[codes[i]]; no text occurs twice.
+    """Points or distributions of one metric. The entity of row i is texts[codes[i]]; no text occurs twice.
 
-    `texts` may hold far more than these rows need and is shared by many: it belongs to whoever made it.
+    `texts` may hold far more than these rows need. Many chunks share it, so it is never changed.
     """
 
     codes: NDArray[np.int32]
@@ -34,12 +34,12 @@ class Columns:
         return len(self.values) * (_WIDTH + _WIDTH_OF_STATES if self.states else _WIDTH)
 
     def take(self, rows: Any) -> "Columns":
-        """Some of the rows: a slice, a mask, or their numbers."""
+        """The rows of a slice, a mask, or a list of row numbers."""
         states = {name: column[rows] for name, column in self.states.items()}
         return Columns(self.codes[rows], self.texts, self.times[rows], self.values[rows], states)
 
     def table(self, schema: pa.Schema) -> pa.Table:
-        """The same as an Arrow table with its texts written out."""
+        """The rows as an Arrow table with its texts written out."""
         found: dict[str, Any] = {
             "entity": self.texts.take(pa.array(self.codes)),
             "time": pa.array(self.times).cast(_MICROSECONDS),
@@ -49,10 +49,19 @@ class Columns:
         return pa.table([found[name] for name in schema.names], schema=schema)
 
 
+def joined(pieces: list[Columns]) -> Columns:
+    """The rows of all pieces, which share their texts and have the same states."""
+    first = pieces[0]
+    states = {name: np.concatenate([piece.states[name] for piece in pieces]) for name in first.states}
+    codes, times, values = (
+        np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("codes", "times", "values")
+    )
+    return Columns(codes, first.texts, times, values, states)
+
+
 def columns_of(points: pa.Table) -> Columns:
-    """The same from an Arrow table."""
+    """The rows of an Arrow table, its texts encoded."""
     encoded = points["entity"].combine_chunks().dictionary_encode()
-    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
     numbers = {name: points[name].combine_chunks().to_numpy(zero_copy_only=False) for name in points.column_names[2:]}
     times = points["time"].combine_chunks().cast(pa.int64()).to_numpy(zero_copy_only=False)
     codes = encoded.indices.to_numpy(zero_copy_only=False)

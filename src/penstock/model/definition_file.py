@@ -29,7 +29,7 @@ from penstock.errors import ConfigError, MissingRequirement
 from penstock.model.definition import BOUNDS, EVERYTHING, Condition, Definition, Definitions
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
-from penstock.model.name import is_whole, name_fault
+from penstock.model.name import is_encodable, name_fault
 from penstock.units import parse_duration
 
 _KNOWN = {"name", "source", "filter", "entity", "function", "levels", "ttl"}
@@ -50,7 +50,7 @@ def load_definitions(path: Path) -> Definitions:
 
 
 def parse_definitions(document: Any) -> Definitions:
-    """Definitions from what a YAML file holds."""
+    """The definitions of a parsed YAML file; ConfigError names the place."""
     if document is None:
         return Definitions()
     if not isinstance(document, dict):
@@ -152,7 +152,7 @@ def _one_or_more(place: str, given: Any) -> list[str]:
 
 
 def _as_label(given: Any) -> str:
-    """A value as labels have it: what OTLP sends as a boolean is there as JSON writes it."""
+    """A value as text. Labels hold an OTLP boolean as JSON writes it."""
     return str(given).lower() if isinstance(given, bool) else str(given)
 
 
@@ -171,7 +171,7 @@ def _texts(place: str, given: Any) -> tuple[str, ...] | None:
 
 
 def _whole(place: str, text: str) -> str:
-    if not is_whole(text):  # what is made of points would hold it, and no table can
+    if not is_encodable(text):  # no table can hold it
         raise ConfigError(f"{place}: half a character in {text!r}")
     return text
 

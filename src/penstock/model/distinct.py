@@ -1,4 +1,4 @@
-"""Distinct counts: the registers of a HyperLogLog sketch as parts, so that a union is the merge of any other partial.
+"""Distinct counts: the registers of a HyperLogLog sketch as parts, so that sketches merge like any other partial.
 
     part = register (low bits of a text's hash)      max = rank (leading zeros of the other half, plus one)
 
@@ -7,7 +7,7 @@ the true number with lg_k = 12. Hash and registers are those of Apache DataSketc
 for byte, what Spark's `hll_sketch_agg` and `hll_union_agg` give for the same texts (its type HLL_8, little-endian):
 
     0    10, 1, 7      words of the header, version, family
-    3    lg_k, 0       and the size of a table that this type has not
+    3    lg_k, 0       and the size of a table that this type does not have
     5    16, 0, 10     flags (merged), lowest register (always 0), type HLL_8 in mode HLL
     8    float64 × 3   0; the sum of 2**-register over those below 32; over the others
     32   int32 × 2     registers that are 0; 0
@@ -40,7 +40,7 @@ def relative_error_of(lg_k: int) -> float:
 
 
 def hll() -> Any:
-    """The library; MissingRequirement if it is not there."""
+    """The library `datasketches`; MissingRequirement if it is not installed."""
     try:
         import datasketches
     except ImportError:
@@ -49,7 +49,7 @@ def hll() -> Any:
 
 
 def register_of(text: str, lg_k: int) -> tuple[int, int] | None:
-    """Register and rank of a text; None for the empty one, which is nothing to count."""
+    """Register and rank of a text; None for the empty text, which does not count."""
     if not text:
         return None
     library = hll()

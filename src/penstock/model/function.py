@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 from penstock.errors import ConfigError
 from penstock.model.distinct import DEFAULT_LG_K, GREATEST, SMALLEST, hll, lg_k_for
 from penstock.model.exponential import DEFAULT_SCALE, GREATEST_SCALE, parts_of, scale_for
-from penstock.model.point import Kind
 
 Parameters = tuple[float, ...]
 State = Literal["count", "sum", "min", "max"]
@@ -55,8 +54,8 @@ def _no_parameters(parameters: Parameters) -> str:
 class FunctionSpec:
     """The definition of one metric function.
 
-    final            the value that people read; None: estimated from all parts of a series, see `counts_distinct`
-    complaint        says what is wrong with parameters; an empty text if nothing is
+    final            the value that readers see; None: estimated from all parts of a series, see `counts_distinct`
+    complaint        the fault in parameters; empty if there is none
     default          the parameters of a text that has none
     keys             keys beside `function` in a definition file, and whether each must be there
     read             makes the parameters from those keys
@@ -294,9 +293,3 @@ def _shown(number: float) -> str:
 
 
 AVG = Function("avg")
-# What is made of a metric without a definition. The states of avg and sum are the same; a percentile has them too.
-UNDEFINED = {
-    Kind.GAUGE: AVG,
-    Kind.COUNTER: Function("sum"),
-    Kind.DISTRIBUTION: Function.parse("percentile"),
-}

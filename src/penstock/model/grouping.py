@@ -1,9 +1,9 @@
-"""Group-bys over numbers: the keys of a row become one number, whatever their types, and rows are grouped by it.
+"""Group-bys over numbers: the keys of a row become the digits of one number, and rows are grouped by it.
 
-    number = ((bucket · parts + part) · entities + entity) …     each digit: what its key's value is the how-manyth of
+    number = ((bucket · parts + part) · entities + entity) …     each digit is a code of its key's value
 
-Keys that are the same in every row take no part. A number is a place in an array for each state, where a row costs a
-few nanoseconds; if most places would stay empty, the numbers that occur are numbered first.
+Keys that are the same in every row take no digit. The number is an index into an array for each state, so a row costs a
+few nanoseconds. If most of the array would stay empty, the numbers that occur are renumbered first.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,59 +14,64 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-Aggregate = tuple[str, str]  # a column, and what becomes of it: count, sum, min, max or list
+Aggregate = tuple[str, str]  # a column, and its merge: count, sum, min, max or list
 Codes = NDArray[np.int64]
 
 MINUTE_US = 60_000_000  # what buckets are multiples of
 _GREATEST_DIGIT = 1 << 31  # two such digits still fit in 63 bits
-_SMALL = 1 << 16  # places that cost nothing
-_SPREAD = 2  # places a row; with more of them most would be empty
+_SMALL = 1 << 16  # an array of this length costs nothing
+_SPREAD = 2  # indices a row; with more of them most would be empty
 _EMPTY = {"min": np.inf, "max": -np.inf}
 
 
 def grouped(table: pa.Table, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> pa.Table:
     """One row for each combination of keys, in any order: the keys, then a column like `sum_max` for each aggregate.
 
-    There is at least one row. Texts may come encoded or not; they leave encoded.
+    The table has at least one row. Its texts may be encoded or not; those of the result are.
     """
-    rows = table.num_rows
-    digits = _Digits(rows)
-    for key in sorted(keys, key=lambda key: key != "bucket"):  # first: rows side by side in time are so in memory too
-        digits.add(key, table[key])
-    if digits.count > max(_SMALL, _SPREAD * rows):
+    # The bucket first: rows side by side in time are so in memory too.
+    digits = _digits(table, sorted(keys, key=lambda key: key != "bucket"))
+    if digits.count > max(_SMALL, _SPREAD * table.num_rows):
         digits.renumber()
-    numbers, columns = _by_place(table, digits, aggregates) or _hashed(table, digits, aggregates)
+    numbers, columns = _indexed(table, digits, aggregates) or _hashed(table, digits, aggregates)
     values = digits.values(numbers)
     names = [f"{column}_{merge}" for column, merge in aggregates]
     return pa.table([*(values[key] for key in keys), *columns], names=[*keys, *names])
 
 
 def among_the_greatest(table: pa.Table, keys: Sequence[str], column: str, n: int) -> Any:
-    """Whether each row's value is no less than the `n`-th greatest of its group: those that can be among the first n.
+    """Whether each row's value is no less than the `n`-th greatest of its group.
 
-    It looks at numbers only, so it leaves few rows to whoever has to sort by texts.
+    It compares numbers only, and leaves few rows to be sorted by texts.
     """
-    digits = _Digits(table.num_rows)
-    for key in keys:
-        digits.add(key, table[key])
-    values = _one_array(table[column]).to_numpy(zero_copy_only=False)
+    digits = _digits(table, keys)
+    values = one_array(table[column]).to_numpy(zero_copy_only=False)
     order = np.lexsort((-values, digits.numbers))
     numbers, values = digits.numbers[order], values[order]
-    starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
+    starts = _starts(numbers)
     sizes = np.diff(np.r_[starts, len(numbers)])
     least = values[starts + np.minimum(sizes, n) - 1]
     found = np.empty(len(numbers), bool)
-    found[order] = ~(values < np.repeat(least, sizes))  # what is no number is never less
+    found[order] = ~(values < np.repeat(least, sizes))  # NaN is never less
     return pa.array(found)
 
 
+def group_starts(ordered: pa.Table, keys: Sequence[str]) -> Codes:
+    """The first row of each group, of a table in which the rows of a group are side by side."""
+    return _starts(_digits(ordered, keys).numbers) if ordered.num_rows else np.empty(0, np.int64)
+
+
+def _starts(numbers: Codes) -> Codes:
+    return np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
+
+
 class _Digits:
-    """Keys as the digits of one number a row, and back."""
+    """Keys as the digits of one number a row; `values` gives the keys back."""
 
     def __init__(self, rows: int) -> None:
         self.numbers: Codes = np.zeros(rows, np.int64)
         self.count = 1  # the numbers are below it
-        self._undo: list[Callable[[Codes, dict[str, Any]], Codes]] = []  # gives a key its values, and what is left
+        self._undo: list[Callable[[Codes, dict[str, Any]], Codes]] = []  # takes off the last digit, and gives its key
 
     def add(self, key: str, column: Any) -> None:
         """Append the digit of one more key."""
@@ -75,7 +80,7 @@ class _Digits:
             self.renumber()
         if size > 1:
             self.numbers *= size
-            self.numbers += codes.astype(np.int64, copy=False)  # adding numbers of two widths is slower
+            self.numbers += codes.astype(np.int64, copy=False)  # adding integers of two widths is slower
         self.count *= size
 
         def undo(numbers: Codes, found: dict[str, Any]) -> Codes:
@@ -86,25 +91,32 @@ class _Digits:
         self._undo.append(undo)
 
     def values(self, numbers: Codes) -> dict[str, Any]:
-        """The keys that these numbers were made of, texts encoded."""
+        """The keys of these numbers, texts encoded."""
         found: dict[str, Any] = {}
         for undo in reversed(self._undo):
             numbers = undo(numbers, found)
         return found
 
     def renumber(self) -> None:
-        """Number the numbers that occur: there are no more of them than rows."""
+        """Renumber the numbers that occur: there are no more of them than rows."""
         codes = pa.array(self.numbers).dictionary_encode()
         known = codes.dictionary.to_numpy()
         self.numbers, self.count = codes.indices.to_numpy().astype(np.int64), len(known)
         self._undo.append(lambda numbers, _: known[numbers])
 
 
+def _digits(table: pa.Table, keys: Sequence[str]) -> _Digits:
+    digits = _Digits(table.num_rows)
+    for key in keys:
+        digits.add(key, table[key])
+    return digits
+
+
 def _coded(column: Any) -> tuple[Any, int, Callable[[Codes], Any]]:
-    """A key's codes, how many there may be, and how they become values again."""
+    """A key's codes (None if all rows have the same), how many there may be, and how codes become values again."""
     if pa.types.is_string(column.type) or _has_codes(column):
         return _looked_up(column)
-    numbers = _one_array(column).cast(pa.int64())
+    numbers = one_array(column).cast(pa.int64())
     least, greatest = pc.min_max(numbers).as_py().values()
     if numbers.null_count or greatest - least >= _GREATEST_DIGIT * MINUTE_US:
         return _looked_up(column)
@@ -123,8 +135,8 @@ def _coded(column: Any) -> tuple[Any, int, Callable[[Codes], Any]]:
 
 
 def _looked_up(column: Any) -> tuple[Any, int, Callable[[Codes], Any]]:
-    """The same by a dictionary, in which null comes last."""
-    codes = _one_array(column.dictionary_encode().unify_dictionaries())
+    """`_coded` by a dictionary, in which null comes last."""
+    codes = one_array(column.dictionary_encode().unify_dictionaries())
     dictionary, indices = codes.dictionary, codes.indices
     nulls = indices.null_count > 0
     size = len(dictionary) + nulls
@@ -140,13 +152,13 @@ def _looked_up(column: Any) -> tuple[Any, int, Callable[[Codes], Any]]:
     return indices.to_numpy() if size > 1 else None, size, values
 
 
-def _by_place(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate]) -> tuple[Codes, list[Any]] | None:
-    """Groups as places in arrays; None if there are nulls or numbers that are none, where numpy is not like pyarrow."""
+def _indexed(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate]) -> tuple[Codes, list[Any]] | None:
+    """The numbers as indices into arrays; None if there are nulls or NaN: pyarrow leaves them out, numpy does not."""
     rows = np.bincount(digits.numbers, minlength=digits.count)
     taken = np.flatnonzero(rows)
     columns = []
     for name, merge in aggregates:
-        column = _one_array(table[name])
+        column = one_array(table[name])
         if merge == "list":
             columns.append(_lists(digits.numbers, column))
             continue
@@ -157,21 +169,21 @@ def _by_place(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate])
             continue
         values = column.to_numpy()
         if merge == "sum" and values.dtype == np.int64:
-            places = np.zeros(digits.count, np.int64)
-            np.add.at(places, digits.numbers, values)
+            merged = np.zeros(digits.count, np.int64)
+            np.add.at(merged, digits.numbers, values)
         elif values.dtype != np.float64 or np.isnan(values).any():
             return None
         elif merge == "sum":
-            places = np.bincount(digits.numbers, values, minlength=digits.count)
+            merged = np.bincount(digits.numbers, values, minlength=digits.count)
         else:
-            places = np.full(digits.count, _EMPTY[merge])
-            (np.minimum if merge == "min" else np.maximum).at(places, digits.numbers, values)
-        columns.append(pa.array(places[taken]))
+            merged = np.full(digits.count, _EMPTY[merge])
+            (np.minimum if merge == "min" else np.maximum).at(merged, digits.numbers, values)
+        columns.append(pa.array(merged[taken]))
     return taken, columns
 
 
 def _hashed(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate]) -> tuple[Codes, list[Any]]:
-    """The same as pyarrow has it."""
+    """The same through a hash table of pyarrow."""
     states = (
         table.append_column("", pa.array(digits.numbers)).group_by("", use_threads=False).aggregate(list(aggregates))
     )
@@ -182,12 +194,13 @@ def _lists(numbers: Codes, column: Any) -> Any:
     """The values of each group, in the order of the groups' numbers."""
     found = pa.table([pa.array(numbers), column], names=["", "of"]).group_by("", use_threads=False)
     lists = found.aggregate([("of", "list")])
-    return _one_array(lists["of_list"]).take(pa.array(np.argsort(lists[""].to_numpy())))
+    return one_array(lists["of_list"]).take(pa.array(np.argsort(lists[""].to_numpy())))
 
 
 def _has_codes(column: Any) -> bool:
     return bool(pa.types.is_dictionary(column.type))
 
 
-def _one_array(column: Any) -> Any:
+def one_array(column: Any) -> Any:
+    """The column without chunks."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -1,10 +1,10 @@
 """Percentile partials with one row per series and bucket: its exponential buckets as one list of numbers.
 
-    parts = [part << 40 | count, …]     in any order; a part may occur more than once, its counts then add
+    parts = [part << 40 | count, …]     in any order; counts of a part that occurs twice add up
 
-One row travels instead of one for every exponential bucket, which with few points in a series and minute is as many as
-there were points. Lists of the same series are put together by appending one to the other, so packed partials merge
-like any others; sorted, they are in the order of the values. Of other functions the list is null.
+One row travels instead of one for every exponential bucket; with few points in a series and minute there are as many
+buckets as points. Lists of one series merge by concatenation. Sorted, they are in the order of the values. The list is
+null for other functions.
 """
 
 from typing import Any
@@ -13,18 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.function import functions_in
-from penstock.model.grouping import grouped
+from penstock.model.grouping import grouped, one_array
 from penstock.model.partial import PARTIALS, SERIES, STATES, merged
 
-COUNT_BITS = 40  # a trillion points in one bucket; beside them the greatest part still fits
-LONG = 100  # entries for which it pays to add up the counts of the same part first
-# Without nulls in them, Spark sorts lists as plain numbers and not as objects.
+COUNT_BITS = 40  # a trillion points in one bucket, and room for the greatest part
+LONG = 100  # entries of a list from which on adding up the counts of equal parts first is worth it
+# Not nullable: Spark then sorts lists as plain numbers, not as objects.
 _LIST = pa.list_(pa.field("element", pa.int64(), nullable=False))
 PACKED = PARTIALS.remove(PARTIALS.get_field_index("record")).append(pa.field("parts", _LIST))
 
 
 def packed(partials: pa.Table) -> pa.Table:
-    """Partials, merged or not and their texts encoded or not, packed; the records of a top-n are left out."""
+    """Packed partials. They may be merged or not, encoded or not; records of a top-n are left out."""
     if partials["record"].null_count < partials.num_rows:
         partials = partials.filter(pc.is_null(partials["record"]))
     functions = list(functions_in(partials["function"]))
@@ -43,13 +43,16 @@ def _packed(partials: pa.Table) -> pa.Table:
 
 
 def _listed(partials: pa.Table) -> pa.Table:
-    counts = pc.min_element_wise(partials["count"], _MOST)  # more would be another part
+    counts = pc.min_element_wise(partials["count"], _MOST)  # more would overflow into the part
     entry = pc.bit_wise_or(pc.shift_left(partials["part"], _SHIFT), counts)
     raw = partials.append_column("parts", entry)
     found = grouped(raw, SERIES, [*((state.name, state.merge) for state in STATES), ("parts", "list")])
     columns: dict[str, Any] = {name: found[name] for name in SERIES}
     columns |= {state.name: found[f"{state.name}_{state.merge}"] for state in STATES}
-    columns |= {"part": pa.repeat(pa.scalar(0, pa.int64()), found.num_rows), "parts": _whole(found["parts_list"])}
+    columns |= {
+        "part": pa.repeat(pa.scalar(0, pa.int64()), found.num_rows),
+        "parts": _not_nullable(found["parts_list"]),
+    }
     return pa.table([columns[name] for name in PACKED.names], names=PACKED.names).cast(PACKED)
 
 
@@ -58,9 +61,9 @@ def _unpacked(partials: pa.Table) -> pa.Table:
     return rows.append_column("parts", pa.nulls(rows.num_rows, _LIST)).cast(PACKED)
 
 
-def _whole(lists: Any) -> Any:
-    """Lists that have no nulls, as the type that says so."""
-    array = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
+def _not_nullable(lists: Any) -> Any:
+    """Lists as the type without nulls."""
+    array = one_array(lists)
     return pa.ListArray.from_arrays(array.offsets, array.values, type=_LIST)
 
 

@@ -1,12 +1,12 @@
 """Partial aggregates: states that merge, whatever the order and grouping, and are divided only at the end.
 
-One row is one part of one series in one bucket of time. A series is a metric, the function that it is taken with and
-an entity. Most functions have one part (0); a percentile has one for each exponential bucket, a histogram one for each
-bound, `latest` one for each time, a distinct count one for each register. A record is what a top-n keeps beside the
-value. Every other column has a commutative, associative merge, named here once; the edge runs it through pyarrow and
-Spark as a built-in function of the same name, so both always agree.
+One row is one part of one series in one bucket of time. A series is a metric, its function and an entity. Most
+functions have one part (0); a percentile has one for each exponential bucket, a histogram one for each bound, `latest`
+one for each time, a distinct count one for each register. A record is what a top-n keeps beside the value. Every other
+column has a commutative, associative merge, named here once. The edge runs it on arrays and Spark as a built-in
+function of the same name, so both agree.
 
-    points ──of_points──► partials ──merged──► partials ──with_finals──► what people read
+    points ─of_columns─► partials ──merged──► partials ──with_finals──► final values
                               ▲                    │
                               └────── again ───────┘
 """
@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.function import AVG, Function, functions_in
-from penstock.model.grouping import among_the_greatest, grouped
-from penstock.model.point import Chunk
+from penstock.model.function import Function, functions_in
+from penstock.model.grouping import among_the_greatest, group_starts, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,12 @@ PARTIALS = pa.schema(
     ]
 )
 TOP_N_ORDER = (("max", "descending"), ("record", "ascending"))  # ties go to the record that sorts first
-# With their types: without, pyarrow looks for pandas and dateutil each time, which takes longer than most of the rest.
+# Typed: for plain numbers pyarrow searches for pandas and dateutil, which takes longer than most of the rest.
 _ZERO, _ONE = pa.scalar(0, pa.int64()), pa.scalar(1, pa.int64())
-_NO, _YES = pa.scalar(False, pa.bool_()), pa.array([True], pa.bool_())
 TEXTS = ("metric", "function", "entity", "record")
 CODED = pa.dictionary(pa.int32(), pa.string())
-# The same with texts as codes: how partials travel, since a text is written once for all the rows that have it.
+# Texts as codes: how partials travel, because a text is then written once for all rows that have it.
 ENCODED = pa.schema([field.with_type(CODED) if field.name in TEXTS else field for field in PARTIALS])
-
-
-def of_points(chunks: list[Chunk]) -> pa.Table:
-    """Chunks of one metric as minute partials by their own labels."""
-    points = pa.concat_tables([chunk.points for chunk in chunks])
-    return of_columns(chunks[0].metric, AVG, points["entity"], points["time"], points["value"])
 
 
 def of_columns(
@@ -78,74 +71,40 @@ def of_columns(
     records: Any = None,
     parts: Any = None,
 ) -> pa.Table:
-    """Points as partials of one metric and function: one group-by over all of them.
+    """Points as partials of one metric and function: an encoded row for each, to be merged.
 
-    `states` are what a row brings along in place of a count of 1 and its value: those of a distribution, or of a score
-    that does not count every point. `parts` are where they are filed, where neither value nor time says so.
+    `states` replace a count of 1 and the value: those of a distribution, or of a score that does not count every point.
+    `parts` are given where neither value nor time says the part.
     """
-    columns = _keys_of(function, entities, times, values, records, parts)
+    rows = len(values)
     if states is None:
-        raw = pa.table({**columns, "value": values})
-        aggregates = [("value", "count"), *(("value", state.merge) for state in STATES[1:])]
-    else:
-        raw = pa.table({**columns, **states})
-        aggregates = [(state.name, state.merge) for state in STATES]
-    found = grouped(raw, list(columns), aggregates)
-    merged_states = {state.name: found["_".join(of)] for state, of in zip(STATES, aggregates)}
-    return _as_partials(metric, function, {name: found[name] for name in columns}, merged_states)
-
-
-def of_each(
-    metric: str,
-    function: Function,
-    entities: Any,
-    times: Any,
-    values: Any,
-    *,
-    states: Mapping[str, Any] | None = None,
-    records: Any = None,
-    parts: Any = None,
-) -> pa.Table:
-    """The same with a row for each point: for the few that will be merged with others, because a group-by costs as much
-    for one point as for a thousand.
-    """
-    columns = _keys_of(function, entities, times, values, records, parts)
-    if states is None:
-        states = {"count": pa.repeat(_ONE, len(values)), "sum": values, "min": values, "max": values}
-    return _as_partials(metric, function, columns, states)
-
-
-def _keys_of(function: Function, entities: Any, times: Any, values: Any, records: Any, parts: Any) -> dict[str, Any]:
-    # Without its zone: rounding in UTC needs no calendar, and asking for one costs as much as the group-by.
-    bucket = pc.floor_temporal(pc.cast(times, pa.timestamp("us")), unit="minute")
-    keys = {"entity": entities, "bucket": bucket}
-    if function.spec.has_parts:
-        keys["part"] = function.parts(values, times) if parts is None else parts
-    if records is not None:
-        keys["record"] = records
-    return keys
-
-
-def _as_partials(metric: str, function: Function, keys: Mapping[str, Any], states: Mapping[str, Any]) -> pa.Table:
-    rows = len(states["sum"])
+        states = {"count": pa.repeat(_ONE, rows), "sum": values, "min": values, "max": values}
+    if parts is None:
+        parts = function.parts(values, times) if function.spec.has_parts else pa.repeat(_ZERO, rows)
     found = {
-        "metric": pa.repeat(pa.scalar(metric, pa.string()), rows),
-        "function": pa.repeat(pa.scalar(str(function), pa.string()), rows),
-        "part": pa.repeat(_ZERO, rows),
-        "record": pa.nulls(rows, pa.string()),
-        **keys,
+        "metric": _repeated(metric, rows),
+        "function": _repeated(str(function), rows),
+        "entity": entities,
+        # Without its zone: rounding in UTC needs no calendar, and asking for one costs as much as a group-by.
+        "bucket": pc.floor_temporal(pc.cast(times, pa.timestamp("us")), unit="minute"),
+        "part": parts,
+        "record": pa.nulls(rows, CODED) if records is None else records,
         **states,
     }
-    return pa.table([found[name].cast(PARTIALS.field(name).type) for name in PARTIALS.names], schema=PARTIALS)
+    return encoded(pa.table([found[name] for name in PARTIALS.names], names=PARTIALS.names))
+
+
+def _repeated(text: str, rows: int) -> Any:
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), rows), pa.array([text], pa.string()))
 
 
 def merged(partials: pa.Table) -> pa.Table:
-    """One row per identity, whatever order its partials came in; their texts may be encoded."""
+    """One row per identity, in whatever order its partials come; their texts may be encoded."""
     return merged_encoded(partials).cast(PARTIALS)
 
 
 def merged_encoded(partials: pa.Table) -> pa.Table:
-    """The same, and the texts stay encoded."""
+    """`merged` with encoded texts."""
     if not partials.num_rows:
         return encoded(partials)
     found = grouped(partials, IDENTITY, [(state.name, state.merge) for state in STATES])
@@ -154,7 +113,7 @@ def merged_encoded(partials: pa.Table) -> pa.Table:
 
 
 def encoded(partials: pa.Table) -> pa.Table:
-    """Partials with their texts as codes, however they came."""
+    """Partials with their texts as codes, whether they were before or not."""
     for text in TEXTS:
         column = partials[text]
         if not pa.types.is_dictionary(column.type):
@@ -163,9 +122,9 @@ def encoded(partials: pa.Table) -> pa.Table:
 
 
 def _pruned(partials: pa.Table) -> pa.Table:
-    """Without what can no longer win: older times of `latest`, records beyond the first n of a top-n.
+    """Without older times of `latest` and records beyond the first n of a top-n.
 
-    The best of a union are the best of the parts' best, so leaving the others out changes no answer.
+    The first of a union are the first of the parts' first, so leaving the others out changes no answer.
     """
     functions = [function for _, function in functions_in(partials["function"])]
     pruned = [function for function in functions if function.spec.keeps_newest or function.spec.keeps_records]
@@ -186,7 +145,7 @@ def _pruned(partials: pa.Table) -> pa.Table:
 def first_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[tuple[str, str]], n: int) -> pa.Table:
     """The first `n` rows, by `order`, of each group of equal `keys`; sorted by keys and order.
 
-    The order begins with a number, from the greatest on.
+    The first column of the order holds numbers, and is descending.
     """
     if not table.num_rows:
         return table
@@ -194,21 +153,6 @@ def first_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[tuple[st
     assert direction == "descending"
     table = table.filter(among_the_greatest(table, keys, column, n))
     table = table.sort_by([*((key, "ascending") for key in keys), *order])
-    position = pa.array(range(table.num_rows), pa.int64())
     starts = group_starts(table, keys)
-    first = pc.fill_null_forward(pc.if_else(starts, position, pa.scalar(None, pa.int64())))
-    return table.filter(pc.less(pc.subtract(position, first), pa.scalar(n, pa.int64())))
-
-
-def group_starts(ordered: pa.Table, keys: Sequence[str]) -> Any:
-    """For a table sorted by `keys`, whether each row is the first of its group."""
-    starts = pa.array([True] + [False] * (ordered.num_rows - 1), pa.bool_())
-    for key in keys:
-        column = ordered[key].combine_chunks()
-        differs = pc.fill_null(pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)), _NO)
-        starts = pc.or_(starts, pa.concat_arrays([_YES, _one_array(differs)]))
-    return starts
-
-
-def _one_array(column: Any) -> Any:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    sizes = np.diff(np.r_[starts, table.num_rows])
+    return table.filter(pa.array(np.arange(table.num_rows) - np.repeat(starts, sizes) < n))

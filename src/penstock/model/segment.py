@@ -3,14 +3,14 @@
     <writer>-<first>-<last>.arrow     first and last: the queue sequences that it covers, 16 hex digits each
 
 An Arrow IPC file of one or more batches in the schema `penstock.model.partial.PARTIALS`, lz4-compressed, its texts
-dictionary-encoded (a group-by over codes is three times as fast). Its metadata says how many rows it has, from when to
-when most of them are, and which queue they came from. Where many rows of many entities lie within a few minutes, its
-batches are shares of the series (`penstock.model.sharing`), and its metadata says where their texts end.
+dictionary-encoded (a group-by over codes is three times as fast). Its metadata holds the number of rows, the time span
+of most of them, and the queue that they came from. Where many rows of many entities lie within a few minutes, its
+batches are shares of the series (`penstock.model.share_batches`), and its metadata says where their texts end.
 
-A segment is written beside under a name that starts with a dot, synced, then given its name: whoever lists the folder
-sees it whole or not at all, and it never changes. The segments of one writer follow on each other without overlap and
-without a gap: sequences that were dropped on the way belong to the segment that comes after. So the last is an offset,
-and a segment that is missing leaves a hole. What cannot be read is moved to `quarantine/` in the same folder.
+A segment is written under a name that starts with a dot, synced, then linked to its own name. A listing of the folder
+shows it whole or not at all, and it never changes. The segments of one writer follow on each other without overlap and
+without a gap: dropped sequences belong to the segment after them. So the last sequence is an offset, and a missing
+segment leaves a hole. A segment that cannot be read is moved to `quarantine/` in the same folder.
 """
 
 import os
@@ -23,7 +23,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError
 from penstock.model.partial import ENCODED, PARTIALS, encoded
 from penstock.model.share import ALL, Share
-from penstock.model.sharing import in_shares, of_share
+from penstock.model.share_batches import in_shares, of_share
 
 FORMAT = b"1"
 QUARANTINE = "quarantine"
@@ -97,7 +97,7 @@ def decode(block: bytes) -> pa.Table:
 
 
 def decode_encoded(block: bytes) -> pa.Table:
-    """The same with texts as codes, for whoever merges or seals it; also a block whose texts were written out."""
+    """The partials of a block, their texts encoded; a block whose texts were written out is read as well."""
     return encoded(pa.ipc.open_stream(block).read_all())
 
 
@@ -159,9 +159,9 @@ def read(path: Path) -> pa.Table:
 
 
 def read_encoded(path: Path, share: Share = ALL) -> pa.Table:
-    """The partials of a segment with their texts still encoded, for whoever merges them next; ValueError if damaged.
+    """The rows of a share of a segment, their texts encoded; ValueError if the segment is damaged.
 
-    All of it is read, whatever the share is: damage is then seen by everyone who reads it, or by nobody.
+    All of it is read, whatever the share is. So the readers of all shares see damage, or none does.
     """
     with pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_file(file, options=_ON_ONE_CORE)

@@ -1,9 +1,9 @@
-"""Shares of the series: which of them a row belongs to is said by the bytes of its texts alone, in every process.
+"""Shares of the series: the bytes of its texts alone decide the share of a row, in every process.
 
-    number = sum of the bytes of its texts, modulo 256          share = number modulo how many shares there are
+    number = sum of the bytes of its texts, modulo 256          share = number modulo the number of shares
 
-The texts are those of the metric and the entity, or where there are many entities that of the entity alone. Segments
-are written by it, so it never changes. What is in one of 4 shares is in one of 2 as well.
+The texts are those of the metric and the entity, or of the entity alone where there are many. Segments are written in
+shares, so the rule never changes. Each of 4 shares lies in one of 2.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ BY_ENTITY = ("entity",)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One of `among` shares of the series; all of them, where there is but one."""
+    """One of `among` shares of the series; by default all of them."""
 
     number: int = 0
     among: int = 1
     by: tuple[str, ...] = BY_SERIES
 
     def of(self, partials: pa.Table) -> pa.Table:
-        """Those of these rows, their texts encoded, that belong to it."""
+        """The share's rows of encoded partials."""
         if self.among == 1 or not partials.num_rows:
             return partials
         numbers = [_numbers(partials[text]) for text in self.by]
@@ -41,7 +41,7 @@ def _numbers(column: Any) -> NDArray[np.uint8]:
 
 
 def numbers_of(texts: pa.StringArray) -> NDArray[np.uint8]:
-    """The number of each text. They are many where series are, and one by one took as long as reading them."""
+    """The number of each text; all at once, because one by one took as long as reading the segment."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     found = np.zeros(len(texts), np.uint8)

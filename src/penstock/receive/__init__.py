@@ -1,1 +1,1 @@
-"""MOVER: bytes in, answers out: what comes over the network is taken, bounded and answered only when it is safe."""
+"""MOVER: sockets to requests, and answers back. A request is bounded, and answered only when it is safe."""

@@ -29,7 +29,7 @@ GRPC = {
 }
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     """An HTTP response."""
 
     status: int
@@ -38,55 +38,55 @@ class Reply(NamedTuple):
     headers: Mapping[str, str]
 
 
-def http_reply(kind: Format, answer: Answer) -> Reply:
-    """What an HTTP client is told about its request."""
+def http_reply(kind: Format, answer: Answer) -> HttpReply:
+    """Returns the response to a request of that format."""
     if answer.status is not Status.TAKEN:
         return error_reply(kind, _HTTP[answer.status], answer.message)
     match kind:
         case Format.OTLP:
-            return Reply(200, export_response(answer), PROTOBUF, {})
+            return HttpReply(200, export_response(answer), PROTOBUF, {})
         case Format.OTLP_JSON:
             partial = {"rejectedDataPoints": str(answer.rejected), "errorMessage": answer.message}
-            return Reply(200, json.dumps({"partialSuccess": partial} if answer.rejected else {}).encode(), JSON, {})
+            return HttpReply(200, json.dumps({"partialSuccess": partial} if answer.rejected else {}).encode(), JSON, {})
         case Format.REMOTE_WRITE:
             if answer.rejected:  # the others are taken; 400 is the protocol's way to say so, and it is not sent again
                 text = f"{answer.rejected} samples not taken: {answer.message}\n"
-                return Reply(400, text.encode(), TEXT, {})
-            return Reply(204, b"", "", {})
+                return HttpReply(400, text.encode(), TEXT, {})
+            return HttpReply(204, b"", "", {})
         case Format.EVENTS:
-            told = {"rejected": answer.rejected, "errors": answer.reasons}
-            return Reply(200, json.dumps(told).encode(), JSON, {})
+            counts = {"rejected": answer.rejected, "errors": answer.reasons}
+            return HttpReply(200, json.dumps(counts).encode(), JSON, {})
 
 
-def error_reply(kind: Format | None, status: int, message: str, headers: Mapping[str, str] | None = None) -> Reply:
-    """An HTTP response that says what went wrong; with `Retry-After` where trying again may help."""
-    told = dict(headers or {})
+def error_reply(kind: Format | None, status: int, message: str, headers: Mapping[str, str] | None = None) -> HttpReply:
+    """Returns a response that says what went wrong; with `Retry-After` where trying again may help."""
+    headers = dict(headers or {})
     if status in (429, 503):
-        told["Retry-After"] = str(RETRY_AFTER)
+        headers["Retry-After"] = str(RETRY_AFTER)
     match kind:
         case Format.OTLP:
-            return Reply(status, rpc_status(_rpc_code(status), message), PROTOBUF, told)
+            return HttpReply(status, rpc_status(_rpc_code(status), message), PROTOBUF, headers)
         case Format.OTLP_JSON | Format.EVENTS:
             body = json.dumps({"code": _rpc_code(status), "message": message}).encode()
-            return Reply(status, body, JSON, told)
+            return HttpReply(status, body, JSON, headers)
         case _:
-            return Reply(status, message.encode() + b"\n", TEXT, told)
+            return HttpReply(status, message.encode() + b"\n", TEXT, headers)
 
 
 def export_response(answer: Answer) -> bytes:
-    """A serialised `ExportMetricsServiceResponse`."""
+    """Returns a serialised `ExportMetricsServiceResponse`."""
     if not answer.rejected:
         return b""
     return field_bytes(1, field_varint(1, answer.rejected) + field_bytes(2, answer.message.encode()))
 
 
 def rpc_status(code: int, message: str, *, retry_after: int = 0) -> bytes:
-    """A serialised `google.rpc.Status`."""
-    told = field_varint(1, code) + field_bytes(2, message.encode())
+    """Returns a serialised `google.rpc.Status`."""
+    status = field_varint(1, code) + field_bytes(2, message.encode())
     if retry_after:
         retry_info = field_bytes(1, field_varint(1, retry_after))
-        told += field_bytes(3, field_bytes(1, _RETRY_INFO) + field_bytes(2, retry_info))
-    return told
+        status += field_bytes(3, field_bytes(1, _RETRY_INFO) + field_bytes(2, retry_info))
+    return status
 
 
 def _rpc_code(status: int) -> int:

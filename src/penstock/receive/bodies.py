@@ -1,4 +1,4 @@
-"""Bodies decompressed, never beyond what they may have: a bomb is given up where it exceeds that."""
+"""Decompresses bodies up to a bound: a bomb is given up where it exceeds it."""
 
 import zlib
 from enum import Enum
@@ -10,7 +10,7 @@ from penstock.protobuf import read_varint
 
 _STEP = 1 << 20
 _WINDOW = 1 << 16  # bytes given to zlib at a time: it copies what it leaves, which after each of many members is much
-_MOST_MEMBERS = 10_000  # of one gzip; each costs microseconds, however empty it is
+_MAX_MEMBERS = 10_000  # of one gzip; each costs microseconds, however empty it is
 _ANY_HEADER = 47  # zlib's word for: gzip or zlib, find out
 _NO_HEADER = -15
 _FRAMED_SNAPPY = b"\xff\x06\x00\x00sNaPpY"
@@ -30,22 +30,22 @@ class Encoding(Enum):
     SNAPPY = "snappy"  # one block, or framed
 
 
-def decompressed(body: bytes, encoding: Encoding, most: int) -> bytes:
-    """The body as it was; TooLarge beyond `most` bytes, ValueError if it is not what it is said to be."""
+def decompress(body: bytes, encoding: Encoding, most: int) -> bytes:
+    """Returns the body as it was; TooLarge beyond `most` bytes, ValueError if it is not of that encoding."""
     try:
         match encoding:
             case Encoding.IDENTITY:
                 result = body
             case Encoding.GZIP:
-                result = _inflated(body, _ANY_HEADER, most)
+                result = _inflate(body, _ANY_HEADER, most)
             case Encoding.DEFLATE:
                 # The standard means zlib's format, some senders the bare one.
                 is_zlib = len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0
-                result = _inflated(body, _ANY_HEADER if is_zlib else _NO_HEADER, most)
+                result = _inflate(body, _ANY_HEADER if is_zlib else _NO_HEADER, most)
             case Encoding.ZSTD:
-                result = _read(body, "zstd", most)
+                result = _decompress_stream(body, "zstd", most)
             case Encoding.SNAPPY:
-                result = _unsnapped(body, most)
+                result = _decompress_snappy(body, most)
     except TooLarge:
         raise
     except (zlib.error, OSError, IndexError, ValueError, cramjam.DecompressionError) as error:
@@ -55,14 +55,14 @@ def decompressed(body: bytes, encoding: Encoding, most: int) -> bytes:
     return result
 
 
-def _inflated(body: bytes, header: int, most: int) -> bytes:
+def _inflate(body: bytes, header: int, most: int) -> bytes:
     pieces = []
     left = most + 1
     at = members = 0
     while at < len(body) and left > 0:  # gzip may be several, one after the other
         members += 1
-        if members > _MOST_MEMBERS:
-            raise zlib.error(f"it has more than {_MOST_MEMBERS} members")
+        if members > _MAX_MEMBERS:
+            raise zlib.error(f"it has more than {_MAX_MEMBERS} members")
         inflater = zlib.decompressobj(header)
         while not inflater.eof and left > 0:
             window = inflater.unconsumed_tail or body[at : (at := at + _WINDOW)]
@@ -75,7 +75,7 @@ def _inflated(body: bytes, header: int, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def _read(body: bytes, codec: str, most: int) -> bytes:
+def _decompress_stream(body: bytes, codec: str, most: int) -> bytes:
     pieces = []
     size = 0
     with pa.input_stream(pa.BufferReader(body), compression=codec) as stream:
@@ -85,7 +85,7 @@ def _read(body: bytes, codec: str, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def _unsnapped(body: bytes, most: int) -> bytes:
+def _decompress_snappy(body: bytes, most: int) -> bytes:
     if not body.startswith(_FRAMED_SNAPPY):
         if read_varint(body, 0)[0] > most:
             raise TooLarge(f"the body has more than {most} bytes")

@@ -4,12 +4,13 @@ Sizes are bytes or strings like `16Mi`, durations seconds or strings like `30s`.
 needs: the configuration can be read where its extra is not installed.
 """
 
+import hmac
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from penstock.broker_url import check_broker_url
 from penstock.errors import ConfigError
@@ -27,21 +28,44 @@ class Limits:
     """Bytes of a request as it comes over the network; more is refused (413)."""
     max_decompressed: int | str = "64Mi"
     """Bytes of a request once decompressed; decompressing stops there (413)."""
-    max_json: int | str = "16Mi"
-    """The same for JSON, which takes ten times as long to read while other requests wait."""
     max_connections: int = 1000
     """Connections at a time; further ones are closed at once."""
-    read_timeout: float | str = 30.0
-    """Seconds for a request to arrive, from its first byte to its last; a slower client is cut off."""
     idle_timeout: float | str = 75.0
     """Seconds that a connection may stay open with no request."""
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "max_decompressed", "max_json"):
+        for name in ("max_body", "max_decompressed"):
             _set(self, name, parse_bytes(getattr(self, name), f"limits.{name}", least=1024))
-        for name in ("read_timeout", "idle_timeout"):
-            _set(self, name, parse_duration(getattr(self, name), f"limits.{name}", is_positive=True))
+        _set(self, "idle_timeout", parse_duration(self.idle_timeout, "limits.idle_timeout", is_positive=True))
         check_count(self.max_connections, "limits.max_connections", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits(Limits):
+    """`limits` of the HTTP receiver: what one client can make us do, whatever it sends."""
+
+    max_json: int | str = "16Mi"
+    """As `max_decompressed`, for JSON, which takes ten times as long to read while other requests wait."""
+    read_timeout: float | str = 30.0
+    """Seconds for a request to arrive, from its first byte to its last; a slower client is cut off."""
+
+    def __post_init__(self) -> None:
+        Limits.__post_init__(self)
+        _set(self, "max_json", parse_bytes(self.max_json, "limits.max_json", least=1024))
+        _set(self, "read_timeout", parse_duration(self.read_timeout, "limits.read_timeout", is_positive=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcLimits(Limits):
+    """`limits` of the gRPC receiver: what one client can make us do, whatever it sends."""
+
+    max_connections: int = 1000
+    """Calls at a time; further ones are refused at once."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "max_json": "gRPC carries no JSON; leave it out (receivers.http.limits has the key)",
+        "read_timeout": "a call ends with its client's deadline; leave it out (receivers.http.limits has the key)",
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +80,7 @@ class ServerTlsConfig:
     """Authorities of client certificates; with it, a client without one is refused (mTLS)."""
 
     def context(self) -> ssl.SSLContext:
-        """For an HTTP server; ConfigError if a file cannot be read, or if they do not belong together."""
+        """Returns the context of an HTTP server; ConfigError if a file cannot be read, or if they do not match."""
         for problem in self.problems():
             raise problem
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.client_ca_file)
@@ -70,7 +94,7 @@ class ServerTlsConfig:
         return context
 
     def problems(self) -> Iterator[ConfigError]:
-        """Files that cannot be read: not an error until they are needed, a configuration may be written elsewhere."""
+        """Yields files that cannot be read. They may be on another machine than the one where this is loaded."""
         return _unreadable(self, "cert_file", "key_file", "client_ca_file")
 
 
@@ -88,7 +112,7 @@ class AuthConfig:
             raise ConfigError("must have token_file or token_env", field="auth")
 
     def tokens(self) -> tuple[bytes, ...]:
-        """The tokens as they are now; ConfigError if there is none or one is too short."""
+        """Returns the tokens as they are now; ConfigError if there is none or one is too short."""
         found: list[bytes] = []
         if self.token_file is not None:
             try:
@@ -102,6 +126,15 @@ class AuthConfig:
         if any(len(token) < _SHORTEST_TOKEN for token in found):
             raise ConfigError(f"must have tokens of at least {_SHORTEST_TOKEN} characters", field="auth")
         return tuple(found)
+
+
+def is_authorized(headers: Sequence[str], tokens: Sequence[bytes]) -> bool:
+    """Says whether there is one `Authorization` header and it holds one of the tokens."""
+    scheme, _, token = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
+    given = token.strip().encode("utf-8", "replace")
+    # Every token is compared, in constant time: how long it takes does not tell which one came close.
+    matches = [hmac.compare_digest(given, known) for known in tokens]
+    return scheme.lower() == "bearer" and any(matches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +155,6 @@ class ListenerConfig:
     """Certificates; without them the connection is not encrypted."""
     auth: AuthConfig | None = None
     """Bearer tokens; without them every client that reaches the port may send."""
-    limits: Limits = field(default_factory=Limits)
-    """What one client can make us do."""
 
     def __post_init__(self) -> None:
         if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
@@ -136,7 +167,7 @@ class ListenerConfig:
             )
 
     def problems(self) -> Iterator[ConfigError]:
-        """What would keep it from starting here, as files that cannot be read."""
+        """Yields what would keep it from starting here, as files that cannot be read."""
         if self.tls is not None:
             yield from self.tls.problems()
         if self.auth is not None:
@@ -158,6 +189,8 @@ class HttpReceiverConfig(ListenerConfig):
     """Where Prometheus remote writes are taken."""
     events_path: str = "/v1/events"
     """Where JSON events are taken."""
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    """What one client can make us do."""
 
     def __post_init__(self) -> None:
         ListenerConfig.__post_init__(self)
@@ -173,6 +206,8 @@ class GrpcReceiverConfig(ListenerConfig):
 
     port: int = 4317
     """Port; 0 takes a free one."""
+    limits: GrpcLimits = field(default_factory=GrpcLimits)
+    """What one client can make us do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +226,7 @@ class BrokerTlsConfig:
             raise ConfigError("is set, but tls.cert_file is not", field="tls.key_file")
 
     def problems(self) -> Iterator[ConfigError]:
-        """Files that cannot be read: not an error until they are needed, a configuration may be written elsewhere."""
+        """Yields files that cannot be read. They may be on another machine than the one where this is loaded."""
         return _unreadable(self, "ca_file", "cert_file", "key_file")
 
 
@@ -232,7 +267,7 @@ class RabbitReceiverConfig:
             raise ConfigError("must begin with amqps:// where tls is set, got amqp://", field="url")
 
     def problems(self) -> Iterator[ConfigError]:
-        """What would keep it from starting here, as files that cannot be read."""
+        """Yields what would keep it from starting here, as files that cannot be read."""
         if self.tls is not None:
             yield from self.tls.problems()
 
@@ -249,7 +284,7 @@ class ReceiversConfig:
     amqp: RabbitReceiverConfig = field(default_factory=RabbitReceiverConfig)
 
     def enabled(self) -> dict[str, ReceiverConfig]:
-        """Those that are to be started, by name."""
+        """Returns those that are to be started, by name."""
         every: dict[str, ReceiverConfig] = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: config for name, config in every.items() if config.enabled}
 

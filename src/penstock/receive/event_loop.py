@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for receivers; answers come to it from other threads."""
+"""An event loop on a thread of its own, for receivers and peers; answers come to it from other threads."""
 
 import asyncio
 import threading
@@ -26,15 +26,15 @@ class LoopThread:
         return self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, None], timeout: float) -> None:
-        """Run `work` there and wait for it."""
+        """Runs `work` there and waits for it."""
         asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
 
     def deliver(self, answers: list[tuple[Any, Answer]]) -> None:
-        """Resolve the futures of these answers: one wake-up of the loop for a whole group."""
+        """Resolves the futures of these answers: one wake-up of the loop for a whole group."""
         try:
             self.loop.call_soon_threadsafe(_resolve, answers)
         except RuntimeError:
-            pass  # closed meanwhile: nobody is there to be told
+            pass  # the loop has closed, and all connections with it
 
     def close(self) -> None:
         if self._thread.is_alive():

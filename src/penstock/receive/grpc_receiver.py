@@ -13,12 +13,11 @@ import grpc.aio
 from penstock.decode.outcome import Answer, Format, Refusal, Status
 from penstock.errors import PenstockError
 from penstock.receive.answers import GRPC, RETRY_AFTER, export_response, rpc_status
-from penstock.receive.auth import is_authorized
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import GrpcReceiverConfig, ServerTlsConfig
+from penstock.receive.config import GrpcReceiverConfig, ServerTlsConfig, is_authorized
 from penstock.receive.event_loop import LoopThread
 from penstock.receive.intake import Intake
-from penstock.receive.waiting_requests import Request
+from penstock.receive.request_group import ReceivedRequest
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
@@ -40,23 +39,23 @@ class GrpcReceiver:
         self.config = config
         self._intake = intake
         self._tokens, self._certificates = self.check_secrets()
-        self._fresh: grpc.ServerCertificateConfiguration | None = None  # certificates that gRPC does not have yet
+        self._renewed: grpc.ServerCertificateConfiguration | None = None  # certificates that gRPC does not have yet
         self._thread = LoopThread("penstock-grpc")
         self._server: grpc.aio.Server | None = None
-        self._under_way = 0
+        self._open_calls = 0
         self.port = 0
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Listen; PenstockError if the port cannot be had."""
+        """Listens; PenstockError if the port is not free."""
         self._thread.start()
         try:
             self._thread.run(self._open(), _START)
         except (OSError, RuntimeError) as error:
             self.close(0.0)
             raise PenstockError(
-                f"receivers.grpc cannot listen on {self.config.host}:{self.config.port}: {self._why_not(error)}; "
+                f"receivers.grpc cannot listen on {self.config.host}:{self.config.port}: {self._port_error(error)}; "
                 "receivers.grpc.host and receivers.grpc.port name another place"
             ) from error
         log.info(
@@ -64,28 +63,28 @@ class GrpcReceiver:
         )
         return self
 
-    def _why_not(self, error: Exception) -> str:
-        """What the system says of the port: gRPC does not."""
+    def _port_error(self, error: Exception) -> str:
+        """Returns the system's reason, which gRPC does not pass on."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 self.config.host, self.config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             with socket.socket(family, kind, protocol) as trial:
                 trial.bind(address)
-        except OSError as said:
-            return said.strerror or str(said)
+        except OSError as reason:
+            return reason.strerror or str(reason)
         return str(error)
 
     def stop_accepting(self) -> None:
-        """Take no new calls; what is under way goes on."""
+        """Takes no new calls; those that have begun go on."""
         if self._server is not None and self._thread.is_alive:
             # It returns when all calls have ended; new ones are refused at once.
             asyncio.run_coroutine_threadsafe(self._server.stop(None), self._thread.loop)
 
     def close(self, timeout: float = 30.0) -> None:
-        """Stop accepting, let what is under way be answered for up to `timeout` seconds, then cut it off.
+        """Stops accepting, lets calls be answered for up to `timeout` seconds, then cuts them off.
 
-        If the intake is closed, everybody was answered but those whose call has not come as a whole.
+        If the intake is closed, only calls that have not come as a whole are left.
         """
         if self._intake.is_closing:
             timeout = min(timeout, _FLUSH)
@@ -94,18 +93,18 @@ class GrpcReceiver:
         self._thread.close()
 
     def check_secrets(self) -> tuple[tuple[bytes, ...], grpc.ServerCertificateConfiguration | None]:
-        """Tokens and certificates as they are now; ConfigError if they cannot be had."""
+        """Returns the tokens and certificates as they are now; ConfigError if they cannot be read."""
         tokens = self.config.auth.tokens() if self.config.auth else ()
         return tokens, _certificates(self.config.tls) if self.config.tls else None
 
     def reload(self) -> None:
-        """Read the tokens and certificates again; new connections use them."""
-        self._tokens, self._fresh = self.check_secrets()
+        """Reads the tokens and certificates again; new connections use them."""
+        self._tokens, self._renewed = self.check_secrets()
 
-    def _take_fresh(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called in every handshake, on threads of gRPC; None goes on with what it has."""
-        fresh, self._fresh = self._fresh, None
-        return fresh
+    def _next_certificates(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called in every handshake, on threads of gRPC; None keeps the certificates that it has."""
+        renewed, self._renewed = self._renewed, None
+        return renewed
 
     async def _open(self) -> None:
         limits = self.config.limits
@@ -123,7 +122,9 @@ class GrpcReceiver:
             self.port = self._server.add_insecure_port(address)
         else:
             wants_clients = self.config.tls is not None and self.config.tls.client_ca_file is not None
-            credentials = grpc.dynamic_ssl_server_credentials(self._certificates, self._take_fresh, wants_clients)
+            credentials = grpc.dynamic_ssl_server_credentials(
+                self._certificates, self._next_certificates, wants_clients
+            )
             self.port = self._server.add_secure_port(address, credentials)
         await self._server.start()
 
@@ -131,22 +132,19 @@ class GrpcReceiver:
 
     async def _export(self, body: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         if self._tokens:
-            told = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
-            if not is_authorized(told, self._tokens):
-                self._intake.refuse(Refusal.UNAUTHORIZED)
+            headers = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
+            if not is_authorized(headers, self._tokens):
+                self._intake.count_refusal(Refusal.UNAUTHORIZED)
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token that we know is needed")
         waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
         most = int(self.config.limits.max_decompressed)
-        self._under_way += 1
+        self._open_calls += 1
         try:
-            if self._intake.submit(Request(Format.OTLP, body, Encoding.IDENTITY, most, waiting, self._thread.deliver)):
-                answer = await waiting
-            elif self._intake.is_closing:
-                answer = Answer(Status.BROKEN, "shutting down: send it again")
-            else:
-                answer = Answer(Status.BUSY, "too many requests wait for their answer: send it again")
+            deliver = self._thread.deliver
+            self._intake.submit(ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, most, waiting, deliver))
+            answer = await waiting
         finally:
-            self._under_way -= 1
+            self._open_calls -= 1
         if answer.status is Status.TAKEN:
             return export_response(answer)
         code = GRPC[answer.status]
@@ -156,12 +154,12 @@ class GrpcReceiver:
         raise AssertionError("abort raises")
 
     def samples(self) -> Iterator[Sample]:
-        """For `Telemetry.watch`. Of gRPC the calls under way are known, not the connections."""
-        yield Sample("penstock_receive_connections", self._under_way, ("grpc",))
+        """For `Telemetry.watch`. gRPC tells of open calls, not of connections."""
+        yield Sample("penstock_receive_connections", self._open_calls, ("grpc",))
 
 
 def _certificates(tls: ServerTlsConfig) -> grpc.ServerCertificateConfiguration:
-    tls.context()  # says what is wrong with them, in words and in time; gRPC says it to its clients
+    tls.context()  # raises if they are wrong; gRPC would only fail the handshakes of its clients
     pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
     roots = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
     return grpc.ssl_server_certificate_configuration([pair], roots)

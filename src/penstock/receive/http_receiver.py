@@ -15,14 +15,13 @@ from aiohttp import web
 
 from penstock.decode.outcome import Answer, Format, Refusal
 from penstock.errors import PenstockError
-from penstock.receive.answers import Reply, error_reply, http_reply
-from penstock.receive.auth import is_authorized
+from penstock.receive.answers import HttpReply, error_reply, http_reply
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import HttpReceiverConfig
+from penstock.receive.config import HttpReceiverConfig, is_authorized
 from penstock.receive.event_loop import LoopThread
 from penstock.receive.http_server import SERVER, HttpServer
-from penstock.receive.intake import Intake
-from penstock.receive.waiting_requests import Request
+from penstock.receive.intake import CLOSING, Intake
+from penstock.receive.request_group import ReceivedRequest
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,6 @@ _TAKEN = {
 _JSON = (Format.OTLP_JSON, Format.EVENTS)
 _LINGER = 1.0  # seconds to read on after an early answer, so that the client sees it and not a reset
 _HANDSHAKE = 10.0  # seconds for TLS to begin: such connections are not counted yet
-_CLOSED = "shutting down: send it again"
 _START = 10.0  # seconds that binding a port may take
 
 
@@ -81,7 +79,7 @@ class HttpReceiver:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Listen; PenstockError if the port cannot be had."""
+        """Listens; PenstockError if the port is not free."""
         self._thread.start()
         try:
             self._thread.run(self._open(), _START)
@@ -98,30 +96,30 @@ class HttpReceiver:
         return self
 
     def stop_accepting(self) -> None:
-        """Take no new connections and no new requests; what is under way goes on."""
+        """Takes no new connections and no new requests; those that have begun go on."""
         if self._thread.is_alive:
             self._thread.run(self._stop_accepting(), _START)
 
     def close(self, timeout: float = 30.0) -> None:
-        """Stop accepting, let what is under way be answered for up to `timeout` seconds, then cut it off.
+        """Stops accepting, lets requests be answered for up to `timeout` seconds, then cuts their connections.
 
-        If the intake is closed, what is still being read is not waited for: its answer is 503.
+        If the intake is closed, bodies that are still being read are not waited for: their answer is 503.
         """
         if self._thread.is_alive:
             self._thread.run(self._shut(timeout), timeout + _START)
         self._thread.close()
 
     def check_secrets(self) -> tuple[tuple[bytes, ...], ssl.SSLContext | None]:
-        """Tokens and certificates as they are now; ConfigError if they cannot be had."""
+        """Returns the tokens and certificates as they are now; ConfigError if they cannot be read."""
         tokens = self.config.auth.tokens() if self.config.auth else ()
         return tokens, self.config.tls.context() if self.config.tls else None
 
     def reload(self) -> None:
-        """Read the tokens and certificates again; new connections use them."""
+        """Reads the tokens and certificates again; new connections use them."""
         self._tokens, self._context = self.check_secrets()
 
     def _choose_context(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Called in every handshake: the context that a server listens with can only be added to, not exchanged."""
+        """Called in every handshake: a server cannot exchange the context that it listens with."""
         if self._context is not None:
             connection.context = self._context
 
@@ -130,7 +128,7 @@ class HttpReceiver:
         self._server = HttpServer(
             self._handle,
             limits.max_connections,
-            self._intake.refuse,
+            self._intake.count_refusal,
             keepalive_timeout=limits.idle_timeout,
             lingering_time=_LINGER,
             auto_decompress=False,
@@ -171,32 +169,32 @@ class HttpReceiver:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             reply = await self._reply(request)
-        except (ConnectionError, web.RequestPayloadError) as error:  # it hears the answer only if it still listens
-            self._intake.refuse(Refusal.ABORTED)
+        except (ConnectionError, web.RequestPayloadError) as error:  # the client may still read the answer
+            self._intake.count_refusal(Refusal.ABORTED)
             reply = error_reply(None, 400, f"the body broke off: {error}")
         headers = {"Server": SERVER, **reply.headers}
         if reply.content_type:
             headers["Content-Type"] = reply.content_type
         response = web.Response(body=reply.body, status=reply.status, headers=headers)
         if reply.status in (401, 413) or not request.content.is_eof() or self._is_stopping:
-            response.force_close()  # nobody reads the rest of what it sends
+            response.force_close()  # the rest of what the client sends is not read
         await self._write(request, response)
         return response
 
     async def _write(self, request: web.BaseRequest, response: web.Response) -> None:
-        """Write the answer here, and not where aiohttp would: there a client that does not read holds us for ever."""
+        """Writes the answer with a timeout, which aiohttp does not have: a client that does not read is cut off."""
         try:
             async with asyncio.timeout(float(self.config.limits.read_timeout)):
                 await response.prepare(request)
                 await response.write_eof()
         except TimeoutError:
-            self._intake.refuse(Refusal.SLOW)
+            self._intake.count_refusal(Refusal.SLOW)
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
-            pass  # it has gone, which aiohttp finds out by itself
+            pass  # the client has gone, which aiohttp finds out by itself
 
-    async def _reply(self, request: web.BaseRequest) -> Reply:
+    async def _reply(self, request: web.BaseRequest) -> HttpReply:
         kind = self._formats.get(request.path)
         if kind is None:
             return error_reply(None, 404, f"nothing here; there are {', '.join(self._formats)}")
@@ -204,17 +202,17 @@ class HttpReceiver:
         if kind is Format.OTLP and content_type == "application/json":
             kind = Format.OTLP_JSON
         if request.method != "POST":
-            told = kind if "Content-Type" in request.headers else None  # to somebody who looks with a browser, in words
-            return error_reply(told, 405, f"{request.method} is not taken here, POST is", {"Allow": "POST"})
+            reply_as = kind if "Content-Type" in request.headers else None  # a browser gets plain text
+            return error_reply(reply_as, 405, f"{request.method} is not taken here, POST is", {"Allow": "POST"})
         if self._tokens and not is_authorized(request.headers.getall("Authorization", ()), self._tokens):
-            self._intake.refuse(Refusal.UNAUTHORIZED)
+            self._intake.count_refusal(Refusal.UNAUTHORIZED)
             return error_reply(kind, 401, "a bearer token that we know is needed", {"WWW-Authenticate": "Bearer"})
         if kind is Format.REMOTE_WRITE and "Content-Type" not in request.headers:
-            content_type = _PROTOBUF[0]  # there are such senders of 1.0, and Prometheus takes what they send
-        if "write.v2" in request.headers.get("Content-Type", ""):  # a sender that hears 415 goes on with 1.0
+            content_type = _PROTOBUF[0]  # some senders of 1.0 leave it out, and Prometheus takes what they send
+        if "write.v2" in request.headers.get("Content-Type", ""):  # after 415 the sender goes on with 1.0
             content_type = "remote write 2.0"
         if content_type not in (("application/json",) if kind in _JSON else _PROTOBUF):
-            self._intake.refuse(Refusal.UNSUPPORTED)
+            self._intake.count_refusal(Refusal.UNSUPPORTED)
             taken = _TAKEN[kind]
             return error_reply(kind, 415, f"content type {content_type!r} is not taken here, {taken} is")
         name = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
@@ -222,19 +220,19 @@ class HttpReceiver:
             name = "snappy"  # as above
         encoding = _ENCODINGS.get(name)
         if encoding is None:
-            self._intake.refuse(Refusal.UNSUPPORTED)
+            self._intake.count_refusal(Refusal.UNSUPPORTED)
             known = ", ".join(filter(None, _ENCODINGS))
             return error_reply(kind, 415, f"content encoding {name!r} is not taken; there are {known}")
         if self._intake.is_closing:
-            self._intake.refuse(Refusal.CLOSED)
-            return error_reply(kind, 503, _CLOSED)
+            self._intake.count_refusal(Refusal.CLOSED)
+            return http_reply(kind, CLOSING)
         return await self._body_reply(request, kind, encoding)
 
-    async def _body_reply(self, request: web.BaseRequest, kind: Format, encoding: Encoding) -> Reply:
+    async def _body_reply(self, request: web.BaseRequest, kind: Format, encoding: Encoding) -> HttpReply:
         limits = self.config.limits
         most = int(limits.max_body)
         if (request.content_length or 0) > most:
-            self._intake.refuse(Refusal.TOO_LARGE)
+            self._intake.count_refusal(Refusal.TOO_LARGE)
             return error_reply(kind, 413, f"the body has {request.content_length} bytes, at most {most} are taken")
         try:
             async with asyncio.timeout(float(limits.read_timeout)) as scope:
@@ -247,26 +245,23 @@ class HttpReceiver:
                     self._being_read.discard(scope)
         except TimeoutError:
             if self._intake.is_closing:
-                self._intake.refuse(Refusal.CLOSED)
-                return error_reply(kind, 503, _CLOSED)
-            self._intake.refuse(Refusal.SLOW)
+                self._intake.count_refusal(Refusal.CLOSED)
+                return http_reply(kind, CLOSING)
+            self._intake.count_refusal(Refusal.SLOW)
             return error_reply(kind, 408, f"the body did not come within {limits.read_timeout:g} s")
         except _TooLong:
-            self._intake.refuse(Refusal.TOO_LARGE)
+            self._intake.count_refusal(Refusal.TOO_LARGE)
             return error_reply(kind, 413, f"the body has more than {most} bytes")
         except _NoRoom:
-            self._intake.refuse(Refusal.FULL)
+            self._intake.count_refusal(Refusal.FULL)
             return error_reply(kind, 429, "too many bodies are on their way: send it again")
         waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
         largest = int(limits.max_json if kind in _JSON else limits.max_decompressed)
-        if not self._intake.submit(Request(kind, body, encoding, largest, waiting, self._thread.deliver)):
-            if self._intake.is_closing:
-                return error_reply(kind, 503, _CLOSED)
-            return error_reply(kind, 429, "too many requests wait for their answer: send it again")
+        self._intake.submit(ReceivedRequest(kind, body, encoding, largest, waiting, self._thread.deliver))
         return http_reply(kind, await waiting)
 
     async def _read(self, request: web.BaseRequest, most: int) -> bytes:
-        """The body; _TooLong if it is longer than that, _NoRoom if all that are being read take too much."""
+        """Returns the body; _TooLong beyond `most` bytes, _NoRoom if all bodies that are being read take too much."""
         pieces: list[bytes] = []
         size = 0
         room = int(self._intake.config.max_held)

@@ -1,4 +1,4 @@
-"""aiohttp's server with what it lacks: a bound on connections, and calm about clients that send what is not HTTP."""
+"""aiohttp's server with what it lacks: a bound on connections, and no errors in the log for what is not HTTP."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ _CUT = 0.01  # seconds that aiohttp waits for a handler before it cancels it; wi
 
 
 class HttpServer(web.Server):
-    """Counts connections, and closes those beyond the limit at once. `on_refusal` hears of them, and of bad requests.
+    """Counts connections, and closes those beyond the limit at once. `on_refusal` is called for them and bad requests.
 
     Stopping: aiohttp reads nothing more from a connection that it is to close, and yet waits for the rest of a body on
     its way there. Here a request that has begun is read to its end, and its connection closed after the answer.
@@ -52,7 +52,7 @@ class HttpServer(web.Server):
         super().connection_lost(handler, exc)
 
     def pre_shutdown(self) -> None:
-        """Close what is idle at once, and the others after their answers."""
+        """Closes idle connections at once, and the others after their answers."""
         self.is_stopping = True
         for connection in self.connections:
             if isinstance(connection, _Connection) and connection.is_idle:
@@ -61,7 +61,7 @@ class HttpServer(web.Server):
                 connection.close()
 
     async def finish(self, grace: float) -> None:
-        """After `pre_shutdown`: wait for the connections to end, for up to `grace` seconds, then cut them off."""
+        """After `pre_shutdown`: waits for the connections to end, for up to `grace` seconds, then cuts them off."""
         try:
             async with asyncio.timeout(grace):
                 while self.open:
@@ -76,24 +76,24 @@ class _Connection(RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request has come, as far as its headers, that was not answered."""
+        """Says whether every request whose headers have come is answered."""
         return not self._messages and (self._waiter is not None or not self._request_count)
 
     def data_received(self, data: bytes) -> None:
-        """Read on also if the connection is to be closed: the rest of a body is on its way."""
+        """Reads on also if the connection is to be closed: the rest of a body is on its way."""
         is_closing, self._close = self._close, False
         super().data_received(data)
         self._close = self._close or is_closing
 
     async def start(self) -> None:
-        """Serve, unless the connection was one too many: aiohttp would stumble over its end."""
+        """Serves, unless the connection was one too many and is closed already: aiohttp would fail then."""
         if self._manager is not None:
             await super().start()
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Anybody can send nonsense, and often: only what is our own fault is an error in the log."""
+        """Answers what is not HTTP. Only a fault of this side is an error in the log: any client can send nonsense."""
         if status >= 500:
             log.error("A request failed. client=%s", request.remote, exc_info=exc)
             message = "something went wrong here; our log says what"

@@ -1,8 +1,8 @@
-"""What receiving processes say to each other, over Unix sockets in a folder that is ours alone.
+"""The messages between receiving processes, over Unix sockets in a private folder.
 
-a message    number u64, format u8, count u32; a length u32 for each body; the bodies
+a handover   number u64, format u8, count u32; a length u32 for each body; the bodies
 an answer    number u64, length u32; JSON of the bodies that were not simply taken: [[place, status, message, rejected,
-             reasons, is_useless], …]. The first one of a connection has number 0 and says that somebody is there
+             reasons, is_useless], …]. The first one of a connection has number 0: the greeting
 
 Bodies are requests as a sender would write them, and are read with the same care.
 """
@@ -19,12 +19,12 @@ from penstock.decode.outcome import Answer, Format, Status
 BUFFER = 1 << 20
 _LARGEST = 1 << 30  # bytes of one message: more is nonsense
 _LONGEST_ADDRESS = 100  # bytes; the kernel takes 107
-_MESSAGE = struct.Struct("<QBI")
+_HANDOVER = struct.Struct("<QBI")
 _ANSWER = struct.Struct("<QI")
 _FORMATS = list(Format)
 
 
-class Address:
+class SocketAddress:
     """The address of a socket at that path, also of one that is longer than the kernel takes."""
 
     def __init__(self, path: Path) -> None:
@@ -42,15 +42,15 @@ class Address:
             os.close(self._folder)
 
 
-def message(number: int, kind: Format, bodies: Sequence[bytes]) -> list[bytes]:
-    """Its pieces, one after the other."""
-    head = _MESSAGE.pack(number, _FORMATS.index(kind), len(bodies))
+def handover_message(number: int, kind: Format, bodies: Sequence[bytes]) -> list[bytes]:
+    """Returns the pieces of a handover, to be written one after the other."""
+    head = _HANDOVER.pack(number, _FORMATS.index(kind), len(bodies))
     return [head, struct.pack(f"<{len(bodies)}I", *map(len, bodies)), *bodies]
 
 
-async def read_message(reader: asyncio.StreamReader) -> tuple[int, Format, list[bytes]]:
-    """Number, format and bodies of the next one; ValueError, IndexError or struct.error if it is none."""
-    number, kind, count = _MESSAGE.unpack(await reader.readexactly(_MESSAGE.size))
+async def read_handover(reader: asyncio.StreamReader) -> tuple[int, Format, list[bytes]]:
+    """Returns number, format and bodies of the next one; ValueError, IndexError or struct.error if it is none."""
+    number, kind, count = _HANDOVER.unpack(await reader.readexactly(_HANDOVER.size))
     if 4 * count > _LARGEST:
         raise ValueError(f"a message of {count} bodies")
     lengths = struct.unpack(f"<{count}I", await reader.readexactly(4 * count))
@@ -67,27 +67,27 @@ def _cut(data: bytes, lengths: Sequence[int]) -> list[bytes]:
     return found
 
 
-def answer(number: int, answers: Mapping[int, Answer]) -> bytes:
-    """How the bodies of a message fared, but for those that were simply taken."""
-    told = [
+def answer_message(number: int, answers: Mapping[int, Answer]) -> bytes:
+    """Returns the answer to a handover: of all bodies but those that were simply taken."""
+    rows = [
         [place, answer.status.value, answer.message, answer.rejected, answer.reasons, answer.is_useless]
         for place, answer in answers.items()
     ]
-    text = json.dumps(told).encode()
+    text = json.dumps(rows).encode()
     return _ANSWER.pack(number, len(text)) + text
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[int, Answer]]:
-    """Number and answers of the next one; ValueError if it is none."""
+    """Returns number and answers of the next one; ValueError if it is none."""
     number, length = _ANSWER.unpack(await reader.readexactly(_ANSWER.size))
-    told = json.loads(await reader.readexactly(length))
+    rows = json.loads(await reader.readexactly(length))
     return number, {
         place: Answer(Status(status), message, rejected, tuple(reasons), is_useless)
-        for place, status, message, rejected, reasons, is_useless in told
+        for place, status, message, rejected, reasons, is_useless in rows
     }
 
 
 def write(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
-    """On the loop, unless the connection is gone."""
+    """Writes on the loop, unless the connection is gone."""
     if not writer.is_closing():
         writer.writelines(pieces)

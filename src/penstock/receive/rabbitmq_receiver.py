@@ -1,26 +1,38 @@
-"""The RabbitMQ receiver: the consumer pool before the intake, with the life of a receiver.
+"""The RabbitMQ receiver: the consumer pool in front of the intake. Messages are acknowledged only when they are safe.
 
 broker ─► a batch of messages ─► intake ─► answers ─┬─ taken: ack
                                                     ├─ nothing of it can be taken: dead letter, with the reason
                                                     └─ no room, closing: again later, for as long as it takes
 """
 
-from collections.abc import Iterable
-from dataclasses import asdict
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from penstock.broker import Tls
+from penstock.consume.consumer_options import Answer as BatchAnswer
 from penstock.consume.declarations import Declarations
+from penstock.consume.into_queue import AGAIN
+from penstock.consume.message import Message, Reject, Retry
 from penstock.consume.registry import ConsumerRegistry
-from penstock.decode.outcome import Format
+from penstock.decode.outcome import Answer, Format, Status
 from penstock.errors import BrokerError
+from penstock.receive.bodies import Encoding
 from penstock.receive.config import RabbitReceiverConfig
 from penstock.receive.intake import Intake
-from penstock.receive.message_intake import batches_into_intake
+from penstock.receive.request_group import ReceivedRequest
 from penstock.telemetry import Buckets, Sample
 
-_STOP = 10.0  # seconds for what is in hand: milliseconds, unless the disk hangs
+log = logging.getLogger(__name__)
+
+_STOP = 10.0  # seconds for messages that are begun: they take milliseconds, unless the disk hangs
+_MAX_BODY = 64 << 20  # bytes of a message once decompressed
+_MAX_JSON = 16 << 20  # JSON takes ten times as long to read, while other requests wait
+_LOG_EVERY = 60.0  # seconds
+_PROTOBUF, _JSON = ("application/x-protobuf", "application/protobuf"), ("application/json", "")
 
 
 class RabbitReceiver:
@@ -39,7 +51,7 @@ class RabbitReceiver:
             declarations.exchange(config.dead_letter_exchange, passive=True)
         declarations.consumer(
             queue=config.queue,
-            handler=batches_into_intake(intake, None if config.format == "auto" else Format(config.format)),
+            handler=intake_handler(intake, None if config.format == "auto" else Format(config.format)),
             workers=config.workers,
             batch_size=config.batch_size,
             batch_timeout=float(config.batch_timeout),
@@ -47,11 +59,14 @@ class RabbitReceiver:
         )
         for problem in config.problems():
             raise problem
-        tls = Tls(**{name: _text(value) for name, value in asdict(config.tls).items()}) if config.tls else None
+        tls = None
+        if config.tls is not None:
+            files = config.tls
+            tls = Tls(ca_file=_text(files.ca_file), cert_file=_text(files.cert_file), key_file=_text(files.key_file))
         self._registry = ConsumerRegistry(config.url, declarations, password_file=_text(config.password_file), tls=tls)
 
     def start(self) -> Self:
-        """Consume; BrokerError if the broker cannot be reached or refuses us. Later losses are repaired."""
+        """Consumes; BrokerError if the broker cannot be reached or refuses. A connection lost later is made again."""
         try:
             self._registry.start()
         except BrokerError as error:
@@ -59,7 +74,7 @@ class RabbitReceiver:
         return self
 
     def stop_accepting(self) -> None:
-        """Give back what was not begun, finish what was: the intake must still answer."""
+        """Gives back messages that were not begun, finishes the others: the intake must still answer."""
         self._registry.stop(_STOP)
 
     def close(self, timeout: float = 30.0) -> None:
@@ -78,3 +93,81 @@ class RabbitReceiver:
 
 def _text(path: str | Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+def intake_handler(intake: Intake, kind: Format | None = None) -> Callable[[Sequence[Message]], BatchAnswer]:
+    """Returns a handler that submits a batch of messages and waits until they are safe; each has its own answer.
+
+    `kind` is the format of the bodies; without it the content type says so: protobuf is OTLP, JSON (or none) is events.
+    A message that can never be read, or of which nothing can be taken, is dead-lettered. One for which there is no room
+    is tried again for as long as it takes.
+    """
+    partial_successes = _PartialSuccessLog()
+
+    def handle(messages: Sequence[Message]) -> BatchAnswer:
+        futures = [_submit(intake, message, kind) for message in messages]
+        answers = [future.result() for future in futures]
+        partial_successes.log_rejected(answers)
+        return [_outcome(answer) for answer in answers]
+
+    return handle
+
+
+class _PartialSuccessLog:
+    """Logs once a minute how many points of taken messages were rejected; `penstock_receive_refused_total` has all.
+
+    Threads: any. Two at once may both write a line, each with its own counts.
+    """
+
+    def __init__(self) -> None:
+        self._messages = self._points = 0
+        self._logged_at = -_LOG_EVERY
+
+    def log_rejected(self, answers: Sequence[Answer]) -> None:
+        partly = [
+            answer for answer in answers if answer.status is Status.TAKEN and answer.rejected and not answer.is_useless
+        ]
+        if not partly:
+            return
+        self._messages += len(partly)
+        self._points += sum(answer.rejected for answer in partly)
+        now = time.monotonic()
+        if now - self._logged_at >= _LOG_EVERY:
+            messages, points, self._messages, self._points, self._logged_at = self._messages, self._points, 0, 0, now
+            log.warning(
+                "Messages were taken in part. messages=%d rejected=%d reason=%s", messages, points, partly[-1].message
+            )
+
+
+def _submit(intake: Intake, message: Message, kind: Format | None) -> "Future[Answer]":
+    """Returns the answer to come."""
+    future: Future[Answer] = Future()
+    content_type = (message.properties.content_type or "").partition(";")[0].strip().lower()
+    if kind is None:
+        if content_type not in _PROTOBUF + _JSON:
+            future.set_result(Answer(Status.BAD, f"content type {content_type!r} is neither protobuf nor JSON"))
+            return future
+        kind = Format.OTLP if content_type in _PROTOBUF else Format.EVENTS
+    try:
+        encoding = Encoding((message.properties.content_encoding or "identity").lower())
+    except ValueError as error:
+        future.set_result(Answer(Status.BAD, str(error)))
+        return future
+    most = _MAX_JSON if kind in (Format.EVENTS, Format.OTLP_JSON) else _MAX_BODY
+    intake.submit(ReceivedRequest(kind, message.body, encoding, most, future, _deliver))
+    return future
+
+
+def _deliver(answers: list[tuple[Any, Answer]]) -> None:
+    for future, answer in answers:
+        future.set_result(answer)
+
+
+def _outcome(answer: Answer) -> Retry | Reject | None:
+    match answer.status:
+        case Status.TAKEN if not answer.is_useless:
+            return None
+        case Status.TAKEN | Status.BAD | Status.TOO_LARGE:
+            return Reject(answer.message)
+        case _:
+            return Retry(AGAIN, answer.message, counted=False)

@@ -14,7 +14,7 @@ class Sink(Protocol):
     """Takes points: L1."""
 
     def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
-        """All of them or, with False, none: it is full or closed.
+        """Takes all of them or, with False, none: it is full or closed.
 
         If True, `done` is called exactly once, from any thread: with None when the points are as safe as the configured
         durability says, with an error if they are not and will not be.
@@ -26,12 +26,12 @@ class RawSink(Protocol):
     """Takes bodies as they came, decompressed: the relay."""
 
     def takes(self, kind: Format) -> bool:
-        """Whether bodies of that format go anywhere."""
+        """Says whether bodies of that format have a destination."""
         ...
 
     def submit_raw(self, kind: Format, bodies: Sequence[bytes], done: DoneByPlace) -> bool:
-        """As `Sink.submit`, of a format that it takes; OTLP that came as JSON comes as protobuf.
+        """Does as `Sink.submit`, for a format that it takes; OTLP that came as JSON comes as protobuf.
 
-        `done` may be told what became of single bodies, by their places: then the others are safe.
+        `done` may get the errors of single bodies, by their places: then the others are safe.
         """
         ...

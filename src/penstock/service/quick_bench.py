@@ -66,11 +66,12 @@ def queue_throughput(durability: Durability, seconds: float) -> Result:
 
 def ingest(seconds: float) -> Result:
     """OTLP requests of 1 000 points, 10 000 series, from the request to the durable queue."""
-    from penstock.aggregate.l1 import L1, L1Config
+    from penstock.aggregate.config import L1Config
+    from penstock.aggregate.l1 import L1
     from penstock.decode.outcome import Answer, Format, Status
     from penstock.receive.bodies import Encoding
     from penstock.receive.intake import Intake
-    from penstock.receive.waiting_requests import Request
+    from penstock.receive.request_group import ReceivedRequest
 
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         queue = FastQueue(Path(folder), FastQueueConfig(durability=Durability.DISK))
@@ -87,7 +88,7 @@ def ingest(seconds: float) -> Result:
 
         def work() -> int:
             for body in bodies:
-                intake.submit(Request(Format.OTLP, body, Encoding.IDENTITY, 2**26, None, deliver))
+                intake.submit(ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, 2**26, None, deliver))
             for _ in bodies:
                 answered.acquire()
             queue.ack(queue.lease(1000))

@@ -1,29 +1,33 @@
-"""The front of the edge: the receivers that the configuration asks for, and the intake behind them."""
+"""The receivers that the configuration enables, and the intake behind them."""
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.clock import Clock, SystemClock
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
 from penstock.receive.sink import RawSink, Sink
-from penstock.service.queues import beside, private
+from penstock.service.doctor import require_extra
+from penstock.service.queues import make_private_folder, path_for_process
 from penstock.service.stream_handover import MEMORY
 from penstock.telemetry import Buckets, Sample
 
 if TYPE_CHECKING:
+    from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig, RabbitReceiverConfig
+    from penstock.receive.intake import Intake
     from penstock.receive.peers import Peers
 
 log = logging.getLogger(__name__)
-PEERS = "peers"  # in the data folder: where several processes hand each other what they keep
+PEERS = "peers"  # in the data folder: where the processes hand cumulative points to the owner of their stream
 
 
 class Receiver(Protocol):
-    """What takes requests in."""
+    """Takes requests in: HTTP, gRPC or RabbitMQ."""
 
     port: int
 
@@ -42,8 +46,8 @@ class Receiver(Protocol):
     def samples(self) -> Iterable[Sample | Buckets]: ...
 
 
-class Answering(Protocol):
-    """What answers them: the intake."""
+class AnsweringStage(Protocol):
+    """Answers the requests of all receivers: the intake."""
 
     def start(self) -> object: ...
 
@@ -52,10 +56,10 @@ class Answering(Protocol):
     def samples(self) -> Iterable[Sample | Buckets]: ...
 
 
-class Front:
+class ReceiverSet:
     """Receivers before one intake, started and closed in the right order."""
 
-    def __init__(self, intake: Answering, receivers: dict[str, Receiver], clock: Clock | None = None) -> None:
+    def __init__(self, intake: AnsweringStage, receivers: dict[str, Receiver], clock: Clock | None = None) -> None:
         self._intake = intake
         self.receivers = receivers
         self._clock: Clock = clock or SystemClock()
@@ -66,11 +70,11 @@ class Front:
             receiver.start()
 
     def close(self, timeout: float) -> bool:
-        """Take nothing more, answer what was taken; whether all was answered in time."""
+        """Refuse new requests, answer those under way; returns whether all were answered in time."""
         deadline = self._clock.monotonic() + timeout
         for receiver in self.receivers.values():
             receiver.stop_accepting()
-        # The intake first: it answers those whose connections the receivers still hold open.
+        # The intake first: it answers requests on connections that the receivers still hold open.
         is_done = self._intake.close(max(0.0, deadline - self._clock.monotonic()))
         for receiver in self.receivers.values():
             receiver.close(max(0.5, deadline - self._clock.monotonic()))
@@ -79,7 +83,7 @@ class Front:
     def check_secrets(self) -> None:
         """Whether `reload` would find everything: one receiver must not go on with new secrets and another with old."""
         for name, receiver in self.receivers.items():
-            with _named(name):
+            with _naming_section(name):
                 receiver.check_secrets()
 
     def reload(self) -> None:
@@ -97,8 +101,8 @@ class Front:
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Say of a setting that is wrong whose it is."""
+def _naming_section(name: str) -> Iterator[None]:
+    """Name the section in a ConfigError."""
     try:
         yield
     except ConfigError as error:
@@ -109,46 +113,72 @@ def _peers(config: ServiceConfig, index: int) -> "Peers":
     from penstock.decode.stream_owners import StreamOwners
     from penstock.receive.peers import Peers
 
-    return Peers(private(config.resolved(PEERS)), StreamOwners(index, config.processes), int(config.intake.max_held))
+    return Peers(
+        make_private_folder(config.resolved(PEERS)), StreamOwners(index, config.processes), int(config.intake.max_held)
+    )
 
 
-MakeFront = Callable[[ServiceConfig, Sink | None, RawSink | None], Front]
+MakeReceiverSet = Callable[[ServiceConfig, Sink | None, RawSink | None], ReceiverSet]
 
 
-def make_front(
+def make_receiver_set(
     config: ServiceConfig, sink: Sink | None, relay: RawSink | None, *, began: float | None = None, index: int = 0
-) -> Front:
+) -> ReceiverSet:
     """What the configuration enables, not yet started. Imports only what it needs.
 
     `began`: when the service did (now). Streams that began later are new, also those that had to wait for it to listen.
     `index` tells several processes apart.
     """
-    from penstock.service.doctor import require_extra
-
-    require_extra("receive", "aiohttp", "numpy")
-    from penstock.receive.http_receiver import HttpReceiver
+    require_extra("receive", "numpy")
     from penstock.receive.intake import Intake
 
     memory = peers = None
     if sink is not None:  # otherwise nothing is counted
-        memory = Path(beside(config.resolved(MEMORY), index))
+        memory = Path(path_for_process(config.resolved(MEMORY), index))
         peers = _peers(config, index) if config.processes > 1 else None
     intake = Intake(sink, relay, config.intake, began=began, memory=memory, peers=peers)
     receivers: dict[str, Receiver] = {}
-    if config.receivers.http.enabled:
-        with _named("http"):
-            receivers["http"] = HttpReceiver(config.receivers.http, intake)
-    if config.receivers.grpc.enabled:
-        require_extra("receive", "grpc")
-        # Its core writes a line of its own kind for every client that speaks no TLS; it asks when it is first used.
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-        from penstock.receive.grpc_receiver import GrpcReceiver
+    for name, section in config.receivers.enabled().items():
+        kind = RECEIVERS[name]
+        require_extra(*kind.extra)
+        with _naming_section(name):
+            receivers[name] = kind.make(section, intake)
+    return ReceiverSet(intake, receivers)
 
-        with _named("grpc"):
-            receivers["grpc"] = GrpcReceiver(config.receivers.grpc, intake)
-    if config.receivers.amqp.enabled:
-        require_extra("amqp", "pika")
-        from penstock.receive.rabbitmq_receiver import RabbitReceiver
 
-        receivers["amqp"] = RabbitReceiver(config.receivers.amqp, intake)
-    return Front(intake, receivers)
+@dataclass(frozen=True, slots=True)
+class ReceiverKind:
+    """What a section of `receivers` stands for."""
+
+    make: Callable[[Any, "Intake"], Receiver]
+    """The receiver of its section, not yet started."""
+    extra: tuple[str, ...]
+    """The extra that it needs, and the modules that the extra brings."""
+
+
+def _http(config: "HttpReceiverConfig", intake: "Intake") -> Receiver:
+    from penstock.receive.http_receiver import HttpReceiver
+
+    return HttpReceiver(config, intake)
+
+
+def _grpc(config: "GrpcReceiverConfig", intake: "Intake") -> Receiver:
+    # Its core writes a line of its own kind for every client that speaks no TLS; it asks when it is first used.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    from penstock.receive.grpc_receiver import GrpcReceiver
+
+    return GrpcReceiver(config, intake)
+
+
+def _amqp(config: "RabbitReceiverConfig", intake: "Intake") -> Receiver:
+    from penstock.receive.rabbitmq_receiver import RabbitReceiver
+
+    return RabbitReceiver(config, intake)
+
+
+# One entry for each section of `receivers`, under the section's name.
+RECEIVERS: Mapping[str, ReceiverKind] = {
+    "http": ReceiverKind(_http, ("receive", "aiohttp")),
+    "grpc": ReceiverKind(_grpc, ("receive", "grpc")),
+    "amqp": ReceiverKind(_amqp, ("amqp", "pika")),
+}

@@ -4,13 +4,13 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.config.destinations import ExporterConfig
 from penstock.errors import BlockTooLarge, ConfigError, QueueFull
 from penstock.export.exporter import Exporter
 from penstock.export.send_queue import SendQueue
+from penstock.service.doctor import require_extra
 from penstock.spool import Durability, FullBehavior
 
 if TYPE_CHECKING:
@@ -23,44 +23,20 @@ _PUSHERS = 16  # threads that wait for the disk: together they share one sync
 
 
 def make_exporter(config: ExporterConfig, signal: "Signal" = "metrics") -> Exporter:
-    """The exporter that a section describes. `signal`: what OTLP bodies are. Imports only what it needs."""
-    match config.type:
-        case "otlp_http":
-            from penstock.export.exporters.otlp_http_exporter import OtlpHttpExporter
-
-            return OtlpHttpExporter(replace(config.otlp(), signal=signal))
-        case "remote_write":
-            from penstock.export.exporters.remote_write_exporter import RemoteWriteExporter
-
-            return RemoteWriteExporter(config.remote_write())
-        case "console":
-            from penstock.export.exporters.console_exporter import ConsoleExporter
-
-            return ConsoleExporter()
-        case "amqp":
-            from penstock.service.doctor import require_extra
-
-            require_extra("amqp", "pika")
-            from penstock.export.exporters.amqp_exporter import AmqpConfig, AmqpExporter
-
-            return AmqpExporter(
-                AmqpConfig(
-                    url=config.url,
-                    exchange=config.exchange,
-                    routing_key=config.routing_key,
-                    password_file=config.token_file,
-                    tls=config.tls,
-                )
-            )
-    raise ConfigError("exporter.type must say what the destination speaks, got 'none'")
+    """The exporter that a section describes. `signal`: what OTLP bodies are."""
+    if config.kind is None:
+        raise ConfigError(f"must say what the destination speaks, got {config.type!r}", field="exporter.type")
+    if config.kind.extra:
+        require_extra(*config.kind.extra)
+    return config.kind.make(config, signal)
 
 
-class Relay:
+class RelayPipeline:
     """Hands each request to all destinations of its format: a `RawSink`.
 
     Loss: none of what `done(None)` was said for, as far as each queue's durability and `full_behavior` say.
-    Delivery: at least once. Where one destination's queue takes a request and another's refuses it, the sender is told
-        to send it again, and the first gets it twice.
+    Delivery: at least once. If one destination's queue takes a request and another's refuses it, the answer asks the
+        sender to send it again, and the first destination gets it twice.
     Threads: every method may be called from any thread.
     Blocks: never; a queue that may keep a pusher waiting is pushed to by threads of ours.
     """
@@ -82,7 +58,7 @@ class Relay:
         senders = self._senders.get(kind.value, ())
         pushes = [(place, sender, body) for place, body in enumerate(bodies) for sender in senders]
         if self._pool is not None and pushes:
-            together = _Together(len(pushes), done)
+            together = _PushGroup(len(pushes), done)
             for push in pushes:
                 self._pool.submit(together.push, *push)
             return True
@@ -92,7 +68,7 @@ class Relay:
                 sender.push(body)
             except BlockTooLarge as error:
                 errors.setdefault(place, error)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the sender must hear of it
+            except Exception as error:  # noqa: BLE001 - every failure is answered to the sender
                 if number == 0 and isinstance(error, QueueFull):
                     return False
                 errors = {**dict.fromkeys(range(place, len(bodies)), error), **errors}  # none passes it
@@ -106,7 +82,7 @@ class Relay:
             self._pool.shutdown(wait=False)
 
 
-class _Together:
+class _PushGroup:
     """Pushes of several threads that have one answer: the first error of each body, or None, when all are done."""
 
     def __init__(self, count: int, done: "DoneByPlace") -> None:
@@ -120,7 +96,7 @@ class _Together:
         error: BaseException | None = None
         try:
             sender.push(body)
-        except Exception as refused:  # noqa: BLE001 - whatever it is, the sender must hear of it
+        except Exception as refused:  # noqa: BLE001 - every failure is answered to the sender
             error = refused
         with self._lock:
             self._left -= 1

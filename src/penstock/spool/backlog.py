@@ -1,93 +1,209 @@
-"""What a queue holds and who has it: the memory layer, the log behind it, leases and blocks that came back.
+"""What a queue holds: the memory layer, the log behind it, the blocks on lease and those that came back.
 
-    lease ◄── nacked blocks that are due ◄── the log ◄── the memory layer
-
-This file is how blocks are handed out, settled and remembered; `intake` is how they come in.
+push ──► the memory layer ──► the log          every block in memory is younger than every block in the log
+lease ◄── redeliveries that are due ◄── the log ◄── the memory layer
 """
 
-import heapq
-from collections import deque
+import errno
+from collections import ChainMap, deque
 from collections.abc import Sequence
 from itertools import repeat
 from operator import itemgetter
 
-from penstock.spool import journal, runs
-from penstock.spool.backlog_intake import Intake
-from penstock.spool.config import FastQueueConfig
+from penstock.spool import journal, lease_runs
+from penstock.spool.config import Durability, FastQueueConfig, parsed_bytes
+from penstock.spool.disk_store import RESERVED_SEQUENCES, DiskStore
 from penstock.spool.files import Files, disk_error
-from penstock.spool.lease import Lease
+from penstock.spool.group_commit import StagedBlocks
+from penstock.spool.lease import FrameRef, Lease
 from penstock.spool.meta import Meta
-from penstock.spool.store import RESERVED_SEQUENCES
-from penstock.spool.upcoming import FrameRef
+from penstock.spool.redeliveries import Redeliveries
 
+_LARGEST_PIECE = 4 << 20  # of a spill: as much as is written at once
 _sequence_of = itemgetter(0)
 
 
-class Backlog(Intake):
-    """The state of one queue. Not thread-safe: the queue's lock guards it."""
+class Backlog:
+    """The blocks of one queue, oldest first. Not thread-safe: the queue's lock guards it.
+
+    Each block is in one place: in `memory`, unread in the log, read from it (`_ready`), in `leased` or in
+    `returned`. `count` and `bytes` are those of all blocks that are not acked, wherever they are.
+    """
 
     def __init__(self, files: Files, folder: str, config: FastQueueConfig, now: float) -> None:
-        super().__init__(files, folder, config, now)
-        # Read from the log, not handed out yet: the rest of a frame, or frames of one block each. At most one of the
-        # two holds anything, since reading goes on only when both are empty.
-        self._ready: deque[Lease] = deque()
+        self.memory: deque[Lease] = deque()
+        self.leased: dict[int, Lease | FrameRef] = {}  # a Lease: the block is in memory only
+        self.returned = Redeliveries()
+        self.store = DiskStore(files, folder, config, ChainMap(self.leased, self.returned.held), now)
+        self.next_sequence = self.store.next_sequence
+        self.sequence_limit = self.next_sequence  # the meta on the disk has reserved the sequences below
+        self.largest_batch = 1  # so many sequences at least have to be reserved
+        self.count = self.store.unread_count
+        self.bytes = self.store.unread_bytes
+        self.flushes = 0
+        self._staged: StagedBlocks | None = None  # the youngest blocks: they get their sequences from the log's end
+        self._keeps_in_memory = config.durability is Durability.MEMORY
+        self._memory_blocks = config.inmemory_blocks
+        self._memory_bytes = None if config.inmemory_bytes is None else parsed_bytes(config.inmemory_bytes)
+        self._piece_bytes = _LARGEST_PIECE
+        self._ready: deque[Lease] = deque()  # read from the log, not handed out yet: the rest of a frame
         self._ready_ref = FrameRef(0, 0, 0)
-        self._ahead: deque[tuple[Lease, FrameRef]] = deque()
-        self._due: list[int] = []  # heap of returned sequences that may go out again
-        self._delayed: list[tuple[float, int]] = []  # heap of those that may not yet
+        self._log_has_more = True
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def add_one(self, block: bytes, now: float) -> int:
+        """Put one block into memory or the log, as `durability` says.
+
+        Returns its sequence, -1 if memory has to be spilled first. An OSError leaves everything as it was.
+        """
+        length = len(block)
+        if not self._keeps_in_memory:
+            return self._write((block,), length, now)
+        if len(self.memory) >= self._memory_blocks or (self._memory_bytes is not None and not self._fits(1, length)):
+            return -1
+        sequence = self.next_sequence
+        self.memory.append(Lease(sequence, 1, block, now))
+        self.next_sequence = sequence + 1
+        self.count += 1
+        self.bytes += length
+        return sequence
+
+    def add(self, batch: Sequence[bytes], length: int, now: float) -> int:
+        """Add all blocks or, with an OSError, none; spills memory to make room. Returns the first sequence."""
+        if self._keeps_in_memory:
+            if not self._fits(len(batch), length):
+                try:
+                    self.spill()
+                except OSError:
+                    if not self._fits(len(batch), length):  # else it has made enough room
+                        raise
+            if len(batch) <= self._memory_blocks and length <= (self._memory_bytes or length):
+                return self._keep(batch, length, now)
+        return self._write(batch, length, now)
+
+    def _fits(self, count: int, length: int) -> bool:
+        """Whether the memory layer has room for so much more. Blocks on lease take room, too."""
+        most = self._memory_bytes
+        in_memory = self.bytes - self.store.unread_bytes
+        return len(self.memory) + count <= self._memory_blocks and (most is None or in_memory + length <= most)
+
+    def _keep(self, batch: Sequence[bytes], length: int, now: float) -> int:
+        first, end = self.next_sequence, self.next_sequence + len(batch)
+        self.memory.extend(map(Lease._make, zip(range(first, end), repeat(1), batch, repeat(now))))
+        self._count_in(len(batch), length)
+        return first
+
+    def _write(self, batch: Sequence[bytes], length: int, now: float) -> int:
+        first = self.next_sequence
+        one = len(batch) == 1
+        self._on_appended(
+            [self.store.append_one(batch[0], first, now)] if one else self.store.append(batch, first, now)
+        )
+        self.store.unread_count += len(batch)
+        self.store.unread_bytes += length
+        self._count_in(len(batch), length)
+        self._log_has_more = True
+        return first
+
+    def _count_in(self, count: int, length: int) -> None:
+        self.next_sequence += count
+        self.count += count
+        self.bytes += length
+
+    def stage(self, batch: Sequence[bytes], length: int, now: float) -> tuple[int, StagedBlocks]:
+        """Count the blocks and give them sequences, to be written later. Returns the first, and where they wait."""
+        if self._staged is None:
+            self._staged = StagedBlocks(now)
+            self.store.changed = True
+        first = self.next_sequence
+        self._staged.blocks += batch
+        self._staged.bytes += length
+        self._count_in(len(batch), length)
+        return first, self._staged
+
+    def write_staged(self) -> int:
+        """Write the staged blocks, all or none. Returns how many; if none, their `error` says why."""
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return 0
+        blocks = staged.blocks
+        self._count_in(-len(blocks), -staged.bytes)
+        try:
+            self._write(blocks, staged.bytes, staged.at)
+        except OSError as error:
+            staged.error = error
+            return 0
+        except BaseException:
+            staged.error = OSError(errno.EINTR, "the write was interrupted")
+            raise
+        return len(blocks)
+
+    def spill(self) -> None:
+        """Move every block of the memory layer into the log. After an OSError the rest is still in memory.
+
+        Blocks on lease move with the others, so a crash after it loses none of them.
+        """
+        parts = (self.leased, self.returned.held)
+        out = [lease for part in parts for lease in part.values() if isinstance(lease, Lease)]
+        waiting = sorted([*out, *self.memory]) if out else list(self.memory)
+        if not waiting:
+            return
+        if out:
+            self.store.seen_below = max(self.store.seen_below, max(out).sequence + 1)
+        for run in lease_runs.split_for_spill(waiting):
+            self._spill_in_pieces(run)
+        self.flushes += 1
+
+    def _spill_in_pieces(self, run: list[Lease]) -> None:
+        """Move as much as the disk has room for.
+
+        After a refusal the next piece is one block, then twice as much each time: on a full disk no push pays for
+        writing all of the memory layer.
+        """
+        at = 0
+        while at < len(run):
+            stop, length = at, 0
+            while stop < len(run) and (stop == at or length + len(run[stop].data) <= self._piece_bytes):
+                length += len(run[stop].data)
+                stop += 1
+            try:
+                self._spill_run(run[at:stop])
+            except OSError:
+                self._piece_bytes = 1
+                if stop - at == 1:
+                    raise
+                continue
+            self._piece_bytes = min(2 * max(length, self._piece_bytes), _LARGEST_PIECE)
+            at = stop
+
+    def _spill_run(self, run: list[Lease]) -> None:
+        refs = self.store.append_run(run)
+        self._on_appended(refs)
+        at = 0
+        for lease in run:
+            while lease.sequence >= refs[at].end:  # there may be frames of nothing but holes between two blocks
+                at += 1
+            for part, spent in ((self.leased, 1), (self.returned.held, 0)):
+                if lease.sequence in part:
+                    part[lease.sequence] = refs[at]
+                    self.store.attempts[lease.sequence] = lease.attempts - spent
+                    break
+            else:
+                self.memory.popleft()
+                self.store.unread_count += 1
+                self.store.unread_bytes += len(lease.data)
+        self._log_has_more = True
+
+    def _on_appended(self, refs: list[FrameRef]) -> None:
+        """For subclasses: frames were appended to the log."""
 
     # -- out -------------------------------------------------------------------------------------------------------
 
     def take(self, most: int, now: float, max_bytes: int | None = None) -> list[Lease]:
-        """Lease up to `most` blocks, oldest first; the first, and of the others what `max_bytes` allows."""
-        if most == 1 and not self.returned:
-            lease = self.take_next()
-            return [] if lease is None else [lease]
-        return self._take(most, now, max_bytes)
-
-    def take_next(self) -> Lease | None:
-        """Lease the next block, where none has come back; None if there is none."""
-        if self._ahead:
-            lease, ref = self._ahead.popleft()
-            self.leased[lease.sequence] = ref
-            return lease
-        if not self._log_has_more and not self._ready:
-            if not self.memory:
-                return None
-            lease = self.memory.popleft()
-            self.leased[lease.sequence] = lease
-            return lease
-        if not self._ready:
-            if (upcoming := self.store.read_upcoming()) is not None:
-                ref, leases = upcoming
-                self.leased[ref.first] = ref
-                return leases[0]
-            if found := self.store.read_ahead():
-                self._ahead.extend(found)
-                lease, ref = self._ahead.popleft()
-                self.leased[lease.sequence] = ref
-                return lease
-        taken = self._take(1, 0.0, None)
-        return taken[0] if taken else None
-
-    def take_behind(self, done: Lease) -> Lease | None:
-        """Lease the next block, if there is one at once and none was handed out before, and tell the journal of it and
-        of the one that was settled just now, in one record where it can be."""
-        store = self.store
-        found = None
-        try:
-            if not self.returned and not store.attempts:
-                found = self.take_next()
-        finally:
-            if not store.journals:
-                pass
-            elif found is None:
-                store.note(journal.acked(done.sequence, 1, len(done.data)))
-            else:
-                store.note(journal.exchanged(done.sequence, len(done.data), found.sequence))
-        return found
-
-    def _take(self, most: int, now: float, max_bytes: int | None) -> list[Lease]:
+        """Lease up to `most` blocks, oldest first. `max_bytes` limits all but the first."""
+        if most == 1 and not self.returned.held and not self._ready and (lease := self._take_one()) is not None:
+            return [lease]
         taken: list[Lease] = []
         try:
             if max_bytes is None:
@@ -99,133 +215,104 @@ class Backlog(Intake):
                 raise disk_error(error) from error
         return taken
 
+    def _take_one(self) -> Lease | None:
+        """Lease the next block if it is in memory. Returns None if it has to be read, or if there is none."""
+        if self._log_has_more:
+            found = self.store.read_cached()
+            if found is None:
+                return None
+            ref, lease = found
+            self.leased[ref.first] = ref
+            return lease
+        if not self.memory:
+            return None
+        lease = self.memory.popleft()
+        self.leased[lease.sequence] = lease
+        return lease
+
     def _take_into(self, taken: list[Lease], most: int, now: float) -> None:
-        if self.returned:
-            self._take_returned(most, now, taken)
-        while len(taken) < most:
-            if self._ahead:
-                lease, ref = self._ahead.popleft()
-                self.leased[lease.sequence] = ref
+        while self.returned.held and len(taken) < most and (sequence := self.returned.due(now)) is not None:
+            lease = self._take_returned(sequence)
+            if lease is not None:
                 taken.append(lease)
-                continue
+        while len(taken) < most:
             if self._ready:
-                if len(self._ready) == 1:
-                    part = [self._ready.popleft()]
-                    self.leased[part[0].sequence] = self._ready_ref
-                else:
-                    part = self._take_some(self._ready, most - len(taken))
-                    self.leased.update(zip(map(_sequence_of, part), repeat(self._ready_ref)))
+                part = _take_some(self._ready, most - len(taken))
+                self.leased.update(zip(map(_sequence_of, part), repeat(self._ready_ref)))
+                taken += part
             elif self._log_has_more and self._read_log():
                 continue
             elif self.memory:
-                part = self._take_some(self.memory, most - len(taken))
+                part = _take_some(self.memory, most - len(taken))
                 self.leased.update(zip(map(_sequence_of, part), part))
+                taken += part
             else:
                 return
-            taken += part
 
     def _take_bytes_into(self, taken: list[Lease], most: int, now: float, max_bytes: int) -> None:
-        """One by one: who limits the bytes has large blocks, or so many of them that a peek at each is nothing."""
-        size = 0
+        """Lease one by one: where a limit of bytes matters, blocks are large and a peek at each is cheap."""
+        total = 0
         while len(taken) < most:
             following = self._peek(now) if taken else None
-            if taken and (following is None or size + len(following.data) > max_bytes):
+            if taken and (following is None or total + len(following.data) > max_bytes):
                 return
             before = len(taken)
             self._take_into(taken, before + 1, now)
             if len(taken) == before:
                 return
-            size += len(taken[-1].data)
+            total += len(taken[-1].data)
 
-    def note_leased(self, taken: list[Lease]) -> None:
-        """Write down who has been handed out, so that a crash counts as an attempt."""
+    def journal_leases(self, taken: list[Lease]) -> None:
+        """Write the leases to the journal, so that a crash counts as an attempt."""
         if len(taken) == 1:
-            lease = taken[0]
-            self.store.note(journal.leased(lease.sequence, 1, lease.attempts))
-            return
-        self.store.note(b"".join([journal.leased(*run) for run in runs.by_attempts(taken)]))
-
-    def next_due(self) -> float | None:
-        """When the next delayed block may go out."""
-        return self._delayed[0][0] if self._delayed else None
+            self.store.write_journal(journal.pack_leased(taken[0].sequence, 1, taken[0].attempts))
+        else:
+            self.store.write_journal(
+                b"".join([journal.pack_leased(*run) for run in lease_runs.group_by_attempts(taken)])
+            )
 
     def finish(self, leases: Sequence[Lease]) -> int:
-        """Take the leases as done, in any order; how many of them were out. The others were done or dropped before."""
-        if len(leases) == 1:
-            return self._finish_one(leases[0])
-        popped = list(map(self.leased.pop, map(_sequence_of, leases), repeat(None)))
-        if None in popped:
-            leases = [lease for lease, held in zip(leases, popped) if held is not None]
-            if not leases:
+        """Take the leases as done, in any order. Returns how many of them were out; the others were done before."""
+        leased, store = self.leased, self.store
+        if len(leases) == 1:  # the common case, without a list of runs
+            sequence, _, data, _ = leases[0]
+            if leased.pop(sequence, None) is None:
                 return 0
-        if self.store.attempts:
-            for lease in leases:
-                self.store.attempts.pop(lease.sequence, None)
-        records = [
-            self.store.ack(first, first + count, length)
-            for first, count, length in runs.with_bytes(leases)
-        ]  # fmt: skip
-        self.store.note(b"".join(records))
-        self.count -= len(leases)
-        self.bytes -= sum(len(lease.data) for lease in leases)
-        return len(leases)
-
-    def _finish_one(self, lease: Lease) -> int:
-        is_out = self.settle(lease)
-        if is_out and self.store.journals:
-            self.store.note(journal.acked(lease.sequence, 1, len(lease.data)))
-        return is_out
-
-    def settle(self, lease: Lease) -> bool:
-        """Take one lease as done; False if it was not out. The journal is yet to be told."""
-        sequence, _, data, _ = lease
-        if self.leased.pop(sequence, None) is None:
-            return False
-        store = self.store
-        if store.attempts:
-            store.attempts.pop(sequence, None)
-        store.acked.add_one(sequence)
-        store.changed = True
-        self.count -= 1
-        self.bytes -= len(data)
-        return True
+            store.ack_one(sequence, len(data))
+            self.count -= 1
+            self.bytes -= len(data)
+            return 1
+        done = [lease for lease in leases if leased.pop(lease[0], None) is not None]
+        if not done:
+            return 0
+        self.count -= len(done)
+        self.bytes -= store.ack(lease_runs.group_with_bytes(done))
+        return len(done)
 
     def give_back(self, lease: Lease, due_at: float | None) -> bool:
-        """Let the block go out again, at once or at `due_at`; False if it was not out any more."""
+        """Let the block go out again, at once or at `due_at`. Returns False if it was not out any more."""
         held = self.leased.pop(lease.sequence, None)
         if held is None:
             return False
-        self.returned[lease.sequence] = held
+        self.returned.add(lease.sequence, held, due_at)
         self.store.attempts[lease.sequence] = lease.attempts
         self.store.changed = True
-        if due_at is None:
-            heapq.heappush(self._due, lease.sequence)
-        else:
-            heapq.heappush(self._delayed, (due_at, lease.sequence))
         return True
 
     def evict(self, now: float) -> bool:
-        """Drop the oldest block that nobody has on lease, else the oldest of all; False if there is none.
+        """Drop the oldest block that is not on lease, else the oldest of all. Returns False if there is none.
 
         An OSError (it could not be read) leaves everything as it was.
         """
-        if self.returned:  # what came back is older than all that was never out
-            return self._evict_returned()
+        if self.returned.held:  # what came back is older than all that was never out
+            lease = self._take_returned(min(self.returned.held))
+            return lease is None or bool(self.finish([lease]))
         taken: list[Lease] = []
         self._take_into(taken, 1, now)
         return bool(self.finish(taken)) if taken else self._evict_leased()
 
-    def _evict_returned(self) -> bool:
-        oldest = min(self.returned)
-        lease = self._take_again(oldest)
-        self._due = [sequence for sequence in self._due if sequence != oldest]
-        self._delayed = [entry for entry in self._delayed if entry[1] != oldest]
-        heapq.heapify(self._due)
-        heapq.heapify(self._delayed)
-        return lease is None or bool(self.finish([lease]))
-
     def _evict_leased(self) -> bool:
-        """Everything is on lease: let go of the oldest. Its holder may still succeed with it, only not fail."""
+        """Drop the oldest leased block. Its consumer may still finish it; a nack has no effect."""
         if not self.leased:
             return False
         oldest = min(self.leased)
@@ -235,66 +322,42 @@ class Backlog(Intake):
         return True
 
     def peek(self, now: float) -> Lease | None:
-        """What `take` would hand out first; nothing changes."""
+        """Returns what `take` would hand out first; nothing changes."""
         try:
             return self._peek(now)
         except OSError as error:
             raise disk_error(error) from error
 
     def _peek(self, now: float) -> Lease | None:
-        self._wake_delayed(now)
-        if self._due:
-            return self._again(self._due[0])
-        if self._ready or self._ahead or (self._log_has_more and self._read_log()):
-            return self._ready[0] if self._ready else self._ahead[0][0]
+        if self.returned.held and (sequence := self.returned.due(now)) is not None:
+            return self._read_returned(sequence)
+        if self._ready or (self._log_has_more and self._read_log()):
+            return self._ready[0]
         return self.memory[0] if self.memory else None
 
-    def _take_some(self, source: deque[Lease], most: int) -> list[Lease]:
-        if most == 1:
-            return [source.popleft()]
-        if most >= len(source):
-            part = list(source)
-            source.clear()
-            return part
-        return [source.popleft() for _ in range(most)]
-
-    def _take_returned(self, most: int, now: float, taken: list[Lease]) -> None:
-        self._wake_delayed(now)
-        while self._due and len(taken) < most:
-            lease = self._take_again(self._due[0])
-            heapq.heappop(self._due)
-            if lease is not None:
-                taken.append(lease)
-
-    def _take_again(self, sequence: int) -> Lease | None:
-        """Lease a block that came back; None if it has been damaged since it was read first."""
-        lease = self._again(sequence)
-        held = self.returned.pop(sequence)
+    def _take_returned(self, sequence: int) -> Lease | None:
+        """Lease a block that came back. Returns None if it has been damaged since it was read first."""
+        lease = self._read_returned(sequence)
+        held = self.returned.remove(sequence)
         self.leased[sequence] = lease if lease is not None and isinstance(held, Lease) else held
         if lease is None:
             self.store.quarantine.lost_blocks += 1
             self.finish([Lease(sequence, 1, b"", 0.0)])
         return lease
 
-    def _again(self, sequence: int) -> Lease | None:
-        held = self.returned[sequence]
+    def _read_returned(self, sequence: int) -> Lease | None:
+        held = self.returned.held[sequence]
         if isinstance(held, Lease):
             return held._replace(attempts=self.store.attempts[sequence] + 1)
         return self.store.read_again(held, sequence)
 
-    def _wake_delayed(self, now: float) -> None:
-        while self._delayed and self._delayed[0][0] <= now:
-            heapq.heappush(self._due, heapq.heappop(self._delayed)[1])
-
     def _read_log(self) -> bool:
-        """Fill `_ready` from the next frame, or `_ahead` from the next ones; False at the end of the log."""
-        store = self.store
-        found = store.read_upcoming()
-        if found is None:
-            self._ahead.extend(store.read_ahead())
-            if self._ahead:
-                return True
-            found = self._correct_counts(store.read())
+        """Fill `_ready` from the next frame. Returns False at the end of the log."""
+        if (cached := self.store.read_cached()) is not None:
+            self._ready_ref, lease = cached
+            self._ready.append(lease)
+            return True
+        found = self._correct_counts(self.store.read())
         if found is None:
             self._log_has_more = False
             return False
@@ -303,7 +366,7 @@ class Backlog(Intake):
         return True
 
     def _correct_counts(self, found: tuple[FrameRef, list[Lease]] | None) -> tuple[FrameRef, list[Lease]] | None:
-        """Reading has shown what was counted and is not there."""
+        """Subtract the blocks that were counted and, as reading has shown, are not there."""
         self.count -= self.store.drift_count
         self.bytes -= self.store.drift_bytes
         self.store.drift_count = self.store.drift_bytes = 0
@@ -312,10 +375,10 @@ class Backlog(Intake):
     # -- remembering -----------------------------------------------------------------------------------------------
 
     def snapshot(self, *, clean: bool) -> Meta:
-        """The meta as of now; the log's part only, memory is gone after a crash."""
+        """Returns the meta as of now. It covers the log only: memory is gone after a crash."""
         only_memory = list(self.memory)
         attempts = {s: n for s, n in self.store.attempts.items() if s not in self.leased}
-        for part in (self.leased, self.returned):
+        for part in (self.leased, self.returned.held):
             only_memory += [held for held in part.values() if isinstance(held, Lease)]
         for sequence, held in self.leased.items():
             if not isinstance(held, Lease):
@@ -327,3 +390,11 @@ class Backlog(Intake):
             list(attempts.items()),
             clean=clean,
         )
+
+
+def _take_some(source: deque[Lease], most: int) -> list[Lease]:
+    if most >= len(source):
+        part = list(source)
+        source.clear()
+        return part
+    return [source.popleft() for _ in range(most)]

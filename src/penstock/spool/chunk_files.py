@@ -1,4 +1,4 @@
-"""The log: one endless row of bytes, cut into chunk files named by the offset at which each begins (16 hex digits).
+"""The log: one endless sequence of bytes, cut into chunk files that are named by their offset (16 hex digits).
 
 A frame never crosses from one chunk into the next. A chunk is as long as its file; the next one begins at or behind
 its end (the seed leaves gaps in the offsets, and consumed chunks leave gaps too), so to read on behind the end of a
@@ -19,7 +19,7 @@ _LOOK_FRAMES = 8  # so many plausible lengths in a row are no accident
 _OPEN_CHUNKS = 16  # handles kept open; a backlog of a terabyte has two thousand chunks
 
 
-class Chunk:
+class ChunkFile:
     """One chunk file. `first` is the sequence of its first whole frame, None while that is unknown."""
 
     __slots__ = ("checked", "deleted", "first", "handle", "size", "start", "syncing")
@@ -42,19 +42,18 @@ class ChunkLog:
     """The chunk files of one folder. Not thread-safe: the queue's lock guards it."""
 
     def __init__(self, files: Files, folder: str, chunk_size: int, seed_end: int | None) -> None:
-        """`seed_end`: only chunks below this offset are in the seed's format; None where nobody wrote that down."""
+        """`seed_end`: only chunks below this offset are in the seed's format; None where no meta says it."""
         self._files = files
-        self.pread = files.pread
         self._folder = folder
         self._chunk_size = chunk_size
-        self.chunks = [Chunk(int(name, 16), 0) for name in sorted(files.names(folder)) if _NAME.fullmatch(name)]
+        self.chunks = [ChunkFile(int(name, 16), 0) for name in sorted(files.names(folder)) if _NAME.fullmatch(name)]
         for chunk in self.chunks:
             chunk.size = files.size_of(self.path(chunk))
         self._starts = [chunk.start for chunk in self.chunks]
-        self._writer: Chunk | None = None
-        self._dirty: list[Chunk] = []
-        self._opened: list[Chunk] = []
-        self._gone: list[int] = []  # handles of deleted chunks
+        self._writer: ChunkFile | None = None
+        self._dirty: list[ChunkFile] = []
+        self._opened: list[ChunkFile] = []
+        self._deleted_handles: list[int] = []  # handles of deleted chunks
         self._names_changed = False
         self.rotations = 0
         for chunk in self.chunks:
@@ -73,11 +72,11 @@ class ChunkLog:
     def size_bytes(self) -> int:
         return sum(chunk.size for chunk in self.chunks)
 
-    def path(self, chunk: Chunk) -> str:
+    def path(self, chunk: ChunkFile) -> str:
         return f"{self._folder}/{chunk.start:016x}"
 
     def append(self, buffers: Buffers, length: int, first: int) -> int:
-        """Write a frame (or several, whole) and say at which offset; OSError leaves the log as it was."""
+        """Write one or more whole frames. Returns their offset; an OSError leaves the log as it was."""
         writer = self._writer
         if writer is None or (writer.size and writer.size + length > self._chunk_size):
             writer = self._begin_chunk(first)
@@ -98,7 +97,7 @@ class ChunkLog:
         return len(self.chunks), self.chunks[-1].size if self.chunks else 0
 
     def rollback(self, mark: tuple[int, int]) -> None:
-        """Take back what was appended since `mark`, as far as the disk lets us; the next frame overwrites the rest."""
+        """Take back what was appended since `mark`, as far as the disk allows; the next frame overwrites the rest."""
         count, size = mark
         for chunk in reversed(self.chunks[count:]):  # a kill in between leaves a beginning, not a gap
             self._shorten(chunk, 0)  # first: one that cannot be deleted has at least to be empty
@@ -110,14 +109,10 @@ class ChunkLog:
         if len(self.chunks) > count:
             self._writer = None  # the next frame uses the empty file that is left, under its own first sequence
 
-    def _shorten(self, chunk: Chunk, size: int) -> None:
+    def _shorten(self, chunk: ChunkFile, size: int) -> None:
         with suppress(OSError):
             self._truncate(chunk, size)
         chunk.size = size
-
-    def begin_chunk(self) -> None:
-        """Let the next frame lie in a new chunk: the current one belongs to another writer or its sync has failed."""
-        self._writer = None
 
     def begin_empty_chunk(self, first: int) -> None:
         """Begin the next chunk now, so that the one before can be deleted."""
@@ -127,8 +122,8 @@ class ChunkLog:
     def last_size(self) -> int:
         return self.chunks[-1].size if self.chunks else 0
 
-    def _begin_chunk(self, first: int) -> Chunk:
-        chunk = Chunk(self.end, 0)
+    def _begin_chunk(self, first: int) -> ChunkFile:
+        chunk = ChunkFile(self.end, 0)
         if self.chunks and self.chunks[-1].start == chunk.start:  # an empty file: nothing to keep
             chunk = self.chunks[-1]
             self._open(chunk)
@@ -142,8 +137,8 @@ class ChunkLog:
         self._names_changed = True
         return chunk
 
-    def _open(self, chunk: Chunk, *, create: bool = False) -> None:
-        """Have a handle of the chunk; the one that was opened longest ago may lose its own."""
+    def _open(self, chunk: ChunkFile, *, create: bool = False) -> None:
+        """Open the chunk unless it is open; the chunk that was opened longest ago may be closed for it."""
         if chunk.handle >= 0:
             return
         chunk.handle = self._files.open(self.path(chunk), create=create)
@@ -152,105 +147,103 @@ class ChunkLog:
             if other is not self._writer and not other.syncing and other not in self._dirty:
                 self._close(other)
 
-    def _close(self, chunk: Chunk) -> None:
+    def _close(self, chunk: ChunkFile) -> None:
         if chunk.handle >= 0:
             self._files.close(chunk.handle)
             chunk.handle = -1
             self._opened.remove(chunk)
 
-    def _let_go(self, chunk: Chunk) -> None:
-        """Leave the handle of a deleted chunk to whoever asks for `take_gone`."""
+    def _release_handle(self, chunk: ChunkFile) -> None:
+        """Keep the handle of a deleted chunk for `take_deleted_handles`."""
         if chunk.handle >= 0:
-            self._gone.append(chunk.handle)
+            self._deleted_handles.append(chunk.handle)
             chunk.handle = -1
             self._opened.remove(chunk)
 
-    def take_gone(self) -> list[int]:
+    def take_deleted_handles(self) -> list[int]:
         """The handles of chunks deleted since the last time, to be closed without the queue's lock.
 
         The last handle of a deleted file is what keeps its bytes: to close it takes 0.1 s for 512 MiB.
         """
-        gone, self._gone = self._gone, []
+        gone, self._deleted_handles = self._deleted_handles, []
         return gone
 
-    def at(self, offset: int) -> Chunk | None:
+    def chunk_at(self, offset: int) -> ChunkFile | None:
         """The chunk in which a reader at `offset` goes on, None at the end of the log."""
         index = bisect_right(self._starts, offset) - 1
         if index >= 0 and offset < self.chunks[index].end:
             return self.chunks[index]
-        return self._from(index + 1)
+        return self._first_nonempty(index + 1)
 
-    def after(self, chunk: Chunk) -> Chunk | None:
+    def chunk_after(self, chunk: ChunkFile) -> ChunkFile | None:
         """The next chunk that holds anything."""
-        return self._from(bisect_right(self._starts, chunk.start))
+        return self._first_nonempty(bisect_right(self._starts, chunk.start))
 
-    def _from(self, index: int) -> Chunk | None:
+    def _first_nonempty(self, index: int) -> ChunkFile | None:
         while index < len(self.chunks) and not self.chunks[index].size:
             index += 1
         return self.chunks[index] if index < len(self.chunks) else None
 
-    def with_ends(self) -> list[tuple[Chunk, int | None]]:
-        """Each chunk and the first sequence that is known to lie behind it; None of the last."""
+    def with_ends(self) -> list[tuple[ChunkFile, int | None]]:
+        """Returns each chunk with the first sequence that is known to lie behind it, None for the last."""
         ends: list[int | None] = [None]
         for chunk in reversed(self.chunks):  # one that is empty or begins with damage does not know its own
             ends.append(ends[-1] if chunk.first is None else chunk.first)
         return list(zip(self.chunks, ends[-2::-1]))
 
-    def read(self, chunk: Chunk, offset: int, length: int) -> bytes:
+    def read(self, chunk: ChunkFile, offset: int, length: int) -> bytes:
         """At most `length` bytes of the chunk from the log's `offset` on."""
-        at = offset - chunk.start
-        return self.pread(self.handle_of(chunk), min(length, chunk.size - at), at)
-
-    def handle_of(self, chunk: Chunk) -> int:
-        """What `pread` wants: good until another chunk is opened. Who reads with it minds the end of the chunk."""
         if chunk.handle < 0:
             self._open(chunk)
-        return chunk.handle
+        at = offset - chunk.start
+        return self._files.pread(chunk.handle, min(length, chunk.size - at), at)
 
-    def cut(self, offset: int) -> None:
+    def truncate_at(self, offset: int) -> None:
         """End the last chunk at `offset`: what lay behind was never accepted."""
         self._truncate(self.chunks[-1], offset - self.chunks[-1].start)
 
-    def _truncate(self, chunk: Chunk, size: int) -> None:
+    def _truncate(self, chunk: ChunkFile, size: int) -> None:
         self._open(chunk)
         self._files.truncate(chunk.handle, size)
         chunk.size = size
 
     def resume_writing(self) -> None:
-        """Go on in the last chunk, if it is ours and has room."""
+        """Append to the last chunk, if it has checked frames and room."""
         if self.chunks and self.chunks[-1].checked and self.chunks[-1].size < self._chunk_size and not self.overlaps:
             chunk = self.chunks[-1]
             self._open(chunk)
             self._writer = chunk
 
-    def doubt(self, offset: int) -> None:
-        """Sync what lies behind `offset` the next time: the process that wrote it may not have come to it."""
+    def mark_unsynced(self, offset: int) -> None:
+        """Let the next sync cover what lies behind `offset`: its writer may have died before its own sync."""
         for chunk in self.chunks:
             if chunk.end > offset:
                 self._open(chunk)
                 self._dirty.append(chunk)
                 self._names_changed = True
 
-    def take_dirty(self) -> tuple[list[Chunk], bool]:
-        """The chunks with writes that no sync has covered, pinned until `synced`, and whether names have changed."""
+    def begin_sync(self) -> tuple[list[ChunkFile], bool]:
+        """The chunks with writes that no sync has covered, pinned until `end_sync`; whether names have changed."""
         dirty, names = self._dirty, self._names_changed
         self._dirty, self._names_changed = [], False
         for chunk in dirty:
             chunk.syncing += 1
         return dirty, names
 
-    def synced(self, chunks: list[Chunk]) -> None:
+    def end_sync(self, chunks: list[ChunkFile], *, is_refused: bool, is_interrupted: bool) -> list[int]:
+        """Unpin the chunks of `begin_sync`, dirty again after an interruption. Returns handles to close."""
         for chunk in chunks:
             chunk.syncing -= 1
             if chunk.deleted and not chunk.syncing:
-                self._let_go(chunk)
+                self._release_handle(chunk)
+        if is_interrupted:
+            self._dirty += [chunk for chunk in chunks if chunk not in self._dirty and not chunk.deleted]
+            self._names_changed = True
+        if is_refused:  # the kernel has given up on those pages: another sync of this file would claim success
+            self._writer = None
+        return self.take_deleted_handles()
 
-    def not_synced(self, chunks: list[Chunk]) -> None:
-        """The sync was interrupted, not refused: those chunks and the names are as dirty as before."""
-        self._dirty += [chunk for chunk in chunks if chunk not in self._dirty and not chunk.deleted]
-        self._names_changed = True
-
-    def delete(self, chunk: Chunk) -> None:
+    def delete(self, chunk: ChunkFile) -> None:
         self._files.unlink(self.path(chunk))
         index = self.chunks.index(chunk)
         del self.chunks[index], self._starts[index]
@@ -260,25 +253,25 @@ class ChunkLog:
         if chunk in self._dirty:
             self._dirty.remove(chunk)
         if not chunk.syncing:
-            self._let_go(chunk)
+            self._release_handle(chunk)
 
     def close(self) -> None:
         for chunk in self.chunks:
             chunk.deleted = True  # one that is being synced is closed when that is over
             if not chunk.syncing:
                 self._close(chunk)
-        for handle in self.take_gone():
+        for handle in self.take_deleted_handles():
             self._files.close(handle)
 
-    def _first_sequence(self, chunk: Chunk) -> int | None:
+    def _first_sequence(self, chunk: ChunkFile) -> int | None:
         data = self.read(chunk, chunk.start, frames.HEADER_SIZE)
         try:
             return frames.parse_header(data, 0, chunk.start, checked=chunk.checked).first
         except frames.DamagedFrame:
             return None
 
-    def _looks_like_seed(self, chunk: Chunk) -> bool:
-        """Whether frames of the seed follow one another here, and none of ours is to be seen."""
+    def _looks_like_seed(self, chunk: ChunkFile) -> bool:
+        """Whether frames of the seed follow one another here, and there is no checked frame."""
         data = self.read(chunk, chunk.start, _LOOK)
         if frames.MAGIC in data:
             return False

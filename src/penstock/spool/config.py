@@ -88,7 +88,7 @@ class FastQueueConfig:
         most = self.max_attempts
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise ConfigError(f"must be >= 1 or None, got {most!r}", field="max_attempts")
-        if size(self.write_buffer_size) > _LARGEST_BUFFER:
+        if parsed_bytes(self.write_buffer_size) > _LARGEST_BUFFER:
             raise ConfigError(
                 f"must be <= {_LARGEST_BUFFER} (1Gi), got {self.write_buffer_size}", field="write_buffer_size"
             )
@@ -100,19 +100,21 @@ class FastQueueConfig:
             )
         if self.order not in _ORDERS:
             raise ConfigError(f"must be one of {', '.join(_ORDERS)}, got {self.order!r}", field="order")
-        self._set("max_block_bytes", min(size(self.max_block_bytes), size(self.max_bytes), _LARGEST_FRAME))
+        self._set(
+            "max_block_bytes", min(parsed_bytes(self.max_block_bytes), parsed_bytes(self.max_bytes), _LARGEST_FRAME)
+        )
 
     def _set(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)
 
 
-def size(value: int | str) -> int:
+def parsed_bytes(value: int | str) -> int:
     """A size that `FastQueueConfig` has parsed already, as the int that it is."""
     assert isinstance(value, int)
     return value
 
 
-def seconds(value: float | str) -> float:
+def parsed_seconds(value: float | str) -> float:
     """A duration that `FastQueueConfig` has parsed already, as the float that it is."""
     assert isinstance(value, float)
     return value

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from penstock.clock import Clock
 from penstock.errors import QueueError
-from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, size
+from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, parsed_bytes
 from penstock.spool.lease import Lease
 
 FOLDER_NAME = "dead-letters"  # inside the queue's own folder, unless the settings name another
@@ -64,22 +64,22 @@ def unpack(block: bytes) -> DeadLetter:
         raise ValueError(f"not a dead letter: {error}") from error
 
 
-def settings_of(config: FastQueueConfig) -> FastQueueConfig:
-    """At least as durable as the queue itself, and never in its way: letters have no letters of their own."""
+def dead_letter_config(config: FastQueueConfig) -> FastQueueConfig:
+    """The settings of the dead-letter queue: at least as durable as the queue, and without dead letters of its own."""
     return replace(
         config,
         durability=Durability.FSYNC if config.durability is Durability.FSYNC else Durability.DISK,
         max_size=max(config.max_size, _MOST),
-        max_bytes=size(config.max_bytes) + OVERHEAD,
-        max_block_bytes=size(config.max_block_bytes) + OVERHEAD,
+        max_bytes=parsed_bytes(config.max_bytes) + OVERHEAD,
+        max_block_bytes=parsed_bytes(config.max_block_bytes) + OVERHEAD,
         full_behavior=FullBehavior.DROP_OLDEST,
         max_attempts=None,
         order="fifo",
     )
 
 
-def _asked_for(lease: Lease, reason: str, largest: int) -> DeadLetter | None:
-    """The letter; None if its reason is another, it is too large, or somebody pushed what is no letter."""
+def _matching_letter(lease: Lease, reason: str, largest: int) -> DeadLetter | None:
+    """The letter; None if its reason is another, if it is too large, or if the block is no letter."""
     try:
         letter = unpack(lease.data)
     except ValueError:
@@ -87,7 +87,7 @@ def _asked_for(lease: Lease, reason: str, largest: int) -> DeadLetter | None:
     return letter if reason in letter.reason and len(letter.data) <= largest else None
 
 
-class _Queue(Protocol):
+class LetterQueue(Protocol):
     def push(self, block: bytes) -> int: ...
 
     def lease(self, max_blocks: int = 1) -> list[Lease]: ...
@@ -104,18 +104,18 @@ class _Queue(Protocol):
     def __len__(self) -> int: ...
 
 
-class DeadLetters:
+class DeadLetterQueue:
     """The dead-letter queue of one queue, opened when the first letter comes.
 
     Threads: every method may be called from any thread.
     """
 
-    def __init__(self, open_queue: Callable[[], _Queue], clock: Clock) -> None:
+    def __init__(self, open_queue: Callable[[], LetterQueue], clock: Clock) -> None:
         self._open_queue = open_queue
         self._clock = clock
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._queue: _Queue | None = None
+        self._queue: LetterQueue | None = None
         self._dropped = 0  # from queues that are closed by now
         self.pushed = 0
 
@@ -138,7 +138,7 @@ class DeadLetters:
         """Hand the blocks whose reason contains `reason` to `into`, then forget them; how many, and how many stay.
 
         `into` says how many of them it has taken, from the first on; 0 ends it. Those of more than `largest` bytes
-        stay. What is given up meanwhile, perhaps the same blocks, waits for the next time.
+        stay. Letters that arrive during the replay, perhaps of the same blocks, wait for the next one.
         """
         with self._lock:
             letters = self._opened_locked()
@@ -148,7 +148,7 @@ class DeadLetters:
         try:
             while has_room and left > 0 and (leases := letters.lease(min(left, _AT_ONCE))):
                 left -= len(leases)
-                found = [(lease, _asked_for(lease, reason, largest)) for lease in leases]
+                found = [(lease, _matching_letter(lease, reason, largest)) for lease in leases]
                 kept += [lease for lease, letter in found if letter is None]
                 chosen = [(lease, letter.data) for lease, letter in found if letter is not None]
                 while chosen and has_room:
@@ -164,7 +164,7 @@ class DeadLetters:
                 letters.nack(lease)
         return replayed, len(kept) + left
 
-    def _opened_locked(self) -> _Queue:
+    def _opened_locked(self) -> LetterQueue:
         if self._queue is None:
             try:
                 self._queue = self._open_queue()

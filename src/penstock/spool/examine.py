@@ -1,4 +1,4 @@
-"""Looking into a queue's folder from outside: what it holds, whether it is whole, and mending it where it is not."""
+"""Examines a queue's folder from outside: what it holds, whether it is whole; repairs it if asked."""
 
 import json
 import os
@@ -9,22 +9,22 @@ from typing import TypeVar
 
 from penstock.errors import QueueError
 from penstock.spool import frames, meta
-from penstock.spool.chunk_files import Chunk
+from penstock.spool.chunk_files import ChunkFile
 from penstock.spool.dead_letters import FOLDER_NAME
 from penstock.spool.files import Files, OsFiles, write_all
-from penstock.spool.folder import is_taken, take
+from penstock.spool.folder import is_locked, lock_folder
+from penstock.spool.frame_reader import FrameReader
 from penstock.spool.meta import DamagedMeta
-from penstock.spool.reader import FrameReader
-from penstock.spool.recovery import Recovered, recover
+from penstock.spool.recovery import RecoveredState, recover
 
 _MOST_LOOKS = 20
 Seen = TypeVar("Seen")
-_CHUNK_SIZE = 512 << 20  # nothing is appended here, so any value serves
+ANY_CHUNK_SIZE = 512 << 20  # nothing is appended here, so any value serves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overview:
-    """A queue's folder at a glance. It costs the same whatever the backlog; of a queue in use it is a moment's view."""
+    """A queue's folder at a glance. Its cost does not depend on the backlog. For a queue in use it is a snapshot."""
 
     path: str
     is_in_use: bool
@@ -49,7 +49,7 @@ class Damage:
     offset: int
     bytes: int
     reason: str
-    blocks: int | None  # that were lost with them, None where nobody can know
+    blocks: int | None  # that were lost with them, None if that cannot be known
     is_mended: bool = False
 
 
@@ -78,12 +78,13 @@ class CheckReport:
 def overview(folder: str, files: Files | None = None) -> Overview:
     """Look at a folder without changing it; QueueError if there is no queue."""
     files = files or OsFiles()
-    return _while_in_use(_overview, files, folder)
+    return look_while_in_use(_overview, files, folder)
 
 
-def _while_in_use(look: Callable[[Files, str], Seen], files: Files, folder: str) -> Seen:
+def look_while_in_use(look: Callable[[Files, str], Seen], files: Files, folder: str) -> Seen:
+    """`look` again while chunks vanish under it: the queue's owner deletes those that are done."""
     for _ in range(_MOST_LOOKS):
-        with suppress(FileNotFoundError):  # a chunk was done with, and deleted, while we looked
+        with suppress(FileNotFoundError):
             return look(files, folder)
     return look(files, folder)
 
@@ -102,7 +103,7 @@ def _overview(files: Files, folder: str) -> Overview:
         letters = overview(f"{folder}/{FOLDER_NAME}", files).blocks
     return Overview(
         path=folder,
-        is_in_use=is_taken(files, folder),
+        is_in_use=is_locked(files, folder),
         meta=version,
         was_closed_properly=not state.unclean,
         blocks=state.count,
@@ -124,23 +125,23 @@ def check(
     """Read every frame. With `repair`, which wants the queue to be closed (QueueLocked), leave the folder whole:
 
     the torn tail is cut, the meta rebuilt at the next open, and damaged bytes are copied to the quarantine and
-    replaced by a frame of the same length that says which blocks are gone. `advance` is told the bytes read.
+    replaced by a frame of the same length that says which blocks are gone. `advance` gets the bytes read.
     """
     files = files or OsFiles()
-    lock = take(files, folder) if repair and files.names(folder) else None
+    lock = lock_folder(files, folder) if repair and files.names(folder) else None
     try:
-        report = CheckReport(path=folder, is_in_use=lock is None and is_taken(files, folder))
-        state, report.meta = _while_in_use(_read_state, files, folder)
+        report = CheckReport(path=folder, is_in_use=lock is None and is_locked(files, folder))
+        state, report.meta = look_while_in_use(_read_state, files, folder)
         expected: int | None = None
         for chunk in list(state.chunks.chunks):
             try:
                 expected = _check_chunk(files, state, chunk, report, expected, repair=repair)
             except FileNotFoundError:
-                expected = None  # done with, and deleted by whoever has the queue
+                expected = None  # done, and deleted by the process that has the queue open
             if advance is not None:
                 advance(chunk.size)
         if repair and report.meta == "damaged":
-            recover(files, folder, _CHUNK_SIZE).chunks.close()
+            recover(files, folder, ANY_CHUNK_SIZE).chunks.close()
             files.unlink(f"{folder}/{meta.META_NAME}")
             report.meta = "missing"
         state.chunks.close()
@@ -151,7 +152,7 @@ def check(
 
 
 def _check_chunk(
-    files: Files, state: Recovered, chunk: Chunk, report: CheckReport, expected: int | None, *, repair: bool
+    files: Files, state: RecoveredState, chunk: ChunkFile, report: CheckReport, expected: int | None, *, repair: bool
 ) -> int | None:
     """Read one chunk; the sequence after its last block, None if no frame has said one yet."""
     is_last = chunk is state.chunks.chunks[-1]
@@ -167,7 +168,7 @@ def _check_chunk(
             report.torn_bytes = 0 if repair or report.is_in_use else end - start
             if repair:
                 state.quarantine.keep(state.chunks, chunk, start, end, "torn tail")
-                state.chunks.cut(start)
+                state.chunks.truncate_at(start)
         else:
             first = header.first if header is not None else expected
             lost_end = header.end if header is not None else _following(state, end)
@@ -183,7 +184,7 @@ def _check_chunk(
     return expected
 
 
-def _pieces(state: Recovered, chunk: Chunk) -> Iterator[tuple[int, int, frames.FrameHeader | None, str]]:
+def _pieces(state: RecoveredState, chunk: ChunkFile) -> Iterator[tuple[int, int, frames.FrameHeader | None, str]]:
     """(start, end, header, what is wrong) of everything that lies in the chunk, damaged or not."""
     reader = FrameReader(state.chunks, chunk.start, None)
     while (at := reader.offset) < chunk.end:
@@ -198,18 +199,18 @@ def _pieces(state: Recovered, chunk: Chunk) -> Iterator[tuple[int, int, frames.F
         yield offset, reader.offset, header, "" if frame is not None else "damaged body"
 
 
-def _following(state: Recovered, offset: int) -> int | None:
+def _following(state: RecoveredState, offset: int) -> int | None:
     """What the frame behind `offset` says that the frame before it ended with."""
     found = FrameReader(state.chunks, offset, None).next_header()
     return found[1].follows if found is not None and found[1].checked else None
 
 
 def _mend(
-    files: Files, state: Recovered, chunk: Chunk, span: tuple[int, int], first: int, lost: int, reason: str
+    files: Files, state: RecoveredState, chunk: ChunkFile, span: tuple[int, int], first: int, lost: int, reason: str
 ) -> bool:
     """Put a frame of holes in the place of damaged bytes; False if they are too few for one."""
     start, end = span
-    filler = frames.filler(end - start, first, lost) if chunk.checked else None
+    filler = frames.encode_holes(end - start, first, lost) if chunk.checked else None
     if filler is None:
         return False
     state.quarantine.keep(state.chunks, chunk, start, end, reason)
@@ -218,13 +219,13 @@ def _mend(
     return True
 
 
-def _read_state(files: Files, folder: str) -> tuple[Recovered, str]:
+def _read_state(files: Files, folder: str) -> tuple[RecoveredState, str]:
     try:
         known = meta.load(files, folder)
         version = "missing" if known is None else f"version {known.version}"
     except DamagedMeta:
         version = "damaged"
-    state = recover(files, folder, _CHUNK_SIZE, repair=False)
+    state = recover(files, folder, ANY_CHUNK_SIZE, repair=False)
     if version == "missing" and not state.chunks.chunks:
         raise QueueError(f"there is no queue in {folder}")
     return state, version

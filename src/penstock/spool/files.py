@@ -13,7 +13,7 @@ Buffers = Sequence[bytes]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Mapped(Protocol):
+class MappedFile(Protocol):
     """Bytes of a file, in memory; the kernel has them as soon as they are stored."""
 
     def __setitem__(self, where: slice, data: bytes, /) -> None: ...
@@ -45,7 +45,7 @@ class Files(Protocol):
         """Bytes written; fewer than given is not an error yet."""
         ...
 
-    def map(self, handle: int, length: int, /) -> Mapped:
+    def map(self, handle: int, length: int, /) -> MappedFile:
         """Reserve `length` bytes on the disk and map them: what is stored there needs no call and cannot fail."""
         ...
 
@@ -69,7 +69,7 @@ class Files(Protocol):
 
 
 class OsFiles:
-    """The real one."""
+    """The operating system's files."""
 
     # Bound straight to the C functions: on a hot path the call is all there is to pay.
     close = staticmethod(os.close)
@@ -116,7 +116,7 @@ class OsFiles:
             raise QueueLocked(f"another process has the queue in {folder}, or this one opened it twice") from None
         return handle
 
-    def map(self, handle: int, length: int, /) -> Mapped:
+    def map(self, handle: int, length: int, /) -> MappedFile:
         os.posix_fallocate(handle, 0, length)  # a hole in the file would turn a full disk into a SIGBUS
         return mmap.mmap(handle, length)
 
@@ -146,7 +146,7 @@ def read_file(files: Files, path: str) -> bytes:
 
 
 def disk_error(error: OSError) -> QueueError:
-    """What the kernel said, as one of ours."""
+    """The kernel's error as DiskFull or DiskFailed."""
     if error.errno in DISK_FULL:
         return DiskFull(f"no room on the disk, what was accepted is safe: {error}")
     return DiskFailed(f"the disk failed, what was accepted before is safe: {error}")

@@ -1,4 +1,4 @@
-"""A queue's folder as a whole: who has it, and the name for life that tells its sequences from every other queue's."""
+"""A queue's folder as a whole: its lock, and the id that tells its sequences from every other queue's."""
 
 import uuid
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ ID_NAME = "fastqueue.id"
 _ID_LENGTH = 32
 
 
-def take(files: Files, folder: str) -> int:
-    """Make the folder if need be and have it for ourselves until the handle is closed; QueueLocked if others do."""
+def lock_folder(files: Files, folder: str) -> int:
+    """Make the folder unless it is there, and lock it until the handle is closed; QueueLocked if it is locked."""
     files.make_folder(folder)
     return files.lock(f"{folder}/{LOCK_NAME}")
 
 
-def is_taken(files: Files, folder: str) -> bool:
-    """Whether somebody has the queue open."""
+def is_locked(files: Files, folder: str) -> bool:
+    """Whether a process has the queue open."""
     if LOCK_NAME not in files.names(folder):
         return False
     try:
@@ -30,8 +30,8 @@ def is_taken(files: Files, folder: str) -> bool:
 
 
 @contextmanager
-def opening(folder: str) -> Iterator[None]:
-    """Say of an OSError in here which folder it kept from being opened."""
+def name_in_errors(folder: str) -> Iterator[None]:
+    """Turn an OSError inside the block into a QueueError that names the folder."""
     try:
         yield
     except OSError as error:
@@ -39,15 +39,15 @@ def opening(folder: str) -> Iterator[None]:
         raise kind(f"cannot open a queue in {folder}: {error.strerror or error}") from error
 
 
-def identity(files: Files, folder: str) -> str:
-    """The id in `folder`, made on first asking: 32 hex digits that survive a power cut once they were handed out."""
+def read_or_create_id(files: Files, folder: str) -> str:
+    """The id in `folder`, created on first use: 32 hex digits that survive a power cut once they were handed out."""
     path = f"{folder}/{ID_NAME}"
     if ID_NAME in files.names(folder):
         known = read_file(files, path).decode("ascii", "replace")
         if len(known) == _ID_LENGTH:
             return known
     fresh = uuid.uuid4().hex
-    handle = files.open(path, create=True)  # a shorter one is the torn start of an id that nobody was told
+    handle = files.open(path, create=True)  # a shorter id was torn by a crash before it was handed out
     try:
         files.pwritev(handle, [fresh.encode()], 0)
         files.sync(handle)

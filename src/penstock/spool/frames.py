@@ -51,15 +51,11 @@ HEADER_SIZE = HEADER.size + CRC.size
 HOLE = 0xFFFFFFFF
 LENGTHS, TIMES = 1, 2
 MOST_HOLES = 0xFFFF
-_COPY_BELOW = 2048  # bytes of a block up to which joining is cheaper than one more buffer to write
 
 CODECS: dict[Compression, int] = {"none": 0, "snappy": 1, "lz4": 2, "zstd": 3}
 _NONE, _SNAPPY, _LZ4, _ZSTD = range(4)
 _ZSTD_LEVEL = 1  # a queue's data lives for seconds: the fastest level already halves what snappy leaves
-
-
-_SMALL_BODY = 100_000  # beyond it, cramjam's own buffers come fresh from the kernel, at ten times the price
-_SNAPPY_RATIO = 32  # snappy's best is 64 bytes from 3; a damaged length must not make us allocate gigabytes
+_SNAPPY_RATIO = 32  # snappy's best is 64 bytes from 3; a damaged length must not allocate gigabytes
 
 
 class DamagedFrame(Exception):
@@ -107,11 +103,11 @@ def encode(
     enqueued_at: float,
     codec: int,
     times: Sequence[float] | None = None,
-) -> list[bytes]:
-    """The frame as buffers to be written in one call. A single block that is not compressed is not copied."""
+) -> tuple[bytes, bytes]:
+    """The frame of some blocks: its header and its body."""
     count = len(blocks)
     if count == 1 and blocks[0] is not None:
-        return list(encode_one(blocks[0], first, follows, enqueued_at, codec))
+        return encode_one(blocks[0], first, follows, enqueued_at, codec)
     flags = LENGTHS
     lengths = [HOLE if block is None else len(block) for block in blocks]
     whole = [block for block in blocks if block is not None]
@@ -121,65 +117,41 @@ def encode(
     if times is not None:
         flags |= TIMES
         tables += struct.pack(f"<{count}I", *[_milliseconds(time - enqueued_at) for time in times])
-    if codec == _NONE and payload_bytes > _COPY_BELOW * count:
-        return _encode_uncopied(tables, whole, flags, holes, first, follows, enqueued_at, count, payload_bytes)
     raw = b"".join((tables, *whole))
     body = raw if codec == _NONE else _compress(raw, codec)
     if len(body) >= len(raw):
         codec, body = _NONE, raw  # incompressible: spare the reader the work
-    length = HEADER_SIZE - SEED_HEADER.size + len(body) | CHECKED | (SNAPPY if codec == _SNAPPY else 0)
-    crc = google_crc32c.value(body)
-    header = HEADER.pack(
-        length, MAGIC, codec, flags, holes, first, follows, enqueued_at, count, payload_bytes, crc
-    )  # fmt: skip
-    return [header + CRC.pack(google_crc32c.value(header)), body]
+    return _header(body, codec, flags, holes, first, follows, enqueued_at, count, payload_bytes), body
 
 
 def encode_one(block: bytes, first: int, follows: int, at: float, codec: int) -> tuple[bytes, bytes]:
     """The frame of a single block: its header and its body."""
-    length = len(block)
     body = block if codec == _NONE else _compress(block, codec)
-    if len(body) >= length:
+    if len(body) >= len(block):
         codec, body = _NONE, block  # incompressible: spare the reader the work
-    prefix = HEADER_SIZE - SEED_HEADER.size + len(body) | CHECKED | (SNAPPY if codec == _SNAPPY else 0)
-    header = HEADER.pack(prefix, MAGIC, codec, 0, 0, first, follows, at, 1, length, google_crc32c.value(body))
-    return header + CRC.pack(google_crc32c.value(header)), body
+    return _header(body, codec, 0, 0, first, follows, at, 1, len(block)), body
 
 
 def _milliseconds(seconds: float) -> int:
-    return min(max(0, round(seconds * 1000)), 0xFFFFFFFF)  # a clock that was set meanwhile must not stop a spill
+    return min(max(0, round(seconds * 1000)), 0xFFFFFFFF)  # a clock that was set in between must not stop a spill
 
 
-def _encode_uncopied(
-    tables: bytes,
-    whole: list[bytes],
-    flags: int,
-    holes: int,
-    first: int,
-    follows: int,
-    at: float,
-    count: int,
-    size: int,
-) -> list[bytes]:
-    """Large blocks are checksummed and written where they are; joining them would cost more than the extra calls."""
-    crc = google_crc32c.value(tables)
-    for block in whole:
-        crc = google_crc32c.extend(crc, block)
-    length = HEADER_SIZE - SEED_HEADER.size + len(tables) + size | CHECKED
-    header = HEADER.pack(length, MAGIC, _NONE, flags, holes, first, follows, at, count, size, crc)
-    return [header + CRC.pack(google_crc32c.value(header)), tables, *whole]
+def _header(
+    body: bytes, codec: int, flags: int, holes: int, first: int, follows: int, at: float, count: int, payload_bytes: int
+) -> bytes:
+    length = HEADER_SIZE - SEED_HEADER.size + len(body) | CHECKED | (SNAPPY if codec == _SNAPPY else 0)
+    crc = google_crc32c.value(body)
+    header = HEADER.pack(length, MAGIC, codec, flags, holes, first, follows, at, count, payload_bytes, crc)
+    return header + CRC.pack(google_crc32c.value(header))
 
 
-def filler(size: int, first: int, count: int) -> bytes | None:
+def encode_holes(size: int, first: int, count: int) -> bytes | None:
     """A frame of exactly `size` bytes that holds nothing but holes; None if that is too small for them."""
     lengths = struct.pack(f"<{count}I", *[HOLE] * count)
     if not 0 < count <= MOST_HOLES or HEADER_SIZE + len(lengths) > size:
         return None
     body = lengths + bytes(size - HEADER_SIZE - len(lengths))
-    length = size - SEED_HEADER.size | CHECKED
-    crc = google_crc32c.value(body)
-    header = HEADER.pack(length, MAGIC, _NONE, LENGTHS, count, first, first, 0.0, count, 0, crc)
-    return header + CRC.pack(google_crc32c.value(header)) + body
+    return _header(body, _NONE, LENGTHS, count, first, first, 0.0, count, 0) + body
 
 
 def parse_header(data: bytes, at: int, offset: int, *, checked: bool) -> FrameHeader:
@@ -208,15 +180,6 @@ def begins_behind(data: bytes, log_end: int) -> bool:
     """Whether `data` is how the frame behind the blocks before `log_end` begins, as much of its header as there is."""
     follows = data[_FOLLOWS_AT : _FOLLOWS_AT + SEED_HEADER.size]
     return data[MAGIC_AT : MAGIC_AT + len(MAGIC)] == MAGIC and SEED_HEADER.pack(log_end).startswith(follows)
-
-
-def is_checked(data: bytes) -> bool:
-    """Whether `data` begins with a checked frame."""
-    try:
-        parse_header(data, 0, 0, checked=True)
-    except DamagedFrame:
-        return False
-    return True
 
 
 def decode(offset: int, header: FrameHeader, body: bytes) -> Frame:
@@ -257,24 +220,23 @@ def _compress(raw: bytes, codec: int) -> bytes:
 
 
 def decompress(body: bytes, codec: int, length: int | None) -> bytes:
-    """The body as it was before `encode` compressed it; DamagedFrame if it is not `length` bytes."""
+    """The body as it was before `encode` compressed it; DamagedFrame if it is not `length` bytes.
+
+    The length is None for a frame of the seed, which has no other codec than snappy.
+    """
     if codec == _NONE:
         return body
     try:
+        if length is None:
+            length = cramjam.snappy.decompress_raw_len(body)
+            if length > _SNAPPY_RATIO * len(body):
+                raise DamagedFrame("damaged compressed body")
+        raw = bytearray(length)  # large buffers of cramjam's own come fresh from the kernel, at three times the price
         if codec == _SNAPPY:
-            if length is None:
-                length = cramjam.snappy.decompress_raw_len(body)
-                if length > _SNAPPY_RATIO * len(body):
-                    raise DamagedFrame("damaged compressed body")
-            if length < _SMALL_BODY:
-                return _whole(bytes(cramjam.snappy.decompress_raw(body)), length)
-            raw = bytearray(length)
             written = cramjam.snappy.decompress_raw_into(body, raw)
-        elif codec == _LZ4 and length is not None:
-            raw = bytearray(length)
+        elif codec == _LZ4:
             written = cramjam.lz4.decompress_block_into(body, raw, output_len=length)
-        elif codec == _ZSTD and length is not None:
-            raw = bytearray(length)
+        elif codec == _ZSTD:
             written = cramjam.zstd.decompress_into(body, raw)
         else:
             raise DamagedFrame(f"unknown codec {codec}")
@@ -283,9 +245,3 @@ def decompress(body: bytes, codec: int, length: int | None) -> bytes:
     if written != length:
         raise DamagedFrame("damaged compressed body")
     return bytes(raw)
-
-
-def _whole(raw: bytes, length: int) -> bytes:
-    if len(raw) != length:
-        raise DamagedFrame("damaged compressed body")
-    return raw

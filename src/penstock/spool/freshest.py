@@ -4,23 +4,21 @@ Frames know where they begin, not where the one before does. So the newest chunk
 through, header by header, and the offsets of its frames are kept on a stack (8 bytes a frame, one chunk at a time).
 """
 
-import heapq
 from array import array
 from collections import deque
 
 from penstock.spool.backlog import Backlog
 from penstock.spool.config import FastQueueConfig
+from penstock.spool.disk_store import DiskStore
 from penstock.spool.files import Files
-from penstock.spool.lease import Lease
-from penstock.spool.reader import FrameReader
-from penstock.spool.store import Store
-from penstock.spool.upcoming import FrameRef
+from penstock.spool.frame_reader import FrameReader
+from penstock.spool.lease import FrameRef, Lease
 
 
 class BackwardReader:
-    """Walks the log from its end to its beginning; frames that are appended meanwhile come next."""
+    """Walks the log from its end to its beginning; frames that are appended in the meantime come next."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: DiskStore) -> None:
         self._store = store
         self._offsets = array("Q")  # of frames to be read, the newest last
         self._indexed_from = store.chunks.end  # all frames from here on have been put on the stack
@@ -48,14 +46,14 @@ class BackwardReader:
             header = found[1]
             frame = reader.read(header)
             if frame is None:
-                store.lose(header.first, header.end)
+                store.count_lost(header.first, header.end)
                 store.acked.add(header.first, header.end)
                 continue
-            leases = store.leases(frame)
+            leases = store.leases_of(frame)
             store.count_read(leases)
             if leases:
                 return FrameRef(offset, header.first, header.end), leases
-        self._between(store.acked.low, *self._above)
+        self._pass_between(store.acked.low, *self._above)
         store.drift_count += store.unread_count
         store.drift_bytes += store.unread_bytes
         store.unread_count = store.unread_bytes = 0
@@ -75,19 +73,19 @@ class BackwardReader:
             if end is None:
                 self._above = (header.follows, header.first)
             else:
-                self._between(end, header.follows, header.first)
+                self._pass_between(end, header.follows, header.first)
             end = header.end
             self._offsets.append(offset)
             reader.skip(header)
         if end is not None:
-            self._between(end, *above)
+            self._pass_between(end, *above)
         self._indexed_from = chunk.start
         return True
 
-    def _between(self, end: int, follows: int, first: int) -> None:
+    def _pass_between(self, end: int, follows: int, first: int) -> None:
         """What lies between two frames: never given, acked before it was written, or lost to damage."""
         if follows > end:
-            self._store.lose(end, follows)
+            self._store.count_lost(end, follows)
         if first > end:
             self._store.acked.add(end, first)
 
@@ -101,7 +99,7 @@ class FreshestBacklog(Backlog):
         self._refs: dict[int, FrameRef] = {}  # of the blocks in `_ready`
         self._oldest: deque[Lease] = deque()  # read from the other end, to be dropped
 
-    def _appended(self, refs: list[FrameRef]) -> None:
+    def _on_appended(self, refs: list[FrameRef]) -> None:
         self._backward.appended(refs)
 
     def _read_if_newer(self) -> None:
@@ -113,20 +111,18 @@ class FreshestBacklog(Backlog):
                 return
 
     def _take_into(self, taken: list[Lease], most: int, now: float) -> None:
-        self._wake_delayed(now)
         while len(taken) < most:
             self._read_if_newer()
-            due = max(self._due, default=-1)
-            if self.memory and self.memory[-1].sequence > due:
+            due = self.returned.due(now, newest=True)
+            older_than = -1 if due is None else due
+            if self.memory and self.memory[-1].sequence > older_than:
                 lease = self.memory.pop()
                 self.leased[lease.sequence] = lease
-            elif self._ready and self._ready[-1].sequence > due:
+            elif self._ready and self._ready[-1].sequence > older_than:
                 lease = self._ready.pop()
                 self.leased[lease.sequence] = self._refs.pop(lease.sequence)
-            elif due >= 0:
-                again = self._take_again(due)
-                self._due.remove(due)
-                heapq.heapify(self._due)
+            elif due is not None:
+                again = self._take_returned(due)
                 if again is None:
                     continue
                 lease = again
@@ -135,19 +131,21 @@ class FreshestBacklog(Backlog):
             taken.append(lease)
 
     def _peek(self, now: float) -> Lease | None:
-        self._wake_delayed(now)
         self._read_if_newer()
         candidates = [source[-1] for source in (self.memory, self._ready) if source]
-        if self._due and (again := self._again(max(self._due))) is not None:
+        due = self.returned.due(now, newest=True)
+        if due is not None and (again := self._read_returned(due)) is not None:
             candidates.append(again)
         return max(candidates, default=None)
 
     def evict(self, now: float) -> bool:
         oldest = self._oldest_in_log()
         waiting = oldest or (self.memory[0] if self.memory else None)
-        if self.returned and (waiting is None or min(self.returned) < waiting.sequence):
+        returned = self.returned.held
+        if returned and (waiting is None or min(returned) < waiting.sequence):
             self._oldest.extendleft([oldest] if oldest is not None else [])
-            return self._evict_returned()
+            lease = self._take_returned(min(returned))
+            return lease is None or bool(self.finish([lease]))
         if oldest is not None:
             self.leased[oldest.sequence] = self._refs.pop(oldest.sequence, self._ready_ref)
             if self._ready and self._ready[0].sequence == oldest.sequence:

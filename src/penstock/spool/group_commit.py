@@ -1,4 +1,4 @@
-"""Group commit: pushers that come while a sync is running share the next one, and the write before it."""
+"""Group commit: pushes that come while a sync is running share the next one, and the write before it."""
 
 import asyncio
 import errno
@@ -8,79 +8,80 @@ from concurrent.futures import Executor
 from functools import partial
 
 
-class Staged:
+class StagedBlocks:
     """Blocks that have their sequences and are written together, at the latest when their round's sync begins."""
 
-    __slots__ = ("at", "blocks", "bytes", "error", "first")
+    __slots__ = ("at", "blocks", "bytes", "error")
 
-    def __init__(self, first: int, at: float) -> None:
-        self.first = first
+    def __init__(self, at: float) -> None:
         self.at = at
         self.blocks: list[bytes] = []
         self.bytes = 0
         self.error: OSError | None = None  # they were not written, none of them
 
 
-class Round:
-    """The pushers whose frames one sync brings to the disk, and the round that gathers while it runs."""
+class SyncRound:
+    """The pushes whose frames one sync brings to the disk, and the round that gathers while it runs."""
 
-    __slots__ = ("_waiting", "error", "finished", "following", "in_loops")
+    __slots__ = ("_waiting", "error", "finished", "following", "waiters_by_loop")
 
     def __init__(self) -> None:
         self.finished = False
         self.error: OSError | None = None
-        self.following: Round | None = None
+        self.following: SyncRound | None = None
         self._waiting: list[threading.Lock] = []
-        self.in_loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}  # each is its loop's alone
+        self.waiters_by_loop: dict[
+            asyncio.AbstractEventLoop, list[asyncio.Future[None]]
+        ] = {}  # each is its loop's alone
 
-    def join(self) -> threading.Lock:
-        """A lock that is released when the round is over, or when its holder has to lead it."""
-        gate = threading.Lock()
-        gate.acquire()
-        self._waiting.append(gate)
-        return gate
+    def add_waiter(self) -> threading.Lock:
+        """Returns a lock that is released when the round is over, or when the waiting thread has to lead it."""
+        turn = threading.Lock()
+        turn.acquire()
+        self._waiting.append(turn)
+        return turn
 
-    def heir(self) -> "threading.Lock | None":
+    def next_leader(self) -> "threading.Lock | None":
         return self._waiting.pop() if self._waiting else None
 
     def release(self) -> None:
-        for gate in self._waiting:
-            gate.release()
+        for turn in self._waiting:
+            turn.release()
 
 
 class GroupCommit:
-    """Lets one of the waiting pushers sync for all of them.
+    """Lets one of the waiting threads sync for all of them.
 
     `sync` closes the round that it is given, which is the gathering one: it sets its `following` first, then brings
-    to the disk what was pushed until then. Every pusher waits on a lock of its own: a condition would wake those of
+    to the disk what was pushed until then. Every thread waits on a lock of its own: a condition would wake those of
     the next round as well, and waking a thread is what costs here.
     """
 
-    def __init__(self, sync: Callable[[Round], None]) -> None:
-        self._sync = sync
+    def __init__(self, sync: Callable[[SyncRound], None]) -> None:
+        self._sync = sync  # called without a lock
         # _lock guards everything below, and the rounds.
         self._lock = threading.Lock()
         self._syncing = False
 
-    def wait(self, mine: Round) -> None:
+    def wait(self, mine: SyncRound) -> None:
         """Return when `mine` is on the disk; raise the OSError that prevented it."""
         with self._lock:
-            gate = mine.join() if self._syncing and not mine.finished else None
-            if gate is None and not mine.finished:
+            turn = mine.add_waiter() if self._syncing and not mine.finished else None
+            if turn is None and not mine.finished:
                 self._syncing = True
-        if gate is not None:
-            gate.acquire()
+        if turn is not None:
+            turn.acquire()
         if not mine.finished:
             self._lead(mine)
         if mine.error is not None:
             raise mine.error
 
-    def wait_in(self, executor: Executor, mine: Round) -> "asyncio.Future[None]":
-        """`wait` for a coroutine: a future that is its own to await or to cancel. Its loop needs one thread a round."""
+    def wait_async(self, executor: Executor, mine: SyncRound) -> "asyncio.Future[None]":
+        """`wait` for a coroutine: returns a future of its own. An event loop needs one thread a round."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        if (waiting := mine.in_loops.get(loop)) is None:
-            waiting = mine.in_loops[loop] = []
+        if (waiting := mine.waiters_by_loop.get(loop)) is None:
+            waiting = mine.waiters_by_loop[loop] = []
             try:
                 running = loop.run_in_executor(executor, self.wait, mine)
             except RuntimeError:  # the queue was closed since, and closing it has ended the round
@@ -89,32 +90,32 @@ class GroupCommit:
                     running.set_result(None)
                 else:
                     running.set_exception(mine.error)
-            running.add_done_callback(partial(_settle, waiting))
+            running.add_done_callback(partial(_pass_outcome_on, waiting))
         waiting.append(future)
         return future
 
-    def _lead(self, mine: Round) -> None:
+    def _lead(self, mine: SyncRound) -> None:
         try:
             self._sync(mine)
         except OSError as error:
             mine.error = error
         except BaseException:
-            # Control-C in the leader: it leaves, but nobody else may believe that the sync was done.
+            # Control-C in the leader: it leaves, but no other thread may believe that the sync was done.
             mine.error = OSError(errno.EINTR, "the sync was interrupted")
             raise
         finally:
             with self._lock:
                 mine.finished = mine.following is not None
-                heir = (mine.following or mine).heir()  # of `mine`, if it was interrupted before it was closed
-                self._syncing = heir is not None
-            if heir is not None:
-                heir.release()  # first: its sync can run while the others wake
+                leader = (mine.following or mine).next_leader()  # of `mine`, if interrupted before it was closed
+                self._syncing = leader is not None
+            if leader is not None:
+                leader.release()  # first: its sync can run while the others wake
             if mine.finished:
                 mine.release()
 
 
-def _settle(waiting: "list[asyncio.Future[None]]", done: "asyncio.Future[None]") -> None:
-    """Tell all of them how the round ended, but those who were cancelled."""
+def _pass_outcome_on(waiting: "list[asyncio.Future[None]]", done: "asyncio.Future[None]") -> None:
+    """Give the round's outcome to every future that is not cancelled."""
     error = done.exception()
     for future in waiting:
         if not future.done():

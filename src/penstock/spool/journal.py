@@ -2,7 +2,7 @@
 
 A file `acks-<generation, 8 hex digits>` of 1 MiB, reserved at once, with 32-byte records, little-endian; zeros follow:
 
-     0  u8   kind: 1 acked, 2 leased, 3 one block acked and another leased
+     0  u8   kind: 1 acked, 2 leased, 3 one block acked and another leased (read, not written any more)
      2  u16  leased: how often, this time included (65535 stands for more)
      4  u32  how many blocks; of kind 3: bytes of the one that is acked
      8  u64  sequence of the first; of kind 3: of the one that is acked
@@ -34,7 +34,7 @@ _MOST_ATTEMPTS = 0xFFFF
 _pack, _pack_crc, _crc_of = RECORD.pack, CRC.pack, google_crc32c.value
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     """What the journal says of some blocks: ACKED or LEASED."""
 
     kind: int
@@ -44,24 +44,15 @@ class Record(NamedTuple):
     bytes: int
 
 
-def acked(first: int, count: int, size: int) -> bytes:
+def pack_acked(first: int, count: int, size: int) -> bytes:
     """The record of blocks that are done, `size` bytes together."""
     body = _pack(ACKED, 0, count, first, size)
     return body + _pack_crc(_crc_of(body))
 
 
-def leased(first: int, count: int, attempts: int) -> bytes:
+def pack_leased(first: int, count: int, attempts: int) -> bytes:
     """The record of blocks that were handed out, all for the same time."""
     body = _pack(LEASED, attempts if attempts < _MOST_ATTEMPTS else _MOST_ATTEMPTS, count, first, 0)
-    return body + _pack_crc(_crc_of(body))
-
-
-def exchanged(first: int, size: int, following: int) -> bytes:
-    """The record of one block that is done, `size` bytes, and of another that was handed out for the first time.
-
-    One instead of two: where blocks are worked through one by one, packing records is what the journal costs.
-    """
-    body = _pack(EXCHANGED, 1, size, first, following)
     return body + _pack_crc(_crc_of(body))
 
 
@@ -113,7 +104,7 @@ def generations(files: Files, folder: str) -> list[int]:
     return sorted(found)
 
 
-def replay(files: Files, folder: str, generation: int, offset: int) -> Iterator[Record | None]:
+def replay(files: Files, folder: str, generation: int, offset: int) -> Iterator[JournalRecord | None]:
     """The records behind `offset`; None for one that is damaged. A torn last record was never acknowledged."""
     name = path(folder, generation)
     try:
@@ -129,9 +120,9 @@ def replay(files: Files, folder: str, generation: int, offset: int) -> Iterator[
         if CRC.unpack_from(record, RECORD.size)[0] == google_crc32c.value(record[: RECORD.size]):
             kind, attempts, count, first, size = RECORD.unpack(record[: RECORD.size])
             if kind == EXCHANGED:
-                yield Record(ACKED, 0, 1, first, count)
-                yield Record(LEASED, attempts, 1, size, 0)
+                yield JournalRecord(ACKED, 0, 1, first, count)
+                yield JournalRecord(LEASED, attempts, 1, size, 0)
             else:
-                yield Record(kind, attempts, count, first, size)
+                yield JournalRecord(kind, attempts, count, first, size)
         elif at + RECORD_SIZE < len(data):
             yield None

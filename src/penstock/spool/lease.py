@@ -1,10 +1,10 @@
-"""A block on loan: what `FastQueue.lease` hands out and `ack` or `nack` takes back."""
+"""A leased block: what `FastQueue.lease` hands out and `ack` or `nack` takes back, and where it lies in the log."""
 
 from typing import NamedTuple
 
 
 class Lease(NamedTuple):
-    """One block, ours until it is acked, nacked or the process ends.
+    """One block, the consumer's until it is acked or nacked or the process ends.
 
     A tuple, because the queue makes one per block and this is the cheapest object that has names.
     """
@@ -21,8 +21,16 @@ class Lease(NamedTuple):
         return f"Lease(sequence={self.sequence}, attempts={self.attempts}, {len(self.data)} bytes)"
 
 
+class FrameRef(NamedTuple):
+    """Where a block that was read lies: its frame's offset and sequences [first, end)."""
+
+    offset: int
+    first: int
+    end: int
+
+
 def as_block(value: object) -> bytes:
-    """What is pushed, as the bytes that are kept; TypeError if it is nothing of the kind."""
+    """The pushed value as bytes; TypeError if it is none of bytes, bytearray and memoryview."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise TypeError(f"a block is bytes, not {type(value).__name__}")

@@ -58,7 +58,7 @@ class Meta:
 
 
 def load(files: Files, folder: str) -> Meta | None:
-    """The folder's meta, None if there is none; DamagedMeta if it is not whole, QueueError if it is not for us."""
+    """The folder's meta, None if there is none; DamagedMeta if it is not whole, QueueError if it is newer."""
     try:
         text = read_file(files, f"{folder}/{META_NAME}")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Opening a folder: what the meta says, corrected by what really lies in the chunks and the journals.
+"""Opening a folder: what the meta says, corrected by what lies in the chunks and the journals.
 
 The cost depends on what came after the last meta, not on the backlog: one header per chunk, the frames behind the
 meta's `writer_offset`, one journal. Only a folder without a believable meta is walked through, header by header.
@@ -11,11 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from penstock.spool import frames, journal, meta
-from penstock.spool.acked import Acked
 from penstock.spool.chunk_files import ChunkLog
 from penstock.spool.files import Files, read_file
+from penstock.spool.frame_reader import FrameReader
 from penstock.spool.meta import DamagedMeta, Meta
-from penstock.spool.reader import FrameReader, Quarantine
+from penstock.spool.quarantine import Quarantine
+from penstock.spool.sequence_set import SequenceSet
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +26,12 @@ _SEQUENCES_PER_SECOND = 1_000_000  # more than any queue gives, a kill a second 
 
 
 @dataclass(slots=True)
-class Recovered:
-    """Where a queue goes on."""
+class RecoveredState:
+    """The state in which a queue is opened."""
 
     chunks: ChunkLog
     quarantine: Quarantine
-    acked: Acked
+    acked: SequenceSet
     attempts: dict[int, int] = field(default_factory=dict)
     reader_offset: int = 0
     log_end: int = 0
@@ -42,26 +43,26 @@ class Recovered:
     unclean: bool = False
 
 
-def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, repair: bool = True) -> Recovered:
+def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, repair: bool = True) -> RecoveredState:
     """Read the folder's state. With `repair`, torn tails are cut; without, nothing is written but to the quarantine.
 
-    `now`, in seconds since the epoch, is what sequences begin again with where nobody knows which have been given.
+    If no meta says which sequences were given, they begin again at the microseconds of `now` (seconds since the epoch).
     """
     quarantine = Quarantine(files, folder)
     known = _load_meta(files, folder, quarantine, repair)
     is_ours = known is not None and known.version == meta.VERSION
     chunks = ChunkLog(files, folder, chunk_size, known.seed_end if known is not None and is_ours else None)
     quarantine.foreign_files = _foreign_files(files, folder)
-    state = Recovered(chunks, quarantine, Acked())
+    state = RecoveredState(chunks, quarantine, SequenceSet())
     if known is None:
-        _without_meta(state)
+        _start_without_meta(state)
         if not _is_new(files, folder):
             state.next_sequence = int(now * _SEQUENCES_PER_SECOND)
     elif known.version < meta.VERSION:
-        _from_seed(state, known)
+        _start_from_seed_meta(state, known)
     else:
-        _from_meta(state, known)
-    late = _replay(files, folder, state, known)
+        _start_from_meta(state, known)
+    late = _replay_journals(files, folder, state, known)
     _count_tail(state, known, late, repair)
     if quarantine.lost_blocks:
         log.error("Blocks lost to damage. folder=%s blocks=%d", folder, quarantine.lost_blocks)
@@ -75,7 +76,7 @@ def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, rep
     state.attempts = {s: count for s, count in state.attempts.items() if s not in state.acked}
     state.unclean = bool(chunks.chunks) if known is None else not known.clean
     if state.unclean and repair:
-        chunks.doubt(known.writer_offset if known is not None else 0)
+        chunks.mark_unsynced(known.writer_offset if known is not None else 0)
     return state
 
 
@@ -103,7 +104,7 @@ def _load_meta(files: Files, folder: str, quarantine: Quarantine, repair: bool) 
         return None
 
 
-def _without_meta(state: Recovered) -> None:
+def _start_without_meta(state: RecoveredState) -> None:
     chunks = state.chunks.chunks
     state.reader_offset = chunks[0].start if chunks else 0
     found = FrameReader(state.chunks, state.reader_offset, None).next_header()
@@ -111,7 +112,7 @@ def _without_meta(state: Recovered) -> None:
     state.log_end = state.acked.low
 
 
-def _from_seed(state: Recovered, known: Meta) -> None:
+def _start_from_seed_meta(state: RecoveredState, known: Meta) -> None:
     state.reader_offset = state.acked.low = _seed_reader_offset(state.chunks, known)  # an offset is a sequence here
     state.log_end = state.chunks.end
     state.count, state.bytes = known.entry_count or 0, known.total_bytes
@@ -124,7 +125,7 @@ def _seed_reader_offset(chunks: ChunkLog, known: Meta) -> int:
     if offset > chunks.end:
         log.warning("Meta points behind the chunks: all of them are delivered. offset=%d", offset)
         return first
-    chunk = chunks.at(offset)
+    chunk = chunks.chunk_at(offset)
     if chunk is None or chunk.checked or offset <= chunk.start:
         return offset
     reader = FrameReader(chunks, chunk.start, None)
@@ -136,26 +137,28 @@ def _seed_reader_offset(chunks: ChunkLog, known: Meta) -> int:
     return chunk.start
 
 
-def _from_meta(state: Recovered, known: Meta) -> None:
+def _start_from_meta(state: RecoveredState, known: Meta) -> None:
     # Where the last chunks have vanished the log goes on below the reader: it has to be there first.
     state.reader_offset = min(known.reader_offset, state.chunks.end)
-    state.acked = Acked(known.low, known.acked)
+    state.acked = SequenceSet(known.low, known.acked)
     state.attempts = {s: count for first, end, count in known.attempts for s in range(first, end)}
     state.log_end = known.log_end
     state.next_sequence = known.next_sequence
     state.count, state.bytes = known.entry_count or 0, known.total_bytes
 
 
-def _is_believable(known: Meta, state: Recovered, end: int) -> bool:
+def _is_believable(known: Meta, state: RecoveredState, end: int) -> bool:
     """Whether the counts of the seed's meta are those of the log as it is."""
     is_current = known.writer_offset == end and known.reader_offset == state.reader_offset
     return is_current and known.entry_count is not None
 
 
-def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> list[journal.Record]:
-    """Take in what the journals say; the acks of blocks that came after the meta, which are not counted yet."""
+def _replay_journals(
+    files: Files, folder: str, state: RecoveredState, known: Meta | None
+) -> list[journal.JournalRecord]:
+    """Apply the journals. Returns the acks of blocks that came after the meta: those are not counted yet."""
     damaged = 0
-    late: list[journal.Record] = []
+    late: list[journal.JournalRecord] = []
     log_end = state.log_end
     # A journal of which a meta has a part is not begun again: what it says until the next meta would be passed over.
     state.journal_generation = known.journal + bool(known.journal_offset) if known is not None else 0
@@ -188,20 +191,22 @@ def _replay(files: Files, folder: str, state: Recovered, known: Meta | None) -> 
     return late
 
 
-def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record], repair: bool) -> None:
-    """Add what was written after the meta, or count everything where the meta cannot know; cut a torn end."""
+def _count_tail(state: RecoveredState, known: Meta | None, late: list[journal.JournalRecord], repair: bool) -> None:
+    """Add what was written after the meta, or recount everything if the meta cannot be right. Cuts a torn end."""
     chunks = state.chunks
     end = chunks.end
     start = known.writer_offset if known is not None else 0
     seed_counts = known is not None and known.version < meta.VERSION and not _is_believable(known, state, end)
-    # Bytes behind a log that was closed properly came there by damage: where its frames begin now, nobody knows.
+    # Bytes behind a log that was closed properly came there by damage: where its frames begin now is unknown.
     has_grown = known is not None and known.clean and start < end
-    recounts = known is None or start > end or seed_counts or has_grown or not _is_at(chunks, start, state.log_end)
+    recounts = (
+        known is None or start > end or seed_counts or has_grown or not _frame_follows_at(chunks, start, state.log_end)
+    )
     expected = state.log_end
     if recounts:
         start, expected, state.count, state.bytes, late = state.reader_offset, state.acked.low, 0, 0, []
     reader = FrameReader(chunks, start, None)
-    counted = Acked()
+    counted = SequenceSet()
     sizes: list[tuple[int, int, int]] = []  # (first, end, bytes) of the frames
     last_good = reader.offset
     while (found := reader.next_header()) is not None:
@@ -228,25 +233,25 @@ def _count_tail(state: Recovered, known: Meta | None, late: list[journal.Record]
         # A power cut may have spared the ack alone; a full disk may have taken the chunk and left no room for a meta.
         held = counted.overlap(record.first, record.first + record.block_count)
         state.count -= held
-        state.bytes -= record.bytes if held == record.block_count else _bytes_of(record, held, sizes)
+        state.bytes -= record.bytes if held == record.block_count else _bytes_still_held(record, held, sizes)
     torn = chunks.chunks[-1] if chunks.chunks else None
     last_good = max(last_good, torn.start) if torn else last_good
     if repair and torn is not None and start <= last_good < torn.end and torn.end > start:
         state.quarantine.keep(chunks, torn, last_good, torn.end, "torn tail")
-        chunks.cut(last_good)
+        chunks.truncate_at(last_good)
     if torn is not None and not torn.size:
         torn.first = state.log_end  # it has no frame to say so, and the chunk before goes when this is known
     state.count, state.bytes = max(0, state.count), max(0, state.bytes)
 
 
-def _pass_missing(state: Recovered, expected: int, follows: int, first: int) -> None:
-    """What is missing before a frame is not in the count: take it as done, so that nobody subtracts it later."""
+def _pass_missing(state: RecoveredState, expected: int, follows: int, first: int) -> None:
+    """Take sequences missing before a frame as done: they are not in the count and must not be subtracted later."""
     state.quarantine.lost_blocks += max(0, follows - expected - state.acked.overlap(expected, follows))
     state.acked.add(expected, first)
 
 
-def _bytes_of(record: journal.Record, held: int, sizes: list[tuple[int, int, int]]) -> int:
-    """The bytes of the `held` blocks of an ack that are still in the log: by their frames, or by the average."""
+def _bytes_still_held(record: journal.JournalRecord, held: int, sizes: list[tuple[int, int, int]]) -> int:
+    """Returns the bytes of the `held` blocks of an ack that are still in the log: by frames, or by the average."""
     end, total = record.first + record.block_count, 0
     for at in range(bisect_left(sizes, (record.first,)), len(sizes)):
         frame_first, frame_end, length = sizes[at]
@@ -257,7 +262,7 @@ def _bytes_of(record: journal.Record, held: int, sizes: list[tuple[int, int, int
     return total + record.bytes * held // record.block_count
 
 
-def _is_at(chunks: ChunkLog, offset: int, log_end: int) -> bool:
+def _frame_follows_at(chunks: ChunkLog, offset: int, log_end: int) -> bool:
     """Whether the frame behind the blocks before `log_end` lies at `offset`, or would: damage may have moved it."""
     if chunks.overlaps:
         return False
@@ -265,6 +270,6 @@ def _is_at(chunks: ChunkLog, offset: int, log_end: int) -> bool:
     if around is None or offset in (around.start, around.end):
         return True
     # Torn or whole, it says what it follows.
-    chunk = chunks.at(offset)
+    chunk = chunks.chunk_at(offset)
     data = chunks.read(chunk, max(offset, chunk.start), frames.HEADER_SIZE) if chunk is not None else b""
     return frames.begins_behind(data, log_end)

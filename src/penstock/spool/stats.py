@@ -1,13 +1,10 @@
 """A queue's state as a frozen snapshot, and as samples for `/metrics`."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.errors import DiskFailed
 from penstock.spool.backlog import Backlog
-from penstock.spool.capacity_policy import Gate
-from penstock.spool.syncer import Keeper
+from penstock.spool.capacity_policy import CapacityPolicy
 from penstock.telemetry import Sample
 
 
@@ -72,45 +69,49 @@ class QueueStats:
         yield Sample("penstock_fastqueue_lost_blocks_total", self.lost_blocks)
 
 
+@dataclass(kw_only=True, slots=True)
+class Counters:
+    """What has gone through a queue since it was opened."""
+
+    pushed: int = 0
+    acked: int = 0
+    nacked: int = 0
+    redelivered: int = 0
+
+
 def snapshot(
     backlog: Backlog,
-    gate: Gate,
-    keeper: Keeper,
+    capacity: CapacityPolicy,
+    counters: Counters,
+    oldest_age: float,
     *,
-    now: tuple[float, float],
     disk_available_bytes: int,
-    pushed: int,
-    acked: int,
-    nacked: int,
-    redelivered: int,
+    sync_failures: int,
     dead_lettered: int,
     dead_letters_dropped: int,
 ) -> QueueStats:
-    """The state of a queue, whose lock the caller holds. `now` is the monotonic time and the time of day."""
+    """The state of a queue. The caller holds its lock."""
     store = backlog.store
-    oldest = None
-    with suppress(DiskFailed):
-        oldest = None if gate.is_closed else backlog.peek(now[0])
     return QueueStats(
         size=backlog.count,
         bytes=max(0, backlog.bytes),
-        max_size=gate.max_size,
-        max_bytes=gate.max_bytes,
+        max_size=capacity.max_size,
+        max_bytes=capacity.max_bytes,
         leased=len(backlog.leased),
-        delayed=len(backlog.returned),
+        delayed=len(backlog.returned.held),
         inmemory_blocks=len(backlog.memory),
         disk_bytes=store.chunks.size_bytes,
         disk_available_bytes=disk_available_bytes,
         chunks=len(store.chunks.chunks),
-        pushed=pushed,
-        acked=acked,
-        nacked=nacked,
-        redelivered=redelivered,
+        pushed=counters.pushed,
+        acked=counters.acked,
+        nacked=counters.nacked,
+        redelivered=counters.redelivered,
         dead_lettered=dead_lettered,
         dead_letters_dropped=dead_letters_dropped,
-        dropped=dict(gate.dropped),
-        disk_full=gate.disk_full,
-        disk_failures=gate.disk_failures + keeper.failures,
+        dropped=dict(capacity.dropped),
+        disk_full=capacity.disk_full,
+        disk_failures=capacity.disk_failures + sync_failures,
         meta_syncs=store.meta_syncs,
         chunk_rotations=store.chunks.rotations,
         inmemory_flushes=backlog.flushes,
@@ -119,5 +120,5 @@ def snapshot(
         lost_blocks=store.quarantine.lost_blocks,
         foreign_files=store.quarantine.foreign_files,
         unclean_start=store.unclean,
-        oldest_age=max(0.0, now[1] - oldest.enqueued_at) if oldest is not None else 0.0,
+        oldest_age=oldest_age,
     )

@@ -10,11 +10,18 @@ from numpy.typing import NDArray
 from penstock.decode.column_scan import Ints, packed_varints, uint64_at
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Floats
-from penstock.decode.distributions import MAX_BUCKETS, TOO_MUCH, is_countable, no_distributions, read_totals, spread
 from penstock.decode.exponential_deltas import Exponential, ExponentialDeltas
+from penstock.decode.otlp.distributions import (
+    MAX_BUCKETS,
+    TOO_MUCH,
+    is_countable,
+    no_distributions,
+    read_totals,
+    spread,
+)
+from penstock.decode.otlp.scanned_points import ScannedPoints, starts_at
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import Rows
-from penstock.decode.scanned_points import ScannedPoints, starts_at
 from penstock.decode.series import NO_STREAM
 
 _SCALES = (-10, 20)  # OpenTelemetry's own bounds

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from penstock.decode.column_scan import Bytes, Ints, texts, uint64_at, within
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Floats
-from penstock.decode.distributions import (
+from penstock.decode.histogram_deltas import HistogramDeltas
+from penstock.decode.otlp.distributions import (
     MAX_BUCKETS,
     TOO_MUCH,
     HistogramTotals,
@@ -22,10 +23,9 @@ from penstock.decode.distributions import (
     read_totals,
     spread,
 )
-from penstock.decode.histogram_deltas import HistogramDeltas
+from penstock.decode.otlp.scanned_points import ScannedPoints, starts_at
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import Rows
-from penstock.decode.scanned_points import ScannedPoints, starts_at
 from penstock.decode.series import NO_STREAM
 
 

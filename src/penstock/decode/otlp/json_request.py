@@ -8,7 +8,7 @@ import binascii
 import json
 from typing import Any
 
-from penstock.decode.outcome import RequestOutcomes
+from penstock.decode.decode_context import RequestOutcomes
 
 _IDS = ("traceId", "spanId")
 _EXCERPT = 400  # characters of a message's beginning, and of its end

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.decode.column_scan import Bytes, Ints, within
+from penstock.decode.otlp.scanned_points import ScannedPoints
 from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUM, SUMMARY, MetricData, MetricHead, MetricSpan
-from penstock.decode.scanned_points import ScannedPoints
 from penstock.decode.series import NO_STREAM
 
 _ABSENT = -(1 << 30)  # a position that no request has, whatever is added to it
@@ -72,7 +72,6 @@ class Shape:
         "probe",
         "probe_at",
         "streams",
-        "successor",
         "values",
     )
 
@@ -104,7 +103,6 @@ class Shape:
         self.points = len(streams)
         self.hits = self.hits_before = 0
         self.idle = 0  # sweeps
-        self.successor: Shape | None = None
 
     @property
     def nbytes(self) -> int:
@@ -139,21 +137,12 @@ class ShapeCache:
     def __len__(self) -> int:
         return sum(map(len, list(self._known.values())))
 
-    def find(self, span: MetricSpan, body: bytes, data: Bytes, last: Shape | None) -> Shape | None:
-        """Returns the shape of the metric there; `last` is that of the metric before it in the request."""
-        resource, scope, start, end = span
-        if last is not None and (shape := last.successor) is not None:  # metrics mostly keep their order
-            head = shape.head
-            if shape.length == end - start and head[0] == resource and head[1] == scope and shape.fits(data, start):
-                return shape
-        for shape in self._known.get(span.head(body), ()):
-            if (
-                shape.length == end - start
-                and body.startswith(shape.probe, start + shape.probe_at)
-                and shape.fits(data, start)
-            ):
-                if last is not None:
-                    last.successor = shape
+    def find(self, span: MetricSpan, body: bytes, data: Bytes) -> Shape | None:
+        """Returns the shape of the metric there; `data` is `body` as numbers."""
+        start, length = span.start, span.end - span.start
+        for shape in self._known.get(span.head, ()):
+            is_likely = shape.length == length and body.startswith(shape.probe, start + shape.probe_at)
+            if is_likely and shape.fits(data, start):
                 return shape
         return None
 
@@ -195,8 +184,6 @@ class ShapeCache:
         for head, shapes in list(self._known.items()):
             kept = [shape for shape in shapes if shape.count_sweep() < patience and not gone[shape.streams].any()]
             self.nbytes -= sum(shape.nbytes for shape in shapes) - sum(shape.nbytes for shape in kept)
-            for shape in kept:
-                shape.successor = None  # it may be one that is forgotten
             if kept:
                 self._known[head] = kept
             else:

@@ -14,11 +14,11 @@ from penstock.decode.column_scan import MessageLayout, float64_at, scan, uint64_
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import repeated_messages
 from penstock.decode.otlp.attributes import text_of
-from penstock.decode.otlp.reader import OtlpReader
+from penstock.decode.otlp.otlp_reader import OtlpReader
+from penstock.decode.otlp.scanned_points import ScannedPoints, starts_at
 from penstock.decode.otlp.walk import CUMULATIVE, GAUGE, SUM, Family
 from penstock.decode.outcome import TooMany
 from penstock.decode.rows import NumberPoints, Rows
-from penstock.decode.scanned_points import ScannedPoints
 from penstock.protobuf import field_bytes
 
 _QUANTILE = MessageLayout(fixed={0x09: "quantile", 0x11: "value"})
@@ -30,7 +30,7 @@ _PARTS = 3  # of each summary: its count, its sum, its quantiles
 def summary_numbers(points: ScannedPoints, context: DecodeContext, reader: OtlpReader) -> NumberPoints:
     """Returns the numbers that summaries are made of."""
     times, is_valid = points.times(context)
-    columns, data, starts = points.fields, points.data, points.starts()
+    columns, data = points.fields, points.data
     counts = np.where(columns["count"] > 0, uint64_at(data, columns["count"]), np.uint64(0)).astype(np.float64)
     sums = np.where(columns["sum"] > 0, float64_at(data, columns["sum"]), 0.0)
     summaries = np.arange(len(times))
@@ -69,7 +69,7 @@ def summary_numbers(points: ScannedPoints, context: DecodeContext, reader: OtlpR
     )
     values = np.concatenate([counts, sums, float64_at(data, inner["value"]) * (inner["value"] > 0)])
     streams = made.resolve_streams(is_valid[rows], context, pa.concat_arrays([keys, keys, labelled]))
-    return NumberPoints.with_stream(Rows(made.requests, streams, times[rows], values), starts[rows])
+    return NumberPoints.with_stream(Rows(made.requests, streams, times[rows], values), starts_at(data, columns)[rows])
 
 
 def _parts(family: Family) -> tuple[Family, Family, Family]:

@@ -35,17 +35,11 @@ class MetricHead(NamedTuple):
 
 
 class MetricSpan(NamedTuple):
-    """Where a metric is, and under which resource and scope."""
+    """Where a metric is, and what is known of it."""
 
-    resource: bytes
-    scope: bytes
+    head: MetricHead
     start: int
     end: int
-
-    def head(self, body: bytes) -> MetricHead:
-        start = self.start
-        is_named = self.end > start + 1 and body[start] == NAME and body[start + 1] < 128
-        return MetricHead(self.resource, self.scope, body[start : start + 2 + body[start + 1]] if is_named else b"")
 
 
 class MetricData(NamedTuple):
@@ -85,7 +79,9 @@ def walk(body: bytes) -> Iterator[MetricSpan]:
             scope, metrics = _scope(body, at, end, left)
             left -= len(metrics)
             for start, stop in metrics:
-                yield MetricSpan(resource, scope, start, stop)
+                is_named = stop > start + 1 and body[start] == NAME and body[start + 1] < 128
+                name = body[start : start + 2 + body[start + 1]] if is_named else b""
+                yield MetricSpan(MetricHead(resource, scope, name), start, stop)
 
 
 def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple[int, int]]]:

@@ -26,14 +26,14 @@ from penstock.errors import (
 from penstock.export.exporter import PartialSuccess, Prepared
 from penstock.export.http_client import TlsConfig, check_file
 
-# pika reports one failed connect in a dozen lines with tracebacks; the send queue says once what it means. Who wants to
-# hear pika sets a level for it, before or after.
+# pika reports one failed connect in a dozen lines with tracebacks; the send queue logs one line. An
+# application that wants pika's lines sets a level for it, before or after.
 if logging.getLogger("pika").level == logging.NOTSET:
     logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 HEARTBEAT = 30  # seconds; a dead broker is noticed after two
 _IDLE = 5.0  # seconds after which a connection is asked for its state before it is used
-_BLOCKED = 30.0  # seconds that a broker short of memory or disk may keep us waiting
+_BLOCKED = 30.0  # seconds that a broker short of memory or disk may keep a send waiting
 _TOO_LARGE = (311, 406)  # content too large; precondition failed, which RabbitMQ says to a message above its limit
 _AUTH = 403  # access refused
 
@@ -94,7 +94,7 @@ class _Link:
         sock = getattr(transport, "_sock", None)
         if sock is not None:
             try:
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # that of a TLS socket would trip who reads from it
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # that of a TLS socket would break the reading thread
             except OSError:
                 pass  # it was closed already
 
@@ -135,7 +135,7 @@ class AmqpExporter:
                 pass  # it was lost while idle or under way: on a fresh one it is a failure
             except Exception as error:
                 self._forget(link)
-                raise _meaning(error) from error
+                raise _export_error(error) from error
             self._forget(link)
         try:
             link = self._connect()
@@ -143,7 +143,7 @@ class AmqpExporter:
         except Exception as error:
             if link is not None:
                 self._forget(link)
-            raise _meaning(error) from error
+            raise _export_error(error) from error
         return None
 
     def split(self, batch: bytes) -> list[bytes] | None:
@@ -188,14 +188,14 @@ class AmqpExporter:
             pass  # it was lost already
 
 
-def _meaning(error: BaseException) -> ExportError | BaseException:
-    """What pika raised, as an error of ours; other errors stay what they are and are classified by their type."""
+def _export_error(error: BaseException) -> ExportError | BaseException:
+    """What pika raised, as an ExportError; other errors stay what they are and are classified by their type."""
     if isinstance(error, exceptions.UnroutableError):
         return TransientExportError("no queue takes the message", ErrorClass.CLIENT_ERROR)
     if isinstance(error, exceptions.NackError):
         return TransientExportError("the broker could not keep the message", ErrorClass.SERVER_ERROR)
     if isinstance(error, (exceptions.ProbableAuthenticationError, exceptions.ProbableAccessDeniedError)):
-        return TransientExportError(f"the broker refused us: {type(error).__name__}", ErrorClass.AUTH)
+        return TransientExportError(f"the broker refused the connection: {type(error).__name__}", ErrorClass.AUTH)
     if isinstance(error, exceptions.ChannelClosedByBroker):
         return _closed_channel(error)
     if isinstance(error, exceptions.ConnectionBlockedTimeout):
@@ -203,7 +203,7 @@ def _meaning(error: BaseException) -> ExportError | BaseException:
     if isinstance(error, exceptions.AMQPConnectionError):
         return TransientExportError(_text(error), _class_of_connection(error))
     if isinstance(error, AMQPConnectorStackTimeout):
-        return TransientExportError("the broker did not answer while we connected", ErrorClass.TIMEOUT)
+        return TransientExportError("the broker did not answer to the connect", ErrorClass.TIMEOUT)
     if isinstance(error, AMQPConnectorException):
         return TransientExportError(_text(error), ErrorClass.NETWORK)
     if isinstance(error, exceptions.AMQPError):

@@ -8,8 +8,8 @@ import cramjam
 
 from penstock.errors import ConfigError
 from penstock.export.exporter import PartialSuccess, Prepared
-from penstock.export.http1 import HttpResponse
 from penstock.export.http_client import HttpClient, HttpClientConfig
+from penstock.export.http_connection import HttpResponse
 from penstock.protobuf import get_bytes, get_varint, halve
 
 Signal = Literal["metrics", "traces", "logs"]
@@ -69,7 +69,7 @@ class OtlpHttpExporter:
         return Prepared(batch, self._headers)
 
     def send(self, prepared: Prepared) -> PartialSuccess | None:
-        return outcome_of(self._client.post(prepared.body, prepared.headers))
+        return partial_success(self._client.post(prepared.body, prepared.headers))
 
     def split(self, batch: bytes) -> list[bytes] | None:
         """By resource; if there is one only, by scope; then by metric, span or record; then by point."""
@@ -83,7 +83,7 @@ class OtlpHttpExporter:
         self._client.close()
 
 
-def outcome_of(response: HttpResponse) -> PartialSuccess | None:
+def partial_success(response: HttpResponse) -> PartialSuccess | None:
     """The `partial_success` of an answer, the same for all signals; None if everything was taken."""
     try:
         partial = get_bytes(response.body, 1)

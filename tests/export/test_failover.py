@@ -1,0 +1,485 @@
+"""The failover holds and sends what the durable queue's disk refuses."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import DiskFailed, DiskFull, PermanentExportError, QueueClosed, TransientExportError
+from penstock.export import (
+    BreakerConfig,
+    CircuitState,
+    FailoverConfig,
+    PartialSuccess,
+    PipelineSplitConfig,
+    Prepared,
+    SendQueue,
+    send_workers,
+)
+from penstock.spool import DeadLetter, FastQueue
+from penstock.testing import FailingExporter, MemoryExporter, wait_until
+from tests.export.quick import DOWN, SPLIT, begun, dead_letters, numbered, quick
+
+Switch = Callable[[bool], None]
+
+
+def _letter(data: bytes, reason: str) -> DeadLetter:
+    return DeadLetter(sequence=0, attempts=1, enqueued_at=0.0, died_at=0.0, reason=reason, data=data)
+
+
+@pytest.fixture
+def full(queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> Switch:
+    push = queue.push
+    state = {"full": True}
+
+    def refuse(block: bytes, **options: Any) -> int:
+        if state["full"]:
+            raise DiskFull("no room on the disk")
+        return push(block, **options)
+
+    monkeypatch.setattr(queue, "push", refuse)
+
+    def set_full(value: bool) -> None:
+        state["full"] = value
+
+    return set_full
+
+
+def test_batches_wait_in_memory_and_are_sent_from_there(queue: FastQueue, full: Switch) -> None:
+    exporter = FailingExporter([DOWN])
+    exporter.hold()
+    with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=0.02, drain_batch=10))) as sender:
+        for batch in numbered(25):
+            sender.push(batch)
+        assert sender.stats().failover_size > 0
+        assert sender.stats().failover_bytes > 0
+        exporter.release()
+        wait_until(lambda: not len(sender))
+    assert sorted(exporter.batches) == numbered(25)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Switch:
+    """Whether there are any for the failover."""
+    start = threading.Thread.start
+    state = {"any": True}
+
+    def start_or_not(thread: threading.Thread) -> None:
+        if thread.name == "penstock-failover" and not state["any"]:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_not)
+
+    def set_any(value: bool) -> None:
+        state["any"] = value
+
+    return set_any
+
+
+def test_where_there_are_no_more_threads_a_batch_is_kept_and_the_next_one_tries_again(
+    queue: FastQueue, full: Switch, threads: Switch
+) -> None:
+    exporter = MemoryExporter()
+    with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=0.01))) as sender:
+        threads(False)
+        sender.push(b"one")
+        assert sender.stats().failover_size == 1
+        threads(True)
+        sender.push(b"two")
+        wait_until(lambda: exporter.batches == [b"one", b"two"])
+
+
+def test_where_there_is_no_thread_to_the_end_it_is_in_the_queue_if_the_disk_has_recovered(
+    queue: FastQueue, full: Switch, threads: Switch
+) -> None:
+    threads(False)
+    with SendQueue(queue, MemoryExporter(), quick()) as sender:
+        sender.push(b"one")
+        full(False)
+    assert sender.stats().data_loss == 0
+    assert [lease.data for lease in queue.lease()] == [b"one"]
+
+
+@pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
+def test_workers_that_have_nothing_to_send_do_not_keep_the_probe_from_it(
+    queue: FastQueue, full: Switch, split: PipelineSplitConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_workers, "IDLE_WAIT", 60.0)  # an idle worker that held the probe would hold it for good
+    exporter = FailingExporter([DOWN])
+    breaker = BreakerConfig(threshold=1, reset_timeout=0.01)
+    config = quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=0.2), pipeline_split=split)
+    sender = SendQueue(queue, exporter, config)
+    sender.push(b"one")
+    wait_until(lambda: sender.stats().circuit is CircuitState.OPEN)
+    sender.start()
+    wait_until(lambda: sender.stats().circuit is CircuitState.CLOSED)
+    assert exporter.batches == [b"one"]
+    sender.close(timeout=0.1)
+
+
+def test_nothing_of_it_goes_into_an_open_circuit(queue: FastQueue, full: Switch) -> None:
+    exporter = FailingExporter([DOWN])
+    breaker = BreakerConfig(threshold=1, reset_timeout=60.0)
+    sender = SendQueue(queue, exporter, quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=60.0)))
+    failover = sender._failover
+    assert failover is not None
+    for batch in numbered(3):
+        sender.push(batch)
+    assert failover.drain(10) == 1
+    assert failover.drain(10) == 0
+    assert exporter.attempts == numbered(1)
+    full(False)
+    sender.close()
+
+
+def test_its_oldest_go_when_there_is_no_room_and_that_is_data_loss(queue: FastQueue, full: Switch) -> None:
+    exporter = FailingExporter()
+    exporter.fail_with(DOWN)
+    config = quick(failover=FailoverConfig(max_size=3, drain_interval=60.0))
+    sender = SendQueue(queue, exporter, config).start()
+    for batch in numbered(5):
+        sender.push(batch)
+    assert sender.stats().failover_evicted == 2
+    assert sender.stats().data_loss == 2
+    full(False)
+    sender.close()
+    assert sender.stats().data_loss == 2
+    left: list[bytes] = []
+    while len(left) < 3:
+        left += [lease.data for lease in queue.lease(10, timeout=5)]
+    assert sorted(left) == numbered(5)[2:]
+
+
+def test_so_many_of_it_are_sent_every_so_often(queue: FastQueue, full: Switch, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    drained: list[int] = []
+    sender = SendQueue(queue, MemoryExporter(), quick(failover=FailoverConfig(drain_interval="7s", drain_batch=3)))
+    failover = sender._failover
+    assert failover is not None
+
+    def stops(seconds: float) -> bool:
+        waited.append(seconds)
+        return len(waited) == 3
+
+    def drain(most: int) -> int:
+        drained.append(most)
+        return 0
+
+    monkeypatch.setattr(failover._stopping, "wait", stops)
+    monkeypatch.setattr(failover, "drain", drain)
+    sender.push(b"one")
+    wait_until(lambda: failover.join(0.0) == [])
+    assert waited == [7.0] * 3
+    assert drained == [3, 3, 1]  # and at the end as long as one is taken
+
+
+def test_what_a_full_disk_does_not_take_back_goes_to_the_destination_at_the_end(queue: FastQueue, full: Switch) -> None:
+    exporter = MemoryExporter()
+    with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0, drain_batch=1))) as sender:
+        for batch in numbered(3):
+            sender.push(batch)
+    assert exporter.batches == numbered(3)
+    assert sender.stats().data_loss == 0
+
+
+def test_what_the_destination_refuses_at_the_end_holds_up_none_of_the_others(queue: FastQueue, full: Switch) -> None:
+    exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")))
+    with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0))) as sender:
+        for batch in (b"one", b"bad", b"two", b"bad, too", b"three"):
+            sender.push(batch)
+    assert exporter.batches == [b"one", b"two", b"three"]
+    assert sender.stats().data_loss == 0
+    assert sender.stats().queue.dead_lettered == 2
+
+
+def test_what_fails_of_it_holds_up_none_of_the_others(queue: FastQueue, full: Switch) -> None:
+    exporter = FailingExporter([TimeoutError()])
+    config = quick(retry_interval=60.0, max_retry_delay=60.0, failover=FailoverConfig(drain_interval=0.01))
+    sender = SendQueue(queue, exporter, config)
+    for batch in (b"one", b"two", b"three"):
+        sender.push(batch)
+    wait_until(lambda: exporter.batches == [b"two", b"three"])
+    full(False)
+    sender.close()
+    assert sender.stats().data_loss == 0
+
+
+def test_at_the_end_it_waits_for_no_disk_where_a_push_would(queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[object] = []
+
+    def refuse(block: bytes, *, timeout: float | None = None) -> int:
+        waits.append(timeout)
+        raise DiskFull("no room on the disk")
+
+    monkeypatch.setattr(queue, "push", refuse)
+    exporter = MemoryExporter()
+    with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0))) as sender:
+        sender.push(b"one")
+    assert waits == [None, 0.0]
+    assert exporter.batches == [b"one"]
+
+
+def test_it_takes_nothing_that_comes_after_its_end(queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, closed = threading.Event(), threading.Event()
+
+    def wait_for_room(block: bytes, **options: Any) -> int:
+        waits.set()
+        closed.wait(30)
+        raise DiskFull("no room on the disk")
+
+    monkeypatch.setattr(queue, "push", wait_for_room)
+    sender = SendQueue(queue, MemoryExporter(), quick()).start()
+    outcomes: list[object] = []
+
+    def push() -> None:
+        try:
+            sender.push(b"one")
+            outcomes.append("taken")
+        except QueueClosed as error:
+            outcomes.append(type(error))
+
+    pushing = threading.Thread(target=push)
+    pushing.start()
+    waits.wait(30)
+    sender.close()
+    closed.set()
+    pushing.join(30)
+    assert outcomes == [QueueClosed]
+
+
+def test_where_order_matters_it_waits_for_what_is_in_the_queue(queue: FastQueue, full: Switch) -> None:
+    full(False)
+    exporter = FailingExporter([DOWN] * 2, in_order=True)
+    exporter.hold()
+    with SendQueue(queue, exporter, quick(workers=0, failover=FailoverConfig(drain_interval=0.001))) as sender:
+        for number, batch in enumerate(numbered(60)):
+            full(number // 10 % 2 == 1)  # ten go to the disk, ten do not, and so on
+            if number == 40:
+                exporter.release()
+            sender.push(batch)
+        full(True)
+        assert sender.flush()
+        assert sender.stats().data_loss == 0
+    assert exporter.most_at_once == 1
+    assert exporter.batches == numbered(60)
+
+
+def test_where_order_matters_nothing_passes_one_of_it_that_is_being_sent(queue: FastQueue, full: Switch) -> None:
+    exporter = MemoryExporter(in_order=True)
+    exporter.hold()
+    with SendQueue(queue, exporter, quick(workers=0, failover=FailoverConfig(drain_interval=0.001))) as sender:
+        sender.push(b"one")
+        wait_until(lambda: exporter.at_once)
+        sender.push(b"two")
+        full(False)
+        sender.push(b"three")
+        assert sender.stats().failover_size == 3
+        exporter.release()
+        assert sender.flush()
+    assert exporter.most_at_once == 1
+    assert exporter.batches == [b"one", b"two", b"three"]
+
+
+def test_where_order_matters_what_it_cannot_hold_goes_to_the_queue(queue: FastQueue, full: Switch) -> None:
+    exporter = MemoryExporter(in_order=True)
+    exporter.hold()
+    failover = FailoverConfig(max_bytes=10, drain_interval=0.001)
+    with SendQueue(queue, exporter, quick(workers=0, failover=failover)) as sender:
+        sender.push(b"one")
+        wait_until(lambda: exporter.at_once)
+        full(False)
+        sender.push(b"larger than the failover")
+        exporter.release()
+        assert sender.flush()
+        assert sender.stats().data_loss == 0
+    assert sorted(exporter.batches) == [b"larger than the failover", b"one"]
+
+
+def test_a_probe_of_it_is_given_back_where_preparing_ends_with_an_unforeseen_error(
+    queue: FastQueue, full: Switch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
+
+    class Odd(FailingExporter):
+        def prepare(self, batch: bytes) -> Prepared:
+            if batch == b"bad":
+                raise ValueError("no batch")
+            return super().prepare(batch)
+
+    bury = queue.bury
+    failures = iter([RuntimeError("can't start new thread")])
+
+    def fail_once(block: bytes, reason: str) -> None:
+        for failure in failures:
+            raise failure
+        bury(block, reason)
+
+    monkeypatch.setattr(queue, "bury", fail_once)
+    exporter = Odd()
+    breaker = BreakerConfig(threshold=1, reset_timeout=0.0)
+    config = quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=0.01))
+    sender = SendQueue(queue, exporter, config)
+    sender._gate.failed(begun(sender._gate), TransientExportError("503"), attempts=1)
+    sender.push(b"bad")
+    sender.push(b"one")
+    assert sender.flush()
+    assert exporter.batches == [b"one"]
+    sender.close()
+
+
+def test_a_disk_that_is_broken_is_as_good_as_a_full_one(queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(block: bytes, **options: Any) -> int:
+        raise DiskFailed("Input/output error")
+
+    monkeypatch.setattr(queue, "push", refuse)
+    sender = SendQueue(queue, MemoryExporter(), quick())
+    sender.push(b"one")
+    assert sender.stats().failover_size == 1
+    sender.close()
+
+
+def test_what_waits_for_its_next_attempt_moves_to_a_disk_that_has_recovered(queue: FastQueue, full: Switch) -> None:
+    exporter = FailingExporter()
+    exporter.fail_with(TimeoutError())
+    config = quick(retry_interval=60.0, max_retry_delay=60.0, failover=FailoverConfig(drain_interval=0.01))
+    sender = SendQueue(queue, exporter, config).start()
+    sender.push(b"one")
+    wait_until(lambda: exporter.attempts)
+    full(False)
+    sender.close()
+    assert sender.stats().data_loss == 0
+    assert len(queue) == 1
+
+
+def test_a_send_of_it_that_hangs_does_not_keep_close_beyond_its_deadline(queue: FastQueue, full: Switch) -> None:
+    class Deaf(MemoryExporter):
+        def close(self) -> None:
+            """Does not cut anything off."""
+
+    exporter = Deaf()
+    exporter.hold()
+    sender = SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=0.01))).start()
+    sender.push(b"one")
+    wait_until(lambda: exporter.at_once)
+    assert sender.close(timeout=1.0) == ["penstock-failover"]  # time enough for the others to end
+    exporter.release()
+
+
+def test_it_goes_on_after_an_unforeseen_error(queue: FastQueue, full: Switch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
+
+    class Odd(MemoryExporter):
+        def take(self, prepared: Prepared) -> Any:
+            super().take(prepared)
+            return PartialSuccess("no count", "") if len(self.batches) == 1 else None  # type: ignore[arg-type]
+
+    exporter = Odd()
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"one")
+        assert sender.flush()
+    assert exporter.batches == [b"one", b"one"]
+
+
+def test_what_the_destination_refuses_of_it_is_a_dead_letter_of_the_queue(
+    queue: FastQueue, full: Switch, tmp_path: Path
+) -> None:
+    exporter = FailingExporter([PermanentExportError("400")])
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"bad")
+        assert sender.flush()
+        assert sender.stats().queue.dead_lettered == 1
+    assert sender.stats().data_loss == 0
+    queue.close()
+    assert dead_letters(tmp_path) == [(b"bad", "400")]
+
+
+def test_a_refused_part_of_it_is_a_dead_letter_of_the_queue_too(queue: FastQueue, full: Switch, tmp_path: Path) -> None:
+    exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")), max_bytes=8)
+    with SendQueue(queue, exporter, quick()) as sender:
+        sender.push(b"good....bad.....")
+        assert sender.flush()
+        assert sender.stats().queue.dead_lettered == 1
+    assert sender.stats().data_loss == 0
+    queue.close()
+    assert exporter.batches == [b"good...."]
+    assert dead_letters(tmp_path) == [(b"bad.....", "400")]
+
+
+def test_a_dead_letter_of_it_that_cannot_be_written_is_counted_as_lost_in_the_end(
+    queue: FastQueue, full: Switch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(block: bytes, reason: str) -> None:
+        raise DiskFull("no room on the disk")
+
+    monkeypatch.setattr(queue, "bury", refuse)
+    with SendQueue(queue, FailingExporter([PermanentExportError("400")]), quick()) as sender:
+        sender.push(b"bad")
+        assert sender.flush()
+        assert sender.stats().queue.dead_lettered == 1
+    assert sender.stats().data_loss == 1
+
+
+def test_dead_letters_of_it_that_find_no_room_in_memory_either_are_lost_and_counted(
+    queue: FastQueue, full: Switch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(block: bytes, reason: str) -> None:
+        raise DiskFull("no room on the disk")
+
+    exporter = FailingExporter()
+    exporter.fail_with(PermanentExportError("400"))
+    failover = FailoverConfig(drain_interval=0.02, max_bytes=3 * len(numbered(1)[0]))
+    with SendQueue(queue, exporter, quick(failover=failover)) as sender:
+        with monkeypatch.context() as patch:
+            patch.setattr(queue, "bury", refuse)
+            for batch in numbered(5):
+                sender.push(batch)
+                assert sender.flush()
+        wait_until(lambda: sender.stats().data_loss == 2)
+    assert sender.stats().data_loss == 2
+    queue.close()
+    assert dead_letters(tmp_path) == [(batch, "400") for batch in numbered(5)[2:]]
+
+
+@pytest.mark.parametrize("drain_interval", [0.02, 60.0], ids=["while it runs", "when it is closed"])
+def test_a_dead_letter_of_it_is_written_when_the_disk_has_recovered(
+    queue: FastQueue, full: Switch, tmp_path: Path, drain_interval: float
+) -> None:
+    config = quick(failover=FailoverConfig(drain_interval=drain_interval))
+    sender = SendQueue(queue, MemoryExporter(), config).start()
+    sender.push(b"good")  # its thread starts
+    failover = sender._failover
+    assert failover is not None
+    failover._memory.dead_letters.extend([_letter(b"bad", "400"), _letter(b"worse", "422")])
+    full(False)
+    if drain_interval < 1:
+        wait_until(lambda: not failover.dead_letters)
+    sender.close()
+    assert sender.stats().queue.dead_lettered == 2
+    assert sender.stats().data_loss == 0
+    queue.close()
+    assert dead_letters(tmp_path) == [(b"bad", "400"), (b"worse", "422")]
+
+
+def test_what_could_never_fit_it_is_refused_with_the_disks_error(queue: FastQueue, full: Switch) -> None:
+    sender = SendQueue(queue, MemoryExporter(), quick(failover=FailoverConfig(max_bytes=3)))
+    with pytest.raises(DiskFull):
+        sender.push(b"four")
+    assert sender.stats().data_loss == 1
+
+
+def test_without_failover_the_disks_error_is_the_pushers(queue: FastQueue, full: Switch) -> None:
+    sender = SendQueue(queue, MemoryExporter(), quick(failover=FailoverConfig(enabled=False)))
+    with pytest.raises(DiskFull):
+        sender.push(b"one")
+
+
+def test_what_the_failover_holds_at_the_end_is_counted_as_lost(queue: FastQueue, full: Switch) -> None:
+    exporter = FailingExporter()
+    exporter.fail_with(DOWN)
+    sender = SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0))).start()
+    sender.push(b"one")
+    sender.close(timeout=0.2)
+    assert sender.stats().data_loss == 1

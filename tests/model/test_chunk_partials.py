@@ -1,0 +1,89 @@
+"""Chunks of many metrics merged by codes: the same partials as those of a group-by over texts."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.model.chunk_partials import partials_of_chunks
+from penstock.model.columns import Columns
+from penstock.model.definition import Definition
+from penstock.model.function import Function
+from penstock.model.partial import ENCODED, IDENTITY, merged, merged_encoded
+from penstock.model.point import Chunk, PointKind, chunk_type
+
+TEXTS = ("a", "b", 'quote"d', "")
+TYPES = [chunk_type(name, kind) for name in ("cpu", "rps") for kind in PointKind]  # kept, since types are held weakly
+rows = st.tuples(
+    st.integers(0, len(TEXTS) - 1),
+    st.integers(-3 * 60_000_000, 3 * 60_000_000),
+    st.integers(-1000, 1000).map(float),
+)
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> list[Chunk]:
+    """Some with codes, into the same texts or into others, and some with texts."""
+    forward, backward = pa.array(TEXTS, pa.string()), pa.array(TEXTS[::-1], pa.string())
+    made = []
+    for _ in range(draw(st.integers(0, 6))):
+        kind = draw(st.sampled_from(TYPES))
+        codes, times, values = map(np.array, zip(*draw(st.lists(rows, min_size=1, max_size=8))))
+        states: dict[str, Any] = {}
+        if kind.kind is PointKind.DISTRIBUTION:
+            states = {"count": np.arange(len(codes)), "sum": values * 2, "min": values - 1, "max": values + 1}
+        columns = Columns(
+            codes.astype(np.int32), draw(st.sampled_from([forward, backward])), times.astype(np.int64), values, states
+        )
+        made.append(kind(columns if draw(st.booleans()) else kind(columns).points))
+    return made
+
+
+def as_rows(partials: pa.Table) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    found = {tuple(row[name] for name in IDENTITY): tuple(row.values())[6:] for row in partials.to_pylist()}
+    assert len(found) == partials.num_rows
+    return found
+
+
+def by_texts(made: list[Chunk]) -> pa.Table:
+    """The same through a definition of each metric that keeps all labels."""
+    functions = {PointKind.GAUGE: "avg", PointKind.COUNTER: "sum", PointKind.DISTRIBUTION: "percentile(6)"}
+    tables = []
+    for chunk in made:
+        function = Function.parse(functions[chunk.kind])
+        tables.append(Definition(name=chunk.metric, source=chunk.metric, function=function).partials(chunk.points))
+    return merged(pa.concat_tables([ENCODED.empty_table(), *tables]))
+
+
+@given(chunks())
+def test_the_partials_are_those_of_a_group_by_over_texts(made: list[Chunk]) -> None:
+    found = merged_encoded(partials_of_chunks(made))
+
+    assert found.schema == ENCODED
+    assert as_rows(found) == as_rows(by_texts(made))
+
+
+def test_only_texts_that_are_needed_travel() -> None:
+    kind = chunk_type("cpu")
+    many = pa.array([str(number) for number in range(1000)])
+    columns = Columns(np.array([7, 7], np.int32), many, np.zeros(2, np.int64), np.ones(2))
+
+    (column,) = partials_of_chunks([kind(columns)])["entity"].chunks
+
+    assert column.dictionary.to_pylist() == ["7"]
+
+
+@pytest.mark.parametrize("kind", list(PointKind))
+def test_a_chunk_of_columns_is_a_table_on_request(kind: PointKind) -> None:
+    some = {name: np.ones(2) for name in ("sum", "min", "max")}
+    states = {"count": np.ones(2, np.int64), **some} if kind is PointKind.DISTRIBUTION else {}
+    columns = Columns(np.array([1, 0], np.int32), pa.array(["a", "b"]), np.array([5, 6]), np.array([1.0, 2.0]), states)
+    chunk = chunk_type("cpu", kind)(columns)
+
+    assert len(chunk) == chunk.points.num_rows == 2
+    assert chunk.points["entity"].to_pylist() == ["b", "a"]
+    assert chunk.points["time"].cast(pa.int64()).to_pylist() == [5, 6]
+    assert chunk.nbytes == columns.take(slice(0, 1)).nbytes * 2
