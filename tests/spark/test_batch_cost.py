@@ -116,7 +116,8 @@ def test_a_backlog_is_worked_off_in_batches_that_are_bounded_in_files_rows_and_b
     assert {"files", "rows", "size_bytes"} == set(LIMITS)
 
 
-def test_a_new_queue_under_an_old_name_is_noticed_while_the_job_runs(edge: Edge, tmp_path: Path) -> None:
+@pytest.mark.parametrize("listed_between", [False, True])
+def test_a_new_queue_under_an_old_name_is_noticed_while_the_job_runs(edge: Edge, listed_between: bool) -> None:
     """Also where all its sequences lie below those that were seen, so that a job would pass over them."""
     for _ in range(4):
         edge.seal(points=5)
@@ -125,6 +126,8 @@ def test_a_new_queue_under_an_old_name_is_noticed_while_the_job_runs(edge: Edge,
     assert taken["edge"]["queue"]
     for path in edge.folder.glob("*.arrow"):
         path.unlink()
+    if listed_between:
+        assert folder.admit(taken) == taken
     edge.new_queue()
     for _ in range(2):
         edge.seal(points=5)

@@ -73,6 +73,7 @@ class SegmentFolder:
         for segment in filter(None, map(parse_name, before - names)):
             held = self._segments[segment.writer]
             del held[bisect_left(held, segment)]
+            self._outlines.pop(segment, None)  # another segment of that name may come
         fresh = sorted(filter(None, map(parse_name, names - before)))
         for segment in fresh:
             held = self._segments.setdefault(segment.writer, [])
