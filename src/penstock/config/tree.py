@@ -256,6 +256,8 @@ class ServiceConfig:
         if self.exporter.type == "none" and self.exporter.url:
             yield "exporter.url is set and exporter.type is none: nothing is sent there. Say what it speaks"
         for name, exporter in self.relays().items():
+            for key in exporter.keys_without_effect():
+                yield f"{self._key_of(name)}.{key} has no effect on a destination of type {exporter.type}"
             if exporter.queue.durability is Durability.MEMORY:
                 yield f"{name}: queue.durability is memory, so kill -9 loses requests that were answered for"
             if exporter.queue.full_behavior is FullBehavior.DROP_OLDEST:
