@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from penstock.cli.main import main
 from penstock.config.destinations import DESTINATIONS, ExporterConfig, ExporterType
-from penstock.config.load import Loaded, load
+from penstock.config.load import LoadedConfig, load
 from penstock.config.schema import NAME, Key, KeyKind, schema_of
 from penstock.config.show import as_yaml, template
 from penstock.config.tree import ServiceConfig
@@ -67,7 +67,7 @@ exporter:
 """
 
 
-def of(text: str = "", **more: Any) -> Loaded[ServiceConfig]:
+def of(text: str = "", **more: Any) -> LoadedConfig[ServiceConfig]:
     return load(ServiceConfig, text=text, **more)
 
 

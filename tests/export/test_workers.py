@@ -77,7 +77,7 @@ class TestWorkers:
     def test_one_that_met_an_unforeseen_error_pauses_before_it_goes_on(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        rests: list[float] = []
+        pauses: list[float] = []
         turns = iter([ZeroDivisionError("a mistake of ours"), None])
 
         def work(number: int, is_retired: IsRetired) -> None:
@@ -85,10 +85,10 @@ class TestWorkers:
                 raise problem
 
         pool = ThreadPool("worker", work, SystemClock())
-        monkeypatch.setattr(pool, "rest", rests.append)
+        monkeypatch.setattr(pool, "pause", pauses.append)
         pool.resize(1)
         assert pool.join(SystemClock().monotonic() + 30) == []
-        assert rests == [1.0]
+        assert pauses == [1.0]
         assert "Worker failed and goes on. worker=worker-0" in caplog.text
 
     def test_the_global_limit_holds_for_all_of_them(self, queue: FastQueue) -> None:

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.model.definition import Definition, Definitions
+from penstock.model.definition import Definition
 from penstock.model.definition_file import load_definitions, parse_definitions
 from penstock.model.finals import with_finals
 from penstock.model.level import Level
 from penstock.model.partial import IDENTITY, STATES, merged
-from penstock.model.point import DISTRIBUTIONS, POINTS, PointKind, chunk_type, entity_of
+from penstock.model.point import DISTRIBUTIONS, POINTS, chunk_type, entity_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "definitions" / "services.yaml"
 REQUESTS = [  # service, endpoint, status, milliseconds
@@ -97,12 +97,6 @@ def assert_same_partials(found: pa.Table, expected: pa.Table) -> None:
         assert found[state.name].to_pylist() == pytest.approx(expected[state.name].to_pylist())
 
 
-def test_what_nobody_defined_is_made_of_what_its_points_are() -> None:
-    made = {kind: str(Definitions().of("m", kind)[0].function) for kind in PointKind}
-
-    assert made == {PointKind.GAUGE: "avg", PointKind.COUNTER: "sum", PointKind.DISTRIBUTION: "percentile(6)"}
-
-
 def test_a_top_n_keeps_the_labels_that_are_not_of_the_entity_as_its_record() -> None:
     definition = define(function="top_n", n=1, entity=["service"], record=["endpoint"])
     entities = [entity_of({"service": s, "endpoint": e}) for s, e, *_ in REQUESTS]
@@ -114,12 +108,6 @@ def test_a_top_n_keeps_the_labels_that_are_not_of_the_entity_as_its_record() -> 
         (SHOP, '{"endpoint":"/b"}', 2500.0),
         (BLOG, '{"endpoint":"/"}', 20.0),
     }
-
-
-def test_without_definitions_every_metric_is_kept_by_its_own_labels() -> None:
-    (definition,) = Definitions().of("anything")
-    assert (definition.name, definition.entity, definition.levels) == ("anything", None, tuple(Level))
-    assert parse_definitions({"metrics": [], "undefined": "drop"}).of("anything") == ()
 
 
 def test_the_example_holds_the_well_known_metrics() -> None:

@@ -5,13 +5,13 @@ import signal
 import sys
 import threading
 
-from penstock.service.child_channel import Answerer
+from penstock.service.child_channel import ChildAnswers
 
 
 def main() -> int:
     ending, stubborn = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: None if stubborn.is_set() else ending.set())
-    answerer = Answerer(int(sys.argv[1]), ending.set)
+    answerer = ChildAnswers(int(sys.argv[1]), ending.set)
     first = answerer.first()
     if first.get("code") is not None:
         return int(first["code"])

@@ -24,9 +24,9 @@ from penstock.model.segment import read, sealed
 from penstock.receive.answers import PROTOBUF
 from penstock.service import queues as queues_module
 from penstock.service.edge import Edge
-from penstock.service.queues import for_process
-from penstock.service.receiver_set import Front
-from penstock.service.relay_pipeline import Relay
+from penstock.service.queues import config_for_process
+from penstock.service.receiver_set import ReceiverSet
+from penstock.service.relay_pipeline import RelayPipeline
 from penstock.service.service import Service
 from penstock.spool import FastQueue
 from penstock.telemetry import Sample, Telemetry
@@ -74,7 +74,7 @@ class FakeReceiver(FakeIntake):
 
 
 class Rig:
-    """An edge whose front is ours to drive."""
+    """An edge whose receivers the test drives."""
 
     def __init__(self, text: str, folder: Path) -> None:
         self.diary: list[str] = []
@@ -82,11 +82,11 @@ class Rig:
         self.sink: Any = None
         self.relay: Any = None
         config = load(ServiceConfig, text=f"data_dir: {folder}\n{text}").config
-        self.edge = Edge(config, self.telemetry, self.front)
+        self.edge = Edge(config, self.telemetry, self.make_receivers)
 
-    def front(self, config: ServiceConfig, sink: Any, relay: Any) -> Front:
+    def make_receivers(self, config: ServiceConfig, sink: Any, relay: Any) -> ReceiverSet:
         self.sink, self.relay = sink, relay
-        return Front(FakeIntake(self.diary), {"http": FakeReceiver(self.diary)})
+        return ReceiverSet(FakeIntake(self.diary), {"http": FakeReceiver(self.diary)})
 
     def send(self, count: int) -> list[BaseException | None]:
         """Points of one metric; the answers, as they come."""
@@ -145,7 +145,7 @@ def test_queue_folders_are_nobody_elses_business(rig: Callable[..., Rig], tmp_pa
 
 
 def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
-    def refuse(*_: Any) -> Front:
+    def refuse(*_: Any) -> ReceiverSet:
         raise ConfigError("no port")
 
     config = load(ServiceConfig, text=f"data_dir: {tmp_path}").config
@@ -161,9 +161,9 @@ def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
 def test_several_processes_have_queues_and_writers_of_their_own() -> None:
     text = "exporter: {type: console}\nexporters: {b: {type: console}}"
     config = load(ServiceConfig, text=text).config
-    second = for_process(config, 2)
+    second = config_for_process(config, 2)
 
-    assert for_process(config, 0) == config
+    assert config_for_process(config, 0) == config
     assert second.segments.writer == "edge.2"
     assert str(second.segments.queue.path) == "./rollup-queue.2"
     assert {str(second.queue_path(name)) for name in second.relays()} == {"queue.2", "queue-b.2"}
@@ -242,7 +242,7 @@ def senders(tmp_path: Path, *exporters: MemoryExporter, **settings: Any) -> list
 
 def test_a_request_goes_to_the_destinations_that_understand_it(tmp_path: Path) -> None:
     both, otlp = senders(tmp_path, MemoryExporter(), MemoryExporter())
-    relay = Relay({"a": (both, ("otlp", "remote_write")), "b": (otlp, ("otlp",))})
+    relay = RelayPipeline({"a": (both, ("otlp", "remote_write")), "b": (otlp, ("otlp",))})
     answers: list[Told] = []
 
     relay.submit_raw(Format.OTLP, [b"1", b"2"], answers.append)
@@ -258,7 +258,7 @@ def test_a_request_goes_to_the_destinations_that_understand_it(tmp_path: Path) -
 
 def test_a_full_queue_refuses_before_anything_was_taken(tmp_path: Path) -> None:
     (full,) = senders(tmp_path, MemoryExporter(), max_bytes=1000, full_behavior="drop_newest", adaptive_enabled=False)
-    relay = Relay({"a": (full, ("otlp",))})
+    relay = RelayPipeline({"a": (full, ("otlp",))})
     answers: list[Told] = []
 
     assert relay.submit_raw(Format.OTLP, [b"x" * 900], answers.append)
@@ -274,7 +274,7 @@ def test_a_full_queue_refuses_before_anything_was_taken(tmp_path: Path) -> None:
 def test_without_a_queue_each_request_hears_what_the_destination_said_of_it(tmp_path: Path) -> None:
     never = PermanentExportError("400 Bad Request: no such tenant")
     (direct,) = senders(tmp_path, FailingExporter(poison=(b"poison", never)), enabled=False)
-    relay = Relay({"a": (direct, ("otlp",))})
+    relay = RelayPipeline({"a": (direct, ("otlp",))})
     answers: list[Told] = []
 
     assert relay.submit_raw(Format.OTLP, [b"a", b"poison", b"b"], answers.append)
@@ -287,7 +287,7 @@ def test_without_a_queue_each_request_hears_what_the_destination_said_of_it(tmp_
 
 def test_a_queue_that_syncs_is_waited_for_by_threads_of_its_own(tmp_path: Path) -> None:
     (safe,) = senders(tmp_path, MemoryExporter(), durability="fsync")
-    relay = Relay({"a": (safe, ("otlp",))})
+    relay = RelayPipeline({"a": (safe, ("otlp",))})
     answers: list[Told] = []
     for _ in range(10):
         assert relay.submit_raw(Format.OTLP, [b"1", b"2", b"3"], answers.append)

@@ -252,7 +252,7 @@ class SlowService:
 
 def test_a_signal_while_it_starts_is_heard_when_it_has_started() -> None:
     service, signals = SlowService(), queue.SimpleQueue[int]()
-    wishes = run_commands._Wishes(service, signals)
+    wishes = run_commands._StopRequests(service, signals)
     signals.put(signal.SIGHUP)
     signals.put(signal.SIGTERM)
 
@@ -261,7 +261,7 @@ def test_a_signal_while_it_starts_is_heard_when_it_has_started() -> None:
         service.go_on.set()
 
     threading.Thread(target=go_on).start()
-    wishes.heard_during(service.start, "starting")
+    wishes.run_while_listening(service.start, "starting")
     assert [wishes.next(), wishes.next()] == [signal.SIGHUP, signal.SIGTERM]
     assert not service.killed.is_set()
 
@@ -274,7 +274,7 @@ def test_a_second_signal_while_it_starts_ends_it_at_once(monkeypatch: pytest.Mon
     service, signals = SlowService(), queue.SimpleQueue[int]()
     signals.put(signal.SIGINT)
     signals.put(signal.SIGINT)
-    run_commands._Wishes(service, signals).heard_during(service.start, "starting")
+    run_commands._StopRequests(service, signals).run_while_listening(service.start, "starting")
     assert service.killed.is_set()
     assert codes == [4]
 
@@ -284,7 +284,7 @@ def test_what_fails_while_it_starts_is_raised() -> None:
         raise PenstockError("no room")
 
     with pytest.raises(PenstockError, match="no room"):
-        run_commands._Wishes(SlowService(), queue.SimpleQueue[int]()).heard_during(fail, "starting")
+        run_commands._StopRequests(SlowService(), queue.SimpleQueue[int]()).run_while_listening(fail, "starting")
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -66,15 +66,14 @@ class Layout:
     def _first_of(self, kind: type, partition: Partition | None) -> Lane:
         with self._lock:
             registration = self._registration_locked(self._lane_type(kind))
-            if partition is None and kind in self.homes:
-                return self.homes[kind]
-            if partition is None:
+            if partition is not None:
+                return self._open_lane_locked(registration, partition)
+            if kind not in self.homes:
                 partition = min(self.partitions, key=lambda candidate: candidate.weight)
                 partition.weight += registration.weight or 1.0
                 lane = self._open_lane_locked(registration, partition)
                 self.homes[kind], self.routes[kind] = lane, lane.route
-                return lane
-            return self._open_lane_locked(registration, partition)
+            return self.homes[kind]
 
     def _feed_locked(self, everything: Registration) -> None:
         """Let every partition feed the one consumer."""

@@ -79,10 +79,10 @@ def check(ctx: click.Context, file: Path | None) -> None:
     loaded = load_config(ctx, file)
     for note in (*loaded.warnings, *loaded.config.notes(), *_definitions(loaded.config)):
         click.echo(f"note: {note}", err=True)
-    click.echo(f"{file or default_file() or 'no file'}: fine, {_counted(loaded)}")
+    click.echo(f"{file or default_file() or 'no file'}: fine, {_describe_sources(loaded)}")
 
 
-def _counted(loaded: Any) -> str:
+def _describe_sources(loaded: Any) -> str:
     """How many keys the file sets; what else sets some, by name: it may have been forgotten."""
     origins = [one.origin for path, one in loaded.given.items() if not _is_heading(path, loaded.given)]
     variables = [origin for origin in origins if origin.startswith(f"{PREFIX}_")]

@@ -33,7 +33,7 @@ class ConfigCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         flags: dict[str, str] = ctx.meta.setdefault(FLAGS, {})
-        return super().parse_args(ctx, _without_open_ended(args, flags))
+        return super().parse_args(ctx, _take_open_ended_flags(args, flags))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Options"):
@@ -103,12 +103,12 @@ def _option(key: Key, flag: str) -> click.Option:
     )
 
 
-def _without_open_ended(args: list[str], flags: dict[str, str]) -> list[str]:
+def _take_open_ended_flags(args: list[str], flags: dict[str, str]) -> list[str]:
     """`args` without flags that no list of options can hold; they go to `flags`, and `load` says what is wrong.
 
     Names of destinations are the user's, as in `--exporters-backup-url URL`; of a refused section every key is refused.
     """
-    heads = {_head(key.path) for key in _schema().walk() if NAME in key.path}
+    heads = {_flag_prefix(key.path) for key in _schema().walk() if NAME in key.path}
     heads |= {flag_of(path) for path, _ in _schema().walk_refused()}
     left: list[str] = []
     words = iter(args)
@@ -123,6 +123,6 @@ def _without_open_ended(args: list[str], flags: dict[str, str]) -> list[str]:
     return left
 
 
-def _head(path: KeyPath) -> str:
+def _flag_prefix(path: KeyPath) -> str:
     """What the flags of a named section begin with: `--exporters-`."""
     return flag_of(path[: path.index(NAME)]) + "-"

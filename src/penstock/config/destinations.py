@@ -24,7 +24,7 @@ ExporterType = Literal["none", "otlp_http", "remote_write", "amqp", "console"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayQueueConfig(SendQueueConfig):
-    """The queue before a destination. What was answered for survives `kill -9`; when it is full, senders are told."""
+    """The queue before a destination. Answered requests survive `kill -9`; a full queue refuses new ones."""
 
     full_behavior: FullBehavior = FullBehavior.DROP_NEWEST
     durability: Durability = Durability.DISK

@@ -87,7 +87,7 @@ class Key:
 
     @property
     def describes(self) -> str:
-        """Its kind for people."""
+        """Its kind in words."""
         return f"one of {', '.join(self.choices)}" if self.kind is KeyKind.CHOICE else self.kind.value
 
     @property

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock.config.load import Given, Loaded
+from penstock.config.load import GivenValue, LoadedConfig
 from penstock.config.schema import NAME, Key, KeyKind, KeyPath, Section, schema_of
 from penstock.units import exact_bytes, exact_duration, parse_bytes, parse_duration
 
 HIDDEN = "***"
 
 
-def as_yaml(loaded: Loaded[Any], *, with_origin: bool = False, with_secrets: bool = False) -> str:
+def as_yaml(loaded: LoadedConfig[Any], *, with_origin: bool = False, with_secrets: bool = False) -> str:
     """Everything that holds, as a file that gives the same; secrets are masked. With origins as comments."""
-    masking = (lambda _, value: value) if with_secrets else masked
+    masking = (lambda _, value: value) if with_secrets else mask_secrets
     lines = list(_lines(schema_of(type(loaded.config)), (), loaded.config, loaded.given, masking))
     if not with_origin:
         return "\n".join(text for text, _ in lines) + "\n"
@@ -26,7 +26,11 @@ def as_yaml(loaded: Loaded[Any], *, with_origin: bool = False, with_secrets: boo
 
 
 def _lines(
-    section: Section, path: KeyPath, config: Any, given: Mapping[KeyPath, Given], masking: Callable[[Key, Any], Any]
+    section: Section,
+    path: KeyPath,
+    config: Any,
+    given: Mapping[KeyPath, GivenValue],
+    masking: Callable[[Key, Any], Any],
 ) -> Iterator[tuple[str, str]]:
     indent = "  " * len(path)
     for word, key in section.keys.items():
@@ -47,17 +51,17 @@ def _lines(
             yield from _lines(inner, (*path, word), value, given, masking)
 
 
-def entries(loaded: Loaded[Any]) -> Iterator[tuple[str, Any, str]]:
+def entries(loaded: LoadedConfig[Any]) -> Iterator[tuple[str, Any, str]]:
     """Every key that holds: its name, its value as JSON has it, where it was set."""
     yield from _entries(schema_of(type(loaded.config)), (), loaded.config, loaded.given)
 
 
 def _entries(
-    section: Section, path: KeyPath, config: Any, given: Mapping[KeyPath, Given]
+    section: Section, path: KeyPath, config: Any, given: Mapping[KeyPath, GivenValue]
 ) -> Iterator[tuple[str, Any, str]]:
     for word, key in section.keys.items():
         here = (*path, word)
-        value = masked(key, getattr(config, word))
+        value = mask_secrets(key, getattr(config, word))
         plain = value.value if isinstance(value, Enum) else str(value) if isinstance(value, Path) else value
         yield ".".join(here), plain, given[here].origin if here in given else "default"
     for word, inner in section.sections.items():
@@ -67,7 +71,7 @@ def _entries(
 
 
 def yaml_text(key: Key, value: Any) -> str:
-    """A value as YAML on one line, sizes and durations as people write them."""
+    """A value as YAML on one line, sizes and durations with their units."""
     if value is None:
         return "null"
     if value is MISSING:
@@ -95,7 +99,7 @@ def _is_plain(text: str) -> bool:
         return False
 
 
-def masked(key: Key, value: Any) -> Any:
+def mask_secrets(key: Key, value: Any) -> Any:
     """`value` with what may be secret replaced: passwords in URLs, the values of headers."""
     if key.kind is KeyKind.TABLE and key.path[-1] == "headers":
         return dict.fromkeys(value or {}, HIDDEN)

@@ -1,11 +1,11 @@
 """A limit of blocks that follows their mean size, so that the limit of bytes is the one that counts."""
 
-_EVERY = 100  # blocks between two looks at the mean, which is worth nothing with fewer
-_MEMORY = 10_000  # blocks that the mean looks back on, roughly
+_EVERY = 100  # blocks between two updates of the limit: a mean of fewer says nothing
+_MEMORY = 10_000  # blocks that the mean covers, roughly
 
 
 class AdaptiveLimit:
-    """How many blocks of the size seen so far fill `target` of `max_bytes`.
+    """Computes how many blocks of the mean size fill `target` of `max_bytes`.
 
     Threads: written by pushers without a lock: a mean that misses one of a hundred blocks is as good.
     """
@@ -18,7 +18,7 @@ class AdaptiveLimit:
         self._bytes = 0
 
     def record(self, length: int) -> int | None:
-        """Note a block; with every hundredth the limit from now on, else None."""
+        """Count a block. Returns the new limit with every hundredth block, else None."""
         self._blocks += 1
         self._bytes += length
         if self._blocks % _EVERY or not self._bytes:

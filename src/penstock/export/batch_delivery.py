@@ -29,10 +29,8 @@ from penstock.spool import Lease
 
 log = logging.getLogger(__name__)
 
-_MAX_UNFINISHED = 100  # batches: more than workers leave behind in an outage
-ERROR_PAUSE = (
-    1.0  # seconds before a batch is tried again after an unforeseen error, or that could not become a dead letter
-)
+_MAX_UNFINISHED = 100  # batches: more than there are workers, each with one that failed
+ERROR_PAUSE = 1.0  # seconds until the next attempt, after an unforeseen error or a dead letter that was not written
 
 
 @dataclass(slots=True)
@@ -68,14 +66,14 @@ class BatchDelivery:
         self._last_reason = ""
 
     def prepare(self, lease: Lease) -> Prepared | None:
-        """The batch ready to travel; None if it cannot be prepared: then its send will meet the error."""
+        """Returns the batch ready to travel; None if it cannot be prepared: its send will meet the error again."""
         try:
             return self._exporter.prepare(lease.data)
         except BaseException:  # noqa: BLE001 - `send` prepares it again, and settles it by what that raises
             return None
 
     def send(self, lease: Lease, prepared: Prepared | None = None) -> None:
-        """Send the batch and settle its lease. What is not prepared yet is prepared first."""
+        """Send the batch and settle its lease. A batch that is not prepared yet is prepared first."""
         try:
             self._send(lease, prepared)
         except BaseException:  # unforeseen: the pool logs it, and the batch comes again
@@ -103,7 +101,7 @@ class BatchDelivery:
             pass  # it was never acked: it comes again when the queue is opened
 
     def give_back_unsent(self, lease: Lease) -> None:
-        """Nothing of it was sent now: it comes again at once, and this does not count as an attempt."""
+        """Give back a batch of which nothing was sent. It comes again at once, and this is no attempt."""
         self.give_back(lease._replace(attempts=lease.attempts - 1))
 
     # -- one batch, in one part or in several ------------------------------------------------------------------------
@@ -180,7 +178,7 @@ class BatchDelivery:
     def _split(self, part: bytes) -> list[bytes] | None:
         try:
             parts = self._exporter.split(part) or []
-            is_smaller = len(parts) > 1 and max(map(len, parts)) < len(part)  # else it would go on for ever
+            is_smaller = len(parts) > 1 and max(map(len, parts)) < len(part)  # else splitting would never end
         except Exception:
             text = "Batch is too large, and splitting it failed. queue=%s bytes=%d"
             log.exception(text, self._gate.queue, len(part))
@@ -210,18 +208,18 @@ class BatchDelivery:
         return True
 
     def _remember(self, lease: Lease, state: _Unfinished) -> None:
-        """Keep the state for the next attempt, where it is more than the lease says."""
+        """Keep the state for the next attempt, where the lease alone does not tell it."""
         if not state.is_split:
             state.waiting.clear()  # the lease brings it again
         if state.is_split or state.is_excused:
             self._unfinished[lease.sequence] = state
-        if len(self._unfinished) > _MAX_UNFINISHED:  # batches that the queue evicted never come back for theirs
+        if len(self._unfinished) > _MAX_UNFINISHED:  # an evicted batch never fetches its state
             self._unfinished.pop(min(self._unfinished), None)
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
     def _settle(self, lease: Lease, state: _Unfinished, *, is_retry: bool) -> None:
-        """Ack the lease. Only refused parts are dead letters; a batch of which nothing was taken is one whole."""
+        """Ack the lease. Refused parts are dead letters; a batch of which no part was taken is a dead letter whole."""
         if not state.is_partly_taken:
             self._reject(lease, state.refused[0][1])
             return
@@ -251,7 +249,7 @@ class BatchDelivery:
         self._note_dead_letter(lease, reason)
 
     def _note_dead_letter(self, lease: Lease, reason: str) -> None:
-        if reason != self._last_reason:  # a destination that refuses everything is one line, and a count
+        if reason != self._last_reason:  # one line for a destination that refuses everything
             self._last_reason = reason
             log_dead_letter(self._gate.queue, lease, reason)
 

@@ -1,4 +1,4 @@
-"""The failover: batches that the durable queue could not take wait in memory and are sent from there."""
+"""The failover: what the disk of the durable queue refuses waits in memory and is sent from there."""
 
 import logging
 import threading
@@ -44,7 +44,7 @@ class Failover:
         self._gate = gate
         self._counters = counters
         self._clock = clock
-        self._turn = threading.Lock()  # held while one of its batches is sent or some are moved
+        self._draining = threading.Lock()  # held while one of its batches is sent or some are moved
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -52,7 +52,7 @@ class Failover:
         self._is_losing = False
 
     def push(self, batch: bytes) -> bool:
-        """Keep the batch; False if it could never fit. Older ones may have to go for it."""
+        """Keep the batch, and evict older ones for it if need be. Returns False if it could never fit."""
         try:
             evicted = self._memory.push(batch)
         except BlockTooLarge:
@@ -72,27 +72,27 @@ class Failover:
         thread = threading.Thread(target=self._run, name="penstock-failover", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no more threads: the batch is kept all the same, and the next one tries again
+        except RuntimeError as error:  # no more threads: the batch is kept, and the next push tries again
             log.error("Failover cannot send what it holds. queue=%s error=%s", self._gate.queue, error)
         else:
             self._thread = thread
 
     def takes_next_push(self) -> bool:
-        """Whether the next batch belongs here: order matters, and not all of what is here could move to the queue."""
+        """Whether the next push has to come here: order matters, and older batches could not move to the queue."""
         if not self._gate.in_order or not len(self):
             return False
-        if not self._turn.acquire(blocking=False):
-            return True  # one is being sent, and what is moved now might pass it
+        if not self._draining.acquire(blocking=False):
+            return True  # one is being sent, and others must not pass it
         try:
             self._move_to_durable()
         finally:
-            self._turn.release()
+            self._draining.release()
         return len(self) > 0
 
     def drain(self, most: int) -> int:
-        """Send up to `most` batches, as long as the gate lets them out; how many left, whatever became of them."""
+        """Send up to `most` batches while the gate is open. Returns how many were tried."""
         for number in range(most):
-            with self._turn:
+            with self._draining:
                 if self._must_wait_for_durable() or not self._send_next():
                     return number
         return most
@@ -102,7 +102,7 @@ class Failover:
         return self._gate.in_order and len(self._durable) > 0 and not self._stopping.is_set()
 
     def _send_next(self) -> bool:
-        """Send a batch; False if there is none, or no leave to send it."""
+        """Send a batch. Returns False if there is none, or the gate is closed."""
         if not self._gate.wait_open(0.0):
             return False
         leases = self._memory.lease()
@@ -111,32 +111,32 @@ class Failover:
         return bool(leases)
 
     def _move_to_durable(self) -> None:
-        """Bring everything into the durable queue, if its disk has recovered; what it does not take stays."""
+        """Push everything to the durable queue, as far as its disk takes it again."""
         self._memory.end_delays()
         while leases := self._memory.lease():
             try:
-                self._durable.push(leases[0].data, timeout=0.0)  # it must not wait for the disk
+                self._durable.push(leases[0].data, timeout=0.0)  # without a wait for room
             except QueueError:
                 self._memory.nack(leases[0])
                 return
             self._memory.ack(leases)
 
     def stop(self) -> None:
-        """Have its thread bring what is left to the durable queue, else to the destination, and end."""
+        """Let the thread bring the rest to the durable queue, else to the destination, and end."""
         self._stopping.set()
 
     def join(self, deadline: float) -> list[str]:
-        """Wait for its thread; its name if it was not done by `deadline`."""
+        """Wait for the thread. Returns its name if it has not ended by `deadline`."""
         thread = self._thread
         if thread is None:
-            with self._turn:
-                self._move_to_durable()  # if it holds something, there was no thread to be had
+            with self._draining:
+                self._move_to_durable()  # batches can only be here if no thread could be started
             return []
         thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name] if thread.is_alive() else []
 
     def close(self) -> None:
-        """Take nothing any more."""
+        """Refuse further batches."""
         self._memory.close()
 
     def __len__(self) -> int:
@@ -167,8 +167,8 @@ class Failover:
                 self._memory.move_dead_letters()
             except Exception:
                 log.exception("Failover failed and goes on. queue=%s", self._gate.queue)
-        with suppress(QueueClosed):  # the time was up
-            with self._turn:
+        with suppress(QueueClosed):  # `close` came first: the deadline has passed
+            with self._draining:
                 self._move_to_durable()
             self._memory.move_dead_letters()
             while self.drain(1):
@@ -197,7 +197,7 @@ class _FailoverMemory(LeasedMemory):
             super().bury(block, reason)
 
     def move_dead_letters(self) -> None:
-        """Bring dead letters that could not be written to the durable queue, if its disk has recovered."""
+        """Write the dead letters to the durable queue, as far as its disk takes them again."""
         letters = self.dead_letters
         while letters:
             try:

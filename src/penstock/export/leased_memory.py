@@ -50,7 +50,7 @@ class LeasedMemory:
     # -- in ----------------------------------------------------------------------------------------------------------
 
     def push(self, block: bytes, *, timeout: float | None = None) -> int:
-        """Take the block, or QueueFull as `full_behavior` says; how many old ones had to go for it."""
+        """Take the block, or raise QueueFull as `full_behavior` says. Returns how many blocks were evicted for it."""
         if len(block) > self._queue.max_bytes:
             raise BlockTooLarge(f"a block of {len(block)} bytes exceeds max_bytes = {self._queue.max_bytes}")
         deadline = self._clock.monotonic() + (self._block_timeout if timeout is None else timeout)
@@ -106,7 +106,7 @@ class LeasedMemory:
 
     def _take_locked(self, most: int, now: float) -> list[Lease]:
         taken: list[Lease] = []
-        # Sorted each time: no more come back than there are workers.
+        # Sorted each time: few are back at once, since the send gate closes on failures in a row.
         for sequence in sorted(sequence for sequence, (_, at) in self._returned.items() if at <= now)[:most]:
             lease, _ = self._returned.pop(sequence)
             taken.append(lease._replace(attempts=lease.attempts + 1))
@@ -129,7 +129,7 @@ class LeasedMemory:
             self._acked += sum(self._forget_locked(lease) for lease in done)
 
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
-        """Deliver the block again; after `max_attempts` it is a dead letter, unless it is to be kept all the same."""
+        """Deliver the block again. After `max_attempts` it is a dead letter, unless `keep` is set."""
         if self.is_last_attempt(lease):
             if not keep:
                 self.reject(lease, "too many attempts")
@@ -178,7 +178,7 @@ class LeasedMemory:
         self._buried += 1
 
     def replay_dead_letters(self, reason: str = "") -> tuple[int, int]:
-        """Push those whose reason contains `reason` again; how many, and how many stay."""
+        """Push those whose reason contains `reason` again. Returns how many, and how many stay."""
         with self._lock:
             letters = list(self.dead_letters)
             self.dead_letters.clear()
@@ -198,13 +198,13 @@ class LeasedMemory:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def resize(self, max_size: int) -> None:
-        """Have another limit of blocks, from the next push on."""
+        """Set the limit of blocks, from the next push on."""
         with self._lock:
             self._queue.max_size = max_size
             self._not_full.notify_all()
 
     def flush(self) -> None:
-        """There is nothing to flush to."""
+        """Does nothing: there is no disk."""
 
     def close(self) -> None:
         with self._lock:

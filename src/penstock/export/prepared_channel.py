@@ -37,7 +37,7 @@ class PreparedChannel:
         self._bytes = 0
 
     def wait_for_room(self, timeout: float) -> bool:
-        """Whether there is room, within `timeout` seconds. Asked before a batch is leased for it."""
+        """Wait up to `timeout` seconds for room. Returns whether there is; called before a batch is leased."""
         with self._lock:
             return self._not_full.wait_for(self._has_room_locked, timeout)
 
@@ -49,7 +49,7 @@ class PreparedChannel:
             self._not_empty.notify()
 
     def get(self, timeout: float) -> PreparedBatch | None:
-        """The next batch, None if there is none within `timeout` seconds."""
+        """Returns the next batch; None if there is none within `timeout` seconds."""
         with self._lock:
             if not self._batches and not self._not_empty.wait_for(lambda: self._batches, timeout):
                 return None
@@ -59,7 +59,7 @@ class PreparedChannel:
             return batch
 
     def drain(self) -> list[PreparedBatch]:
-        """Everything that is in it."""
+        """Take everything out."""
         with self._lock:
             batches, self._batches, self._bytes = [batch for _, batch in self._batches], [], 0
             self._not_full.notify_all()

@@ -23,7 +23,7 @@ _LEAST_PAUSE = 0.1  # seconds, for a destination that says "at once" each time
 
 
 class SendPermit(NamedTuple):
-    """Leave for one send, and the state of breaker and backoff when it began."""
+    """Permission for one send, with the state of breaker and backoff when it began."""
 
     generation: int
     step: int
@@ -68,7 +68,7 @@ class SendGate:
     # -- before a send -----------------------------------------------------------------------------------------------
 
     def wait_open(self, timeout: float) -> bool:
-        """Whether a send could go out, within `timeout` seconds. It takes nothing: `begin` decides."""
+        """Wait up to `timeout` seconds until a send could go out. Returns whether; `begin` decides."""
         deadline = self._clock.monotonic() + timeout
         with self._lock:
             while not self._stopped:
@@ -108,7 +108,7 @@ class SendGate:
         with self._lock:
             self._ended_locked()
             if permit.generation != self._breaker.generation:
-                return  # it was sent before the circuit opened: old news
+                return  # it was sent before the circuit opened, and says nothing about now
             self._breaker.succeeded()
             self._backoff.succeeded()
             self._paused_until = 0.0
@@ -138,7 +138,7 @@ class SendGate:
             now = self._clock.monotonic()
             was, began, self._failing = self._breaker.state, not self._failing, True
             if error.retry_after is not None:
-                self._breaker.released(permit.generation)  # the destination said when: that is no failure to count
+                self._breaker.released(permit.generation)  # a Retry-After is no failure to count
                 until = now + min(max(error.retry_after, _LEAST_PAUSE), LONGEST_RETRY_AFTER)
                 self._asked_until = max(self._asked_until, until)
                 wait = 0.0
@@ -182,7 +182,7 @@ class SendGate:
         )
 
     def stop(self) -> None:
-        """Let nothing out any more; threads that wait return."""
+        """Let no further send out. Threads that wait return."""
         with self._lock:
             self._stopped = True
             self._changed.notify_all()
@@ -216,5 +216,5 @@ class SendGate:
         self._changed.notify_all()  # there is room, and the outcome may open or close the gate
 
     def _pause_locked(self, now: float) -> float:
-        """Seconds that the destination is to be left alone; 0.0 or less if it is not, as far as the breaker agrees."""
+        """Seconds of backoff or Retry-After that are left; 0.0 or less if there are none."""
         return max(self._paused_until, self._asked_until) - now

@@ -32,10 +32,10 @@ from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
 
-_CUT_OFF_ALLOWANCE = 0.5  # seconds of the deadline kept for sends that were cut off to say so
-_SHORTEST_POLL = 0.001  # seconds between two looks whether everything is settled, where little is left
+_CUT_OFF_ALLOWANCE = 0.5  # seconds of the deadline, for sends that were cut off to end
+_SHORTEST_POLL = 0.001  # seconds between two looks whether everything is settled
 _LONGEST_POLL = 0.1
-_POLL_PER_BATCH = 50e-6  # seconds: no batch takes less, and each look takes the interpreter from a worker
+_POLL_PER_BATCH = 10e-6  # seconds: a few looks in all, since each takes the interpreter from a worker
 
 
 class SendQueue:
@@ -97,7 +97,7 @@ class SendQueue:
 
     @classmethod
     def open(cls, exporter: Exporter | GroupExporter, config: SendQueueConfig, *, clock: Clock | None = None) -> Self:
-        """With a queue of its own, as the configuration describes it. `close` closes that queue, too."""
+        """Open a send queue with the queue that the configuration describes. `close` closes that queue, too."""
         if config.type == "memory":
             memory = MemoryQueue(config.max_size, config.memory_bytes(), clock=clock)
             return cls(memory, exporter, config, clock=clock, owns_queue=True)
@@ -157,7 +157,7 @@ class SendQueue:
         try:
             self._send_direct(batch)
         except ExportError:
-            return False  # the workers will find out what is to become of it
+            return False  # it is queued, and a worker settles it
         return True
 
     # -- out ---------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class SendQueue:
         if self._owns_queue or not self._is_durable:
             self._source.close()
         else:
-            with suppress(QueueClosed):  # its owner was faster
+            with suppress(QueueClosed):  # the owner has closed it already
                 self._source.flush()
         return late
 
@@ -200,7 +200,7 @@ class SendQueue:
         if self._scaler_thread.ident is not None:
             self._scaler_thread.join(max(0.0, cut_off - self._clock.monotonic()))
         if self._is_durable:
-            self._workers.stop()  # what they are at ends while the failover is emptied
+            self._workers.stop()  # their last sends end while the failover is emptied
         elif self.config.enabled:
             self.flush(cut_off - self._clock.monotonic())
         if self._failover is not None:
@@ -238,10 +238,10 @@ class SendQueue:
         self.close()
 
     def _scale_workers(self) -> None:
-        """Have as many workers as are worth it."""
+        """Adapt the number of workers until `close`."""
         while not self._closing.wait(INTERVAL):
             if self._gate.pause_left():
-                continue  # more workers would only wait with the others
+                continue  # more workers would only wait, too
             wanted = self._scaler.decide(
                 self._clock.monotonic(),
                 workers=self._workers.total,

@@ -1,4 +1,4 @@
-"""The threads that empty the queue: workers that do it all, or preparers and senders with a channel between them.
+"""The threads that empty the queue: workers, or preparers and senders with a channel between them.
 
 worker:    wait for the gate ─► lease ─► prepare ─► send ─► ack
 split:     preparer: wait for the gate ─► lease ─► prepare ─► channel ─► sender: wait for the gate ─► send ─► ack
@@ -55,7 +55,7 @@ class SendWorkers:
         self._first = config.sender_count() if self.is_split else config.worker_count()
         self._pool = ThreadPool("penstock-sender" if self.is_split else "penstock-worker", self._send, clock)
         self.active = ActiveThreads(self._lanes)
-        # Of the pipeline split only.
+        # Used by the pipeline split only.
         budget = config.memory_budget() or math.inf
         self._channel = PreparedChannel(
             config.pipeline_split.channel_size, budget, newest_first=config.order == "freshest"
@@ -66,7 +66,7 @@ class SendWorkers:
 
     @property
     def total(self) -> int:
-        """Workers that there are to be; with the pipeline split, senders."""
+        """The number of workers asked for; with the pipeline split, of senders."""
         return self._pool.size // self._lanes
 
     def start(self, count: int | None = None) -> None:
@@ -74,16 +74,16 @@ class SendWorkers:
         self.resize(self._first if count is None else count)
 
     def resize(self, count: int) -> None:
-        """Have `count` workers; with the pipeline split, senders of `max_concurrent_sends` lanes each."""
+        """Run `count` workers; with the pipeline split, senders of `max_concurrent_sends` lanes each."""
         self._pool.resize(count * self._lanes)
 
     def stop(self) -> None:
-        """Begin nothing any more."""
+        """Begin no further send."""
         self._pool.stop()
         self._preparers.stop()
 
     def close(self, deadline: float) -> list[str]:
-        """Finish what is under way, give the rest back; the names of threads that were not done by `deadline`."""
+        """Finish sends, give the rest back. Returns the names of threads that have not ended by `deadline`."""
         self._gate.stop()
         self.stop()
         late = self._preparers.join(deadline) + self._pool.join(deadline)
@@ -160,7 +160,7 @@ class GroupWorker:
         self._pool.resize(1)
 
     def resize(self, count: int) -> None:
-        """There is one, however many are asked for: more would not keep the order."""
+        """Does nothing: more than one worker would not keep the order."""
 
     def stop(self) -> None:
         self._pool.stop()
@@ -193,7 +193,7 @@ class GroupWorker:
         return self._source.lease(exporter.max_blocks, max_bytes=exporter.max_bytes, timeout=IDLE_WAIT)
 
     def _send(self, held: list[Lease]) -> list[Lease]:
-        """Send and ack; what is to be sent again."""
+        """Send and ack the group. Returns what has to be sent again."""
         permit = self._gate.begin()
         if permit is None:
             return held

@@ -57,7 +57,7 @@ class ExportCounters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendQueueStats:
-    """One look at a `SendQueue`. Counters run since it was made."""
+    """A snapshot of a `SendQueue`. Counters run since it was made."""
 
     queue: QueueStats
     exported_batches: int

@@ -31,11 +31,11 @@ class ThreadPool:
 
     @property
     def size(self) -> int:
-        """How many threads there are to be."""
+        """The number of threads asked for."""
         return self._size
 
     def resize(self, size: int) -> None:
-        """Have `size` threads: start what is missing, let the last ones finish what they do and end.
+        """Run `size` threads: start the missing ones, let surplus ones end after their current batch.
 
         Nothing happens once they were stopped.
         """
@@ -54,7 +54,7 @@ class ThreadPool:
                     )
                     try:
                         thread.start()
-                    except RuntimeError as error:  # no more threads: those that run have to do
+                    except RuntimeError as error:  # the system has no more threads
                         self._size = number
                         if not number:
                             raise
@@ -68,16 +68,16 @@ class ThreadPool:
             self._size = 0
             self._stopping.set()
 
-    def rest(self, seconds: float) -> None:
-        """Wait so long, or until all are asked to end."""
+    def pause(self, seconds: float) -> None:
+        """Wait for `seconds`, or until `stop`."""
         self._stopping.wait(seconds)
 
     def join(self, deadline: float) -> list[str]:
-        """Wait until all have ended; the names of those that have not by `deadline`."""
+        """Wait until all have ended. Returns the names of those that have not by `deadline`."""
         with self._lock:
             threads = list(self._threads.values())
         for thread in threads:
-            if thread is not threading.current_thread():  # an exporter may close the queue that it works for
+            if thread is not threading.current_thread():  # an exporter may close its own queue
                 thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name for thread in threads if thread.is_alive()]
 
@@ -91,4 +91,4 @@ class ThreadPool:
                 return
             except Exception:
                 log.exception("Worker failed and goes on. worker=%s-%d", self._name, number)
-                self.rest(_ERROR_PAUSE)
+                self.pause(_ERROR_PAUSE)

@@ -16,7 +16,7 @@ _TIMEOUT = 5.0  # seconds for a request to arrive: an operator's tool is never s
 _MOST = 32  # connections at a time
 
 
-class Observed(Protocol):
+class AdminSource(Protocol):
     """What the admin server can be asked about."""
 
     def metrics(self) -> bytes: ...
@@ -44,8 +44,8 @@ class AdminServer:
     Threads: one of its own, and one for each request, of which there are at most 32 at a time.
     """
 
-    def __init__(self, host: str, port: int, observed: Observed) -> None:
-        self._server = _Server((host, port), _handler(observed))
+    def __init__(self, host: str, port: int, observed: AdminSource) -> None:
+        self._server = _AdminHttpServer((host, port), _handler(observed))
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="penstock-admin", daemon=True
         )
@@ -64,7 +64,7 @@ class AdminServer:
         self._thread.join(1.0)
 
 
-class _Server(ThreadingHTTPServer):
+class _AdminHttpServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # the default of 5 makes clients wait seconds for another try
     allow_reuse_address = True
@@ -99,7 +99,7 @@ class _Server(ThreadingHTTPServer):
         log.debug("A request to the admin port broke off. client=%s", client_address)
 
 
-def _handler(observed: Observed) -> type[BaseHTTPRequestHandler]:
+def _handler(observed: AdminSource) -> type[BaseHTTPRequestHandler]:
     def verdict(found: list[str], word: str) -> tuple[HTTPStatus, str, bytes]:
         status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
         body = {word: not found, "reasons": found, "notes": observed.notes()}

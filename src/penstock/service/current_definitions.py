@@ -7,7 +7,7 @@ from penstock.model.definition_file import load_definitions
 from penstock.model.level import Level
 
 
-def definitions_of(config: ServiceConfig) -> Definitions:
+def read_definitions(config: ServiceConfig) -> Definitions:
     """As the file says now; ConfigError names the mistake in it."""
     if config.definitions is None:
         return Definitions()
@@ -17,7 +17,7 @@ def definitions_of(config: ServiceConfig) -> Definitions:
         raise ConfigError(f"definitions {error}") from error
 
 
-class Defined:
+class CurrentDefinitions:
     """The definitions that hold, for threads that ask again with every batch: a reload changes the answer.
 
     Threads: every method may be called from any thread.

@@ -13,12 +13,12 @@ _OF_A_QUEUE = re.compile(r"fastqueue\.meta|[0-9a-f]{16}")  # its state, or a chu
 _MOST_NAMED = 3
 
 
-def is_queue(folder: Path) -> bool:
+def is_queue_folder(folder: Path) -> bool:
     """Whether a queue lies there: else one would be made, and found to be empty. OSError if that cannot be seen."""
     return folder.is_dir() and any(_OF_A_QUEUE.fullmatch(entry.name) for entry in folder.iterdir())
 
 
-def why_none(folder: Path) -> str:
+def explain_missing_queue(folder: Path) -> str:
     """What was looked for in a folder that holds no queue, what there is, and which folders below it do hold one."""
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     there = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "")
@@ -41,8 +41,8 @@ class QueueFolder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         folder = Path(os.fsdecode(super().convert(value, param, ctx)))
         try:
-            if not is_queue(folder):
-                raise ConfigError(why_none(folder))
+            if not is_queue_folder(folder):
+                raise ConfigError(explain_missing_queue(folder))
         except OSError as error:
             raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
         return str(folder)
