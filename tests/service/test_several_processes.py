@@ -186,8 +186,8 @@ def test_senders_that_change_connection_for_every_request_are_counted_exactly(tm
 
 def owner_of(program: Program, name: str, processes: int) -> int:
     """The process that keeps that counter of the program."""
-    place = next(walk(program.otlp().SerializeToString()))
-    return StreamOwners(0, processes).of_family(Family(*place.head[:2], name.encode(), SUM, CUMULATIVE, 1))
+    (resource, scope, _), _, _ = next(walk(program.otlp().SerializeToString()))
+    return StreamOwners(0, processes).of_family(Family(resource, scope, name.encode(), SUM, CUMULATIVE, 1))
 
 
 @pytest.mark.timeout(300)
