@@ -1,8 +1,4 @@
-"""What runs once per item or per batch of a hot path: `produce_many`, and the handles for items of one type.
-
-It is plain Python, and the one module that may also be compiled (by mypyc, see `hatch_build.py`); either way it means
-the same. The annotations name built-in lists, dictionaries and tuples because the compiler is quick with them.
-"""
+"""How items get into their lanes: `produce_many`, and the handles for items of one type."""
 
 from collections.abc import Iterable
 from operator import countOf
@@ -17,9 +13,6 @@ if TYPE_CHECKING:
     from penstock.batch.queue import BatchProducer, Producer
 
 T = TypeVar("T")
-
-COMPILED = not __file__.endswith((".py", ".pyc"))
-"""Whether this module runs compiled."""
 
 
 def put_many(layout: "Layout", admission: "Admission", items: Iterable[object], timeout: float | None) -> int:
@@ -130,9 +123,4 @@ def as_list(items: Iterable[T]) -> list[T]:
 
 def _all_of(items: list[object], kind: type) -> bool:
     """Whether all are of exactly this kind."""
-    if not COMPILED:
-        return countOf(map(type, items), kind) == len(items)  # a tenth less than the loop
-    for item in items:  # noqa: SIM110
-        if type(item) is not kind:
-            return False
-    return True
+    return countOf(map(type, items), kind) == len(items)
