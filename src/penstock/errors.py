@@ -17,7 +17,7 @@
         ├── QueueExists        the name is taken
         ├── QueueConflict      the queue of that name works in another mode
         ├── QueueClosed        it takes nothing any more
-        ├── NoHandler          nobody is registered for items of this type
+        ├── NoHandler          no handler is registered for items of this type
         ├── QueueFull          no room, and the policy is not to wait longer
         ├── QueueLocked        another process has the directory
         ├── BlockTooLarge      one block that could never fit
@@ -140,7 +140,7 @@ class QueueClosed(QueueError):
 
 
 class NoHandler(QueueError):
-    """Nobody is registered for items of this type."""
+    """No handler is registered for items of this type."""
 
 
 class QueueFull(QueueError):

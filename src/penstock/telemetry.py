@@ -1,7 +1,7 @@
 """Our own metrics: every name, type, label and help text is declared here, and nowhere else.
 
 Hot paths keep plain integers. A component hands over a function that reads them (`Telemetry.watch`), and it is
-called when somebody scrapes, so that counting costs nothing while nobody looks.
+called at each scrape, so that counting costs nothing between scrapes.
 """
 
 import logging
@@ -33,7 +33,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value, read when somebody scrapes. `labels` are in the order of the declaration."""
+    """One value, read at each scrape. `labels` are in the order of the declaration."""
 
     name: str
     value: float
@@ -41,7 +41,7 @@ class Sample:
 
 
 class Buckets:
-    """A histogram for hot paths: plain integers that one thread writes, read when somebody scrapes."""
+    """A histogram for hot paths: plain integers that one thread writes, read at each scrape."""
 
     __slots__ = ("bounds", "counts", "labels", "name", "sum")
 
@@ -275,7 +275,7 @@ class Telemetry:
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._sources: list[tuple[ValueSource, dict[str, str]]] = []
-        self.registry.register(_Watched(self))
+        self.registry.register(_SourceCollector(self))
 
     def watch(self, source: Source, **labels: str) -> Callable[[], None]:
         """Ask `source` for its samples at every scrape; call what is returned to stop asking.
@@ -319,7 +319,7 @@ class Telemetry:
         return text
 
 
-class _Watched:
+class _SourceCollector:
     """Turns samples into Prometheus families."""
 
     def __init__(self, telemetry: Telemetry) -> None:

@@ -1,4 +1,4 @@
-"""`512Mi` and `30s`: how people write sizes and durations, parsed at the edge and nowhere else."""
+"""`512Mi` and `30s`: sizes and durations as text, parsed at the edge and nowhere else."""
 
 import math
 import re
@@ -84,7 +84,7 @@ def check_flag(value: object, field: str) -> None:
 
 
 def format_bytes(count: float) -> str:
-    """`1.5 GiB` for people to read."""
+    """`1.5 GiB`: rounded, for display."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -4,6 +4,7 @@ import threading
 
 import pyarrow as pa
 
+from penstock.batch import BatchQueue
 from penstock.errors import QueueFull
 from penstock.model.columns import columns_of
 from penstock.model.definition_file import parse_definitions
@@ -75,6 +76,26 @@ class Sender:
     def wait(self) -> BaseException | None:
         wait_until(lambda: self.answers)
         return self.answers[0]
+
+
+class Blocker:
+    """Another handler in the batch queue, which holds its partition from `hold` to `release`."""
+
+    def __init__(self, queue: BatchQueue) -> None:
+        self._queue = queue
+        self._reached, self._released = threading.Event(), threading.Event()
+        queue.add_handler(Blocker, self._consume)
+
+    def _consume(self, batch: list["Blocker"]) -> None:
+        self._reached.set()
+        assert self._released.wait(20)
+
+    def hold(self) -> None:
+        self._queue.produce(self)
+        assert self._reached.wait(10)
+
+    def release(self) -> None:
+        self._released.set()
 
 
 def points(kind: type[Chunk], count: int, value: float = 1.0) -> Chunk:

@@ -3,11 +3,13 @@
 import gc
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
+from penstock import Durability
 from penstock.aggregate.config import L1Config
 from penstock.aggregate.l1 import L1
 from penstock.aggregate.point_counts import OTHERS
@@ -20,7 +22,7 @@ from penstock.model.point import Chunk, chunk_type
 from penstock.model.segment import decode
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
-from tests.aggregate.support import DEFINED, Cpu, Downstream, Rps, as_it_is, coded, points
+from tests.aggregate.support import DEFINED, Blocker, Cpu, Downstream, Rps, Sender, as_it_is, coded, points
 
 ONE_THREAD = ThreadPolicy.fixed(1)
 NEVER = L1Config(flush_interval=3600.0)
@@ -151,28 +153,28 @@ def test_a_close_that_is_refused_says_so_and_may_be_tried_again() -> None:
     assert downstream.counts() == {"cpu": 30}
 
 
-def test_a_close_without_time_for_the_handlers_hands_over_what_is_merged_and_says_that_it_is_not_all() -> None:
-    downstream = Downstream()
+@pytest.mark.parametrize(
+    ("durability", "reason"),
+    [
+        (Durability.MEMORY, r"not everything was merged within 0\.05 s"),
+        (Durability.DISK, "closed before all of the request was merged"),
+    ],
+)
+def test_a_close_without_time_for_the_handlers_hands_over_what_is_merged_and_says_that_it_is_not_all(
+    durability: Durability, reason: str
+) -> None:
+    downstream, sender = Downstream(), Sender()
     queue = BatchQueue("l1-late", BatchQueueConfig(threads=ThreadPolicy.fixed(2)))
-    reached, let_go = threading.Event(), threading.Event()
-
-    class Stuck:
-        pass
-
-    def consume(batch: list[Stuck]) -> None:
-        reached.set()
-        assert let_go.wait(20)
-
-    queue.add_handler(Stuck, consume)  # another handler in the one partition keeps that of cpu waiting
-    l1 = L1(queue, downstream.push, NEVER, definitions=DEFINED)
+    blocker = Blocker(queue)  # in the one partition, so that the handler of cpu waits
+    l1 = L1(queue, downstream.push, replace(NEVER, durability=durability), definitions=DEFINED)
     l1.produce(points(Cpu, 30))
     wait_until(lambda: any(counts.consumed for counts in queue.stats().types.values()))
-    queue.produce(Stuck())
-    assert reached.wait(10)
-    l1.produce(points(Cpu, 5))
-    with pytest.raises(QueueClosed, match=r"not everything was merged within 0\.05 s"):
+    blocker.hold()
+    l1.submit([points(Cpu, 5)], sender.done)
+    with pytest.raises(QueueClosed, match=reason) as raised:
         l1.close(timeout=0.05)
-    let_go.set()
+    blocker.release()
+    assert sender.answers == [None if durability is Durability.MEMORY else raised.value]
     assert downstream.counts() == {"cpu": 30}
 
 

@@ -15,7 +15,7 @@ from penstock.errors import DiskFailed, QueueClosed, QueueError
 from penstock.model.definition_file import parse_definitions
 from penstock.model.point import chunk_type
 from penstock.testing import wait_until
-from tests.aggregate.support import DEFINED, Cpu, Downstream, Rps, Sender, points
+from tests.aggregate.support import DEFINED, Blocker, Cpu, Downstream, Rps, Sender, points
 
 DISK = L1Config(durability=Durability.DISK, flush_interval=3600.0)
 
@@ -91,25 +91,15 @@ def test_a_request_that_does_not_fit_is_not_let_in_at_all_and_never_answered() -
 def test_more_chunks_than_the_queue_holds_are_not_let_in() -> None:
     downstream, senders = Downstream(), [Sender() for _ in range(5)]
     queue = BatchQueue("l1-small", BatchQueueConfig(threads=ThreadPolicy.fixed(1), buffer_size=4))
-    reached, let_go = threading.Event(), threading.Event()
+    blocker = Blocker(queue)
     l1 = L1(queue, downstream.push, DISK, definitions=DEFINED)
     assert l1.submit([points(Cpu, 1)], senders[0].done)
     assert senders[0].wait() is None
-
-    class Stuck:
-        pass
-
-    def consume(batch: list[Stuck]) -> None:
-        reached.set()
-        assert let_go.wait(20)
-
-    queue.add_handler(Stuck, consume)
-    queue.produce(Stuck())
-    assert reached.wait(10)
+    blocker.hold()
     assert l1.submit([points(Cpu, 1)] * 3, senders[1].done)
     assert not l1.submit([points(Cpu, 1)] * 2, senders[2].done)
     assert l1.submit([points(chunk_type("plain"), 1)] * 9, senders[3].done), "these are not queued"
-    let_go.set()
+    blocker.release()
     assert senders[1].wait() is None
     l1.close()
     assert downstream.counts() == {"cpu": 4, "plain": 9}
@@ -162,16 +152,19 @@ def test_what_was_produced_survives_the_refusal_that_a_sender_heard_of() -> None
 def test_a_chunk_that_cannot_be_merged_fails_its_own_request_only() -> None:
     downstream, good, bad = Downstream(), Sender(), Sender()
     definitions = parse_definitions({"metrics": [{"name": "by_host", "source": "cpu", "entity": ["host"]}]})
-    l1 = L1.with_own_queue("l1-bad", downstream.push, DISK, definitions=definitions, threads=ThreadPolicy.fixed(1))
+    queue = BatchQueue("l1-bad", BatchQueueConfig(threads=ThreadPolicy.fixed(1)))
+    blocker = Blocker(queue)
+    l1 = L1(queue, downstream.push, DISK, definitions=definitions)
     downstream.hold()
-    first = Sender()
-    l1.submit([points(Rps, 1)], first.done)
+    l1.submit([points(Rps, 1)], Sender().done)
     wait_until(lambda: downstream.pushing)
+    blocker.hold()  # so that those of cpu are merged at once, in one round
     l1.submit([points(Cpu, 3)], good.done)
     l1.submit([points(Rps, 2)], good.done)
     l1.submit([Cpu.of(["not JSON"], [0], [1.0])], bad.done)
-    downstream.release()
+    blocker.release()
     assert isinstance(bad.wait(), ValueError)
+    downstream.release()
     wait_until(lambda: len(good.answers) == 2)
     l1.close()
     assert downstream.counts() == {"rps": 3, "by_host": 3}

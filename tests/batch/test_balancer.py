@@ -1,10 +1,8 @@
 """Which thread drains which partition: the assignment, and what it does to a running queue."""
 
 import random
-import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -182,36 +180,6 @@ def test_a_balancer_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture)
     assert [partition.owner for partition in queue.stats().partitions] == [0, 1]
     assert queue.close()
     assert "Balancer failed" in caplog.text
-
-
-def test_reassigning_under_load_never_runs_a_handler_twice_at_once() -> None:
-    types = item_types(6)
-    with open_queue(threads=ThreadPolicy.fixed(3), partitions=PartitionPolicy.fixed(6), buffer_size=50) as queue:
-        handlers = [Recorder() for _ in types]
-        for type_, handler in zip(types, handlers):
-            queue.add_handler(type_, handler)
-        stop = threading.Event()
-        accepted: list[int] = [0] * 3
-
-        def produce(producer: int) -> None:
-            while not stop.is_set():
-                for type_ in types:
-                    accepted[producer] += queue.produce(type_(producer, accepted[producer]))
-
-        threads = run_threads(*(lambda producer=producer: produce(producer) for producer in range(3)))
-        dice: Any = random.Random(7)
-        for _ in range(300):
-            queue._layout.reassign([dice.randrange(3) for _ in types])
-        stop.set()
-        join_all(threads)
-        assert queue.close()
-
-    assert sum(len(handler.items) for handler in handlers) == sum(accepted)
-    for handler in handlers:
-        assert not handler.overlapped
-        for producer in range(3):
-            numbers = [item.number for item in handler.items if item.producer == producer]
-            assert numbers == sorted(numbers)
 
 
 def test_a_batch_that_is_being_taken_counts_once() -> None:

@@ -1,4 +1,4 @@
-"""`on_idle`: when it is called, for whom, and that it never meets `consume`."""
+"""`on_idle`: when it is called, for which handlers, and that it never meets `consume`."""
 
 import os
 import threading
@@ -330,16 +330,6 @@ def test_idle_calls_follow_the_clock_of_the_queue() -> None:
 
         clock.advance(0.01)
         wait_until(lambda: still.idle_calls == 1)
-
-
-def test_pauses_that_no_lock_can_wait_for_are_kept() -> None:
-    with open_queue(**{**PAIR, "max_idle": 1e12, "min_idle": 1e12}) as queue:
-        handler = Recorder()
-        queue.add_handler(A, handler)
-        queue.produce(A())
-        wait_until(lambda: handler.items)
-
-        assert handler.idle_calls == 0
 
 
 def test_a_handler_that_shuts_down_its_own_scheduler_leaves_nothing_undrained() -> None:

@@ -47,7 +47,7 @@ def test_a_name_is_taken_once(manager: BatchQueueManager) -> None:
         manager.create("l1", config())
 
 
-def test_get_or_create_gives_everybody_the_same_queue(manager: BatchQueueManager) -> None:
+def test_get_or_create_gives_all_threads_the_same_queue(manager: BatchQueueManager) -> None:
     queues = []
     join_all(run_threads(*(lambda: queues.append(manager.get_or_create("shared", config())) for _ in range(8))))
 
@@ -79,7 +79,7 @@ def test_other_differences_are_warned_about_and_the_first_settings_stay(
     assert "strategy=BufferStrategy.BLOCKING asked=BufferStrategy.IF_POSSIBLE" in caplog.text
 
 
-def test_whatever_the_newcomer_sets_otherwise_is_warned_about(
+def test_every_setting_that_differs_is_warned_about(
     manager: BatchQueueManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     others: dict[str, Any] = {
@@ -111,7 +111,7 @@ def test_shutting_down_one_queue_drains_and_forgets_it(manager: BatchQueueManage
     manager.create("l1", config())
 
 
-def test_shutting_down_all_stops_every_door_before_the_first_queue_is_drained(manager: BatchQueueManager) -> None:
+def test_shutting_down_all_stops_all_producers_before_the_first_queue_is_drained(manager: BatchQueueManager) -> None:
     first, second = manager.create("first", config()), manager.create("second", config())
     accepted_late: list[bool] = []
     first.add_handler(A, lambda batch: accepted_late.append(second.produce(B())) if not first.running else None)

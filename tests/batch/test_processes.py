@@ -163,9 +163,9 @@ def test_the_child_of_a_fork_has_an_empty_queue_that_works(tmp_path: Path, setti
 queue = queue_of({settings})
 queue.produce(A())
 wait_until(lambda: len(seen) == 1)
-gate = threading.Event()
+stopping = threading.Event()
 def busy():
-    while not gate.is_set():
+    while not stopping.is_set():
         queue.produce(A())
 threads = [threading.Thread(target=busy) for _ in range(3)]
 for thread in threads: thread.start()
@@ -181,7 +181,7 @@ for _ in range(5):  # whatever the producers and the drain threads are in the mi
         os._exit(7 if len(seen) == 1000 else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 7, status
-gate.set()
+stopping.set()
 for thread in threads: thread.join()
 assert penstock.queues.shutdown_all()
 print("fine")

@@ -258,30 +258,3 @@ def test_spread_queues_lose_and_double_nothing(shared: bool, selector: Partition
     assert manager.shutdown_all(20.0)
 
     assert len(seen) == len(set(map(id, seen))) == sum(accepted)
-
-
-def test_the_bound_is_never_exceeded_under_observation() -> None:
-    queue = BatchQueue("bound", BatchQueueConfig(threads=ThreadPolicy.fixed(1), buffer_size=3))
-    kind = item_types(1)[0]
-    queue.add_handler(kind, lambda batch: None)
-    most = [0]
-    stop = threading.Event()
-    lane = queue._layout.lane_for(kind())
-
-    def watch() -> None:
-        while not stop.is_set():
-            most[0] = max(most[0], len(lane.items))
-
-    def produce(index: int) -> None:
-        emit = queue.producer(kind)
-        for number in range(1500):
-            emit(kind(index, number))
-
-    watching = run_threads(watch)
-    join_all(run_threads(*(lambda index=index: produce(index) for index in range(6))))
-    stop.set()
-    join_all(watching)
-    assert queue.close()
-
-    assert most[0] <= 3
-    assert queue.stats().types[kind].consumed == 9000

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from penstock.cli.main import main
 from penstock.config.destinations import DESTINATIONS, ExporterConfig, ExporterType
-from penstock.config.load import Loaded, load
+from penstock.config.load import LoadedConfig, load
 from penstock.config.schema import NAME, Key, KeyKind, schema_of
 from penstock.config.show import as_yaml, template
 from penstock.config.tree import ServiceConfig
@@ -67,7 +67,7 @@ exporter:
 """
 
 
-def of(text: str = "", **more: Any) -> Loaded[ServiceConfig]:
+def of(text: str = "", **more: Any) -> LoadedConfig[ServiceConfig]:
     return load(ServiceConfig, text=text, **more)
 
 
@@ -270,6 +270,15 @@ def test_every_key_without_effect_on_segments_is_a_key_of_the_exporter() -> None
     exporter, segments = schema.sections["exporter"].sections["queue"], schema.sections["segments"].sections["queue"]
     known = {*exporter.keys, *exporter.sections}
     assert set(segments.refused) == known - {*segments.keys, *segments.sections}
+
+
+def test_a_key_that_the_destination_does_not_read_is_noted() -> None:
+    config = of("exporters: {b: {type: console, url: 'http://h', exchange: e, queue: {workers: 2}}}").config
+    assert list(config.notes()) == [
+        "exporters.b.url has no effect on a destination of type console",
+        "exporters.b.exchange has no effect on a destination of type console",
+    ]
+    assert list(of("exporter: {type: amqp, url: 'amqp://h', routing_key: q}").config.notes()) == []
 
 
 def test_every_type_of_destination_and_every_receiver_can_be_made() -> None:

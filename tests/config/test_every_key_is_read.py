@@ -28,7 +28,8 @@ import grpc
 import pytest
 
 from penstock.cli.run_command import _run
-from penstock.config.load import Loaded, load
+from penstock.config.destinations import DESTINATIONS
+from penstock.config.load import LoadedConfig, load
 from penstock.config.schema import NAME, KeyPath, flag_of, schema_of
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, DiskFull
@@ -36,10 +37,10 @@ from penstock.export.config import DurableQueueConfig
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.receive.intake import Intake
 from penstock.service import queues, spark_process
-from penstock.service.current_definitions import Defined, definitions_of
+from penstock.service.current_definitions import CurrentDefinitions, read_definitions
 from penstock.service.exit_codes import LATE
-from penstock.service.orphan_queues import find
-from penstock.service.receiver_set import RECEIVERS, make_front
+from penstock.service.orphan_queues import find_orphan_queues
+from penstock.service.receiver_set import RECEIVERS, make_receiver_set
 from penstock.service.service import Service
 from penstock.spool import FastQueue
 from penstock.telemetry import Telemetry
@@ -100,7 +101,7 @@ class KeyProbe:
             if name.startswith("penstock.") and getattr(module, "replace", None) is replace:
                 self._patch.setattr(module, "replace", self.follow(replace))
         self._patch.setattr(DurableQueueConfig, "queue_config", self.follow(DurableQueueConfig.queue_config))
-        self._patch.setattr(queues, "_sending", self.follow(queues._sending))
+        self._patch.setattr(queues, "_send_queue_config", self.follow(queues._send_queue_config))
 
     def _note(self, config: object, name: str, value: object) -> None:
         reader = sys._getframe(2)
@@ -199,11 +200,11 @@ RELAY_ONLY = {
     "segments.queue.backoff.enabled": AS_IT_IS,
     **destination(queue__adaptive_enabled="false", queue__failover__enabled="false"),
 }
-RELAY_TO_BROKER = {
+FROM_MEMORY = {
     **RELAY_ONLY,
-    **destination(type="amqp", url="amqps://nowhere.invalid/", queue__type="memory"),
-    **destination(queue__enabled=AS_IT_IS, queue__adaptive_workers__enabled=AS_IT_IS),
+    **destination(queue__type="memory", queue__enabled=AS_IT_IS, queue__adaptive_workers__enabled=AS_IT_IS),
 }
+URLS = {"amqp": "amqps://nowhere.invalid/"}  # of the kinds that are not reached over HTTP
 SWITCHED_OFF = {
     **RELAY_ONLY,
     "processes": "2",
@@ -223,37 +224,41 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
         probe = KeyProbe(patch)
         probe.follow_copies()
         patch.setattr("penstock.service.logs.set_up_logs", lambda *_: None)
-        patch.setattr("penstock.service.signals.hear", lambda heard, *_: heard(signal.SIGTERM))
+        patch.setattr("penstock.service.signals.call_on_signals", lambda handle, *_: handle(signal.SIGTERM))
 
-        def loaded(given: Mapping[str, str]) -> Loaded[ServiceConfig]:
+        def loaded(given: Mapping[str, str]) -> LoadedConfig[ServiceConfig]:
             found = changed({**files.keys(), **given, "data_dir": str(tmp_path_factory.mktemp("data"))})
             probe.watch(found.config)
             return found
 
-        whole, relay, broker, off = map(loaded, (RELAY_AND_ROLLUP, RELAY_ONLY, RELAY_TO_BROKER, SWITCHED_OFF))
-        for config in (whole, whole, relay):  # the second finds what the first has left
-            run_service(config, files, patch)
-        make_receiver_of_broker(whole.config)
+        whole, relay, off = map(loaded, (RELAY_AND_ROLLUP, RELAY_ONLY, SWITCHED_OFF))
+        for one in (whole, whole, relay):  # the second finds what the first has left
+            run_service(one, files, patch)
+        make_every_receiver(whole.config)
+        for kind in DESTINATIONS:
+            url = URLS.get(kind, "https://127.0.0.1:9")
+            config = loaded({**FROM_MEMORY, **destination(type=kind, url=url)}).config
+            for name in config.relays():
+                queues.open_relay_queue(config, name).start().close(5.0)
         for name in ("relay", "backup"):
-            queues.relay_queue(broker.config, name).start().close(5.0)
             push_to_full_disk(whole.config, name, probe.seen, patch)
-        for config in (whole, relay):
-            fail_twice(config.config)
+        for one in (whole, relay):
+            fail_twice(one.config)
         Service(off)
-        find(off.config)
-        make_front(off.config, None, None)
+        find_orphan_queues(off.config)
+        make_receiver_set(off.config, None, None)
         run_spark_job(whole.config, patch)
     return probe.seen
 
 
-def changed(given: Mapping[str, str]) -> Loaded[ServiceConfig]:
+def changed(given: Mapping[str, str]) -> LoadedConfig[ServiceConfig]:
     """Every key with another value than its default, but for those that are given."""
     texts = {key.name: f"./{key.name}" if key.path[-1] == "path" else example(key) for key in KEYS} | dict(given)
     flags = {name.replace(NAME, "backup"): text for name, text in texts.items() if text != AS_IT_IS}
     return load(ServiceConfig, flags={flag_of(tuple(name.split("."))): text for name, text in flags.items()})
 
 
-def run_service(loaded: Loaded[ServiceConfig], files: Files, patch: pytest.MonkeyPatch) -> None:
+def run_service(loaded: LoadedConfig[ServiceConfig], files: Files, patch: pytest.MonkeyPatch) -> None:
     """As `penstock run` does, from the start to SIGTERM, with a request of each kind in between."""
     start = Service.start
 
@@ -292,9 +297,10 @@ def send_one_of_each(ports: Mapping[str, int], files: Files) -> None:
             call(otlp, timeout=20, metadata=[("authorization", f"Bearer {TOKEN}")])
 
 
-def make_receiver_of_broker(config: ServiceConfig) -> None:
+def make_every_receiver(config: ServiceConfig) -> None:
     intake = Intake(KeepingSink(), None, config.intake).start()
-    RECEIVERS["amqp"].make(config.receivers.amqp, intake)
+    for name, kind in RECEIVERS.items():
+        kind.make(getattr(config.receivers, name), intake)
     intake.close(5.0)
 
 
@@ -306,7 +312,7 @@ def push_to_full_disk(
     def refuse(*_: object, **__: object) -> None:
         raise DiskFull("no room")
 
-    sender = queues.relay_queue(config, name).start()
+    sender = queues.open_relay_queue(config, name).start()
     section = "exporter" if name == "relay" else "exporters.NAME"
     with patch.context() as inner:
         inner.setattr(FastQueue, "push", refuse)
@@ -328,7 +334,7 @@ def run_spark_job(config: ServiceConfig, patch: pytest.MonkeyPatch) -> None:
     for name in ("spark.session.start_session", "spark.supervisor.Supervisor", "tables.port.open_tables"):
         patch.setattr(f"penstock.{name}", MagicMock())
     stopping = threading.Event()
-    spark_process._run(config, Defined(definitions_of(config)), Telemetry(), stopping, threading.Event())
+    spark_process._run(config, CurrentDefinitions(read_definitions(config)), Telemetry(), stopping, threading.Event())
     stopping.set()
 
 

@@ -70,7 +70,7 @@ def test_an_empty_secret_is_not_replaced_by_the_default_one(tmp_path: Path) -> N
         Broker("amqp://host/", password_file=str(tmp_path / "password")).parameters()
 
 
-def test_the_brokers_own_tools_show_who_is_connected() -> None:
+def test_the_brokers_own_tools_show_the_connected_process() -> None:
     named = Broker("amqp://host/").parameters("retries").client_properties or {}
 
     assert named["connection_name"].startswith("penstock retries ")
@@ -121,14 +121,14 @@ def test_without_the_client_library_the_import_says_how_to_get_it() -> None:
     assert "MissingRequirement: RabbitMQ needs the client library pika: pip install 'penstock[amqp]'" in ran.stderr
 
 
-def test_nobody_listens(queue: str) -> None:
+def test_a_port_without_a_listener_fails_the_start(queue: str) -> None:
     registry = ConsumerRegistry(f"amqp://127.0.0.1:{free_port()}/", consuming(queue))
 
     with pytest.raises(BrokerError, match=r"amqp://127.0.0.1:\d+/: ConnectionRefusedError"):
         registry.start(10)
 
 
-def test_somebody_listens_who_does_not_answer(queue: str) -> None:
+def test_a_listener_that_does_not_answer_fails_the_start(queue: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         registry = ConsumerRegistry(f"amqp://127.0.0.1:{deaf.getsockname()[1]}/", consuming(queue))
 
@@ -167,7 +167,7 @@ def test_a_queue_that_exists_in_another_way_fails_the_start(
 
 
 @pytest.mark.server
-def test_a_queue_of_somebody_else_that_is_not_there_fails_the_start(shared_rabbitmq: RabbitMQ, queue: str) -> None:
+def test_a_foreign_queue_that_is_not_there_fails_the_start(shared_rabbitmq: RabbitMQ, queue: str) -> None:
     with pytest.raises(BrokerError, match="404 NOT_FOUND"):
         ConsumerRegistry(shared_rabbitmq.url, consuming(queue, passive=True)).start(10)
 

@@ -16,7 +16,7 @@ from penstock.model.exponential import middles_of, parts_of, relative_error_of, 
 from penstock.model.finals import nearest_rank, rank_name, with_finals
 from penstock.model.function import RANKS, Function
 from penstock.model.level import Level
-from penstock.model.partial import PARTIALS, merged, of_columns
+from penstock.model.partial import merged, of_columns
 from tests.examples import examples
 
 Point = tuple[str, int, float]  # entity, microseconds, value
@@ -158,26 +158,6 @@ def test_a_rate_divides_what_matches_one_condition_by_what_matches_another() -> 
     values = {row["entity"]: row["value"] for row in with_finals(partials, Level.HOUR).to_pylist()}
 
     assert values == {"a": pytest.approx(200 / 3), "b": None}
-
-
-def test_percentiles_of_a_heavy_tail_keep_their_error_at_every_level() -> None:
-    rng = random.Random(5)
-    rows = [("a", rng.randrange(1440 * MINUTE_US), rng.paretovariate(0.8)) for _ in range(30_000)]
-    partials = partials_of(Function.parse("percentile"), rows)
-    for level in Level:
-        width = level.minutes * MINUTE_US
-        exact: dict[int, list[float]] = defaultdict(list)
-        for _, time, value in rows:
-            exact[time // width].append(value)
-        column = partials["bucket"].cast(pa.int64()).to_pylist()
-        coarse = pa.array([us // width * width for us in column], pa.int64()).cast(PARTIALS.field("bucket").type)
-        index = PARTIALS.get_field_index("bucket")
-        found = with_finals(partials.set_column(index, "bucket", coarse), level).to_pylist()
-        assert len(found) == len(exact)
-        for row in found:
-            values = exact[int(row["bucket"].timestamp()) * 1_000_000 // width]
-            for rank in RANKS:
-                assert row[f"p{rank}"] == pytest.approx(nearest_rank(values, rank), rel=0.0055)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -11,17 +11,10 @@ from hypothesis import strategies as st
 from penstock.model.chunk_partials import partials_of_chunks
 from penstock.model.finals import with_finals
 from penstock.model.level import Level
-from penstock.model.partial import ENCODED, PARTIALS, TOP_N_ORDER, first_of_each, merged
+from penstock.model.partial import TOP_N_ORDER, first_of_each
 from penstock.model.point import PointKind, chunk_type, entity_of
 
 Cpu = chunk_type("cpu")
-
-
-def test_what_leaves_has_exactly_the_declared_schema() -> None:
-    partials = partials_of_chunks([Cpu.of(["a"], [0], [1.0]), Cpu.of(["b"], [0], [1.0])])
-    assert partials.schema == ENCODED
-    assert merged(partials).schema == PARTIALS
-    assert merged(partials)["metric"].to_pylist() == ["cpu", "cpu"]
 
 
 @pytest.mark.parametrize(("level", "cpm"), [(Level.MINUTE, 120.0), (Level.HOUR, 2.0), (Level.DAY, 120 / 1440)])

@@ -80,7 +80,7 @@ def test_many_rows_of_many_entities_in_few_minutes_are_kept_apart(crowded: Path)
     assert outline_of(crowded).in_shares
     assert sum(share.num_rows for share in found) == 80_000
     texts = [{text for part in share["entity"].chunks for text in part.dictionary.to_pylist()} for share in found]
-    assert not texts[0] & texts[1]  # nobody looks at the texts of another
+    assert not texts[0] & texts[1]  # the reader of a share sees no text of another
     assert len(texts[0] | texts[1]) == 5000
 
 

@@ -1,17 +1,17 @@
-"""A process for tests: says what it was told, dies on request, ends with its parent, see `child_channel`."""
+"""A process for tests: echoes its first message, dies on request, ends with its parent, see `child_channel`."""
 
 import os
 import signal
 import sys
 import threading
 
-from penstock.service.child_channel import Answerer
+from penstock.service.child_channel import ChildAnswers
 
 
 def main() -> int:
     ending, stubborn = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: None if stubborn.is_set() else ending.set())
-    answerer = Answerer(int(sys.argv[1]), ending.set)
+    answerer = ChildAnswers(int(sys.argv[1]), ending.set)
     first = answerer.first()
     if first.get("code") is not None:
         return int(first["code"])

@@ -14,7 +14,7 @@ from penstock.service.status import flow
 from penstock.telemetry import Sample, Telemetry, Value
 
 
-class Observed:
+class AdminSource:
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
@@ -35,12 +35,12 @@ class Observed:
 
 
 @pytest.fixture
-def observed() -> Observed:
-    return Observed()
+def observed() -> AdminSource:
+    return AdminSource()
 
 
 @pytest.fixture
-def url(observed: Observed) -> Iterator[str]:
+def url(observed: AdminSource) -> Iterator[str]:
     server = AdminServer("127.0.0.1", 0, observed)
     server.start()
     yield f"http://127.0.0.1:{server.port}"
@@ -59,7 +59,7 @@ def test_metrics_are_served_as_prometheus_wants_them(url: str) -> None:
     assert get(f"{url}/metrics") == (200, "text/plain; version=0.0.4; charset=utf-8", "penstock_service_info 1\n")
 
 
-def test_ready_says_why_it_is_not(url: str, observed: Observed) -> None:
+def test_ready_says_why_it_is_not(url: str, observed: AdminSource) -> None:
     status, _, body = get(f"{url}/readyz")
     assert (status, json.loads(body)) == (200, {"ready": True, "reasons": [], "notes": ["spark is down"]})
 
@@ -68,7 +68,7 @@ def test_ready_says_why_it_is_not(url: str, observed: Observed) -> None:
     assert (status, json.loads(body)["reasons"]) == (503, ["queue relay is 97% full"])
 
 
-def test_healthy_is_about_the_process_only(url: str, observed: Observed) -> None:
+def test_healthy_is_about_the_process_only(url: str, observed: AdminSource) -> None:
     observed.reasons = ["stopping"]
     assert get(f"{url}/healthz")[0] == 200
 

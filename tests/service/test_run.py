@@ -62,11 +62,11 @@ def test_sigterm_under_load_loses_nothing_that_was_answered_for(tmp_path: Path) 
 def test_kill_9_under_load_loses_nothing_that_was_answered_for(tmp_path: Path, processes: int) -> None:
     with Running(tmp_path, processes=str(processes)) as running:
         senders = under_load(running)
-        everyone = psutil.Process(running.process.pid).children(recursive=True) if running.process else []
+        children = psutil.Process(running.process.pid).children(recursive=True) if running.process else []
         running.kill()
-        for one in everyone:
+        for one in children:
             one.kill()  # workers have sessions of their own
-        psutil.wait_procs(everyone, PATIENCE)
+        psutil.wait_procs(children, PATIENCE)
         answered, sent = account(senders)
 
         running.start()
@@ -139,7 +139,7 @@ def test_a_restart_in_good_order_loses_nothing_of_a_cumulative_stream_and_a_kill
         shop.report(30)
         running.kill()
         running.start()
-        shop.report(50)  # only measured from: what was counted up to it nobody knows
+        shop.report(50)  # only measured from: what was counted before is unknown
         shop.report(51)
         assert running.stop() == 0, running.text()
         assert sealed_sum(tmp_path / "segments", "orders") == 30 + 1
@@ -220,7 +220,7 @@ def test_a_reload_that_a_worker_cannot_do_is_no_reload(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    """A destination that takes and never answers holds the drain up; whoever is in a hurry says so again."""
+    """A destination that takes and never answers holds the drain up; a second signal ends it at once."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = {"exporter_type": "otlp_http", "exporter_url": url, "pipelines_rollup": "false"}
@@ -233,11 +233,11 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
             assert running.wait(20) == 4  # well within shutdown.timeout, which the drain would take
             assert "Stopped at once" in running.text()
-            account(senders)  # or they would go on, and send to whoever gets the port next
+            account(senders)  # or they would go on, and send to the next process on that port
 
 
 class SlowService:
-    """Starts when it is told to; `killed` says that somebody lost patience."""
+    """Starts when the test says so; `killed` is set when the service was ended at once."""
 
     def __init__(self) -> None:
         self.go_on, self.killed = threading.Event(), threading.Event()
@@ -252,7 +252,7 @@ class SlowService:
 
 def test_a_signal_while_it_starts_is_heard_when_it_has_started() -> None:
     service, signals = SlowService(), queue.SimpleQueue[int]()
-    wishes = run_commands._Wishes(service, signals)
+    wishes = run_commands._StopRequests(service, signals)
     signals.put(signal.SIGHUP)
     signals.put(signal.SIGTERM)
 
@@ -261,7 +261,7 @@ def test_a_signal_while_it_starts_is_heard_when_it_has_started() -> None:
         service.go_on.set()
 
     threading.Thread(target=go_on).start()
-    wishes.heard_during(service.start, "starting")
+    wishes.run_while_listening(service.start, "starting")
     assert [wishes.next(), wishes.next()] == [signal.SIGHUP, signal.SIGTERM]
     assert not service.killed.is_set()
 
@@ -274,7 +274,7 @@ def test_a_second_signal_while_it_starts_ends_it_at_once(monkeypatch: pytest.Mon
     service, signals = SlowService(), queue.SimpleQueue[int]()
     signals.put(signal.SIGINT)
     signals.put(signal.SIGINT)
-    run_commands._Wishes(service, signals).heard_during(service.start, "starting")
+    run_commands._StopRequests(service, signals).run_while_listening(service.start, "starting")
     assert service.killed.is_set()
     assert codes == [4]
 
@@ -284,7 +284,7 @@ def test_what_fails_while_it_starts_is_raised() -> None:
         raise PenstockError("no room")
 
     with pytest.raises(PenstockError, match="no room"):
-        run_commands._Wishes(SlowService(), queue.SimpleQueue[int]()).heard_during(fail, "starting")
+        run_commands._StopRequests(SlowService(), queue.SimpleQueue[int]()).run_while_listening(fail, "starting")
 
 
 @pytest.mark.parametrize("processes", [1, 2])

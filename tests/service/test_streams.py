@@ -11,8 +11,8 @@ from penstock.decode.decoder import Decoder
 from penstock.decode.outcome import Format
 from penstock.decode.stream_owners import HandoverBodies, StreamOwners
 from penstock.export.exporters.remote_write_exporter import write_request
-from penstock.service.queues import beside
-from penstock.service.stream_handover import MEMORY, share_out
+from penstock.service.queues import path_for_process
+from penstock.service.stream_handover import MEMORY, distribute_stream_files
 from penstock.testing import FakeClock
 from tests.receive.support import NOW, SECOND, counter, request
 
@@ -30,10 +30,10 @@ class Runs:
     def run(self, count: int, killed: int | None = None) -> float:
         """What all of them count while each stream gains 2; one may be killed in the end."""
         config = load(ServiceConfig, text=f"data_dir: {self.folder}\nprocesses: {count}").config
-        share_out(config)
+        distribute_stream_files(config)
         owners = [StreamOwners(own, count) if count > 1 else None for own in range(count)]
         processes = [Decoder(IntakeConfig(), self.clock, owners=one) for one in owners]
-        paths = [Path(beside(config.resolved(MEMORY), index)) for index in range(count)]
+        paths = [Path(path_for_process(config.resolved(MEMORY), index)) for index in range(count)]
         for process, path in zip(processes, paths, strict=True):
             process.restore(path)
         assert not [path for path in self.folder.iterdir() if path.name.startswith(MEMORY)]
@@ -88,7 +88,7 @@ def test_files_that_are_not_complete_are_not_shared_out(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     runs.run(3, killed=1)
 
-    assert runs.run(2) == 0.0  # one that is missing could not be told from one that is new
+    assert runs.run(2) == 0.0  # one that is missing could not be distinguished from a new one
     assert runs.run(2) == 2.0 * 2 * len(NAMES)
 
 
@@ -96,6 +96,6 @@ def test_a_relay_that_counts_nothing_leaves_nothing_that_would_be_out_of_date(tm
     Runs(tmp_path).run(2)
     text = f"data_dir: {tmp_path}\nprocesses: 2\npipelines: {{rollup: false}}\nexporter: {{type: console}}"
 
-    share_out(load(ServiceConfig, text=text).config)
+    distribute_stream_files(load(ServiceConfig, text=text).config)
 
     assert not list(tmp_path.iterdir())

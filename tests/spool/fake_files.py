@@ -46,6 +46,8 @@ class FakeFiles:
         self._fault: Callable[[str, int], int | None] = lambda call, number: None
         self.free = 1 << 40
         self.reads_fail = False
+        self.unreadable_from = 1 << 62
+        self.bytes_read = 0
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -124,9 +126,11 @@ class FakeFiles:
     def pread(self, handle: int, length: int, offset: int, /) -> bytes:
         assert length >= 0
         assert offset >= 0
-        if self.reads_fail:
+        if self.reads_fail or offset + length > self.unreadable_from:
             raise OSError(errno.EIO, "injected into a read")
-        return bytes(self._open(handle).written[offset : offset + length])
+        data = bytes(self._open(handle).written[offset : offset + length])
+        self.bytes_read += len(data)
+        return data
 
     def pwritev(self, handle: int, buffers: Buffers, offset: int, /) -> int:
         data = b"".join(buffers)

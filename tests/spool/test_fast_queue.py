@@ -359,7 +359,7 @@ def test_newest_first_with_some_on_lease_survives_a_restart(open_queue: Open) ->
 def test_opening_reads_as_little_with_a_large_backlog_as_with_a_small_one() -> None:
     read: dict[int, int] = {}
     for count in (10, 10_000):
-        files = CountingFiles()
+        files = FakeFiles()
         config = FastQueueConfig(durability=Durability.DISK, max_size=10**6, meta_sync_interval=3600)
         with FastQueue("q", config, files=files) as queue:
             for at in range(0, count, 10):
@@ -369,15 +369,6 @@ def test_opening_reads_as_little_with_a_large_backlog_as_with_a_small_one() -> N
             read[count] = files.bytes_read
             assert len(queue) == count
     assert read[10_000] < read[10] + 100
-
-
-class CountingFiles(FakeFiles):
-    bytes_read = 0
-
-    def pread(self, handle: int, length: int, offset: int, /) -> bytes:
-        data = super().pread(handle, length, offset)
-        self.bytes_read += len(data)
-        return data
 
 
 def test_a_block_that_was_spilled_behind_holes_of_large_ones_is_found_again(open_queue: Open) -> None:

@@ -12,6 +12,7 @@ from penstock.errors import DiskFull
 from penstock.spool import Durability, FastQueue, FastQueueConfig, Lease
 from penstock.spool.files import OsFiles
 from penstock.testing import FakeClock
+from tests.spool.damage import drain
 from tests.spool.fake_files import FakeFiles
 
 BLOCK = 10_000
@@ -52,13 +53,6 @@ def taken_of(queue: FastQueue, given: list[bytes]) -> list[bytes]:
     return taken
 
 
-def drained(queue: FastQueue) -> list[bytes]:
-    out = []
-    while (block := queue.pop()) is not None:
-        out.append(block)
-    return out
-
-
 @pytest.mark.parametrize("durability", list(Durability))
 def test_a_queue_that_was_drained_leaves_its_room_to_what_comes_next(tmp_path: Path, durability: Durability) -> None:
     disk = SmallDisk(tmp_path, 8 * BLOCK)
@@ -69,7 +63,7 @@ def test_a_queue_that_was_drained_leaves_its_room_to_what_comes_next(tmp_path: P
         for _ in range(3):
             taken = taken_of(queue, blocks(20))
             assert 7 <= len(taken) <= 8 + (durability is Durability.MEMORY)
-            assert drained(queue) == taken
+            assert drain(queue) == taken
             assert queue.stats().chunks == 1
     with FastQueue(tmp_path, config) as queue:
         assert len(queue) == 0
@@ -85,7 +79,7 @@ def test_what_is_not_drained_stays_whatever_the_disk_refuses(tmp_path: Path) -> 
         queue.ack(leases[:-1])
         assert taken_of(queue, blocks(20)) == []
         queue.nack(leases[-1])
-        assert drained(queue) == taken[-1:]
+        assert drain(queue) == taken[-1:]
         assert taken_of(queue, blocks(20))
 
 
@@ -105,7 +99,7 @@ def test_a_kill_before_the_meta_that_has_no_room_leaves_the_right_count(tmp_path
     with FastQueue(tmp_path / "killed", config) as queue:
         assert len(queue) == len(taken) - 4 + 3
         assert queue.size_bytes == len(queue) * BLOCK
-        assert drained(queue) == taken[4:] + more
+        assert drain(queue) == taken[4:] + more
         assert queue.stats().lost_blocks == 0
 
 
@@ -121,7 +115,7 @@ def test_a_spill_keeps_what_there_is_room_for(tmp_path: Path) -> None:
     assert disk.asked <= 10 * (BLOCK + 1000)  # a push tries one block, not all that is in memory
     disk.capacity = 100 * BLOCK
     assert taken_of(queue, given[27:]) == given[27:]
-    assert drained(queue) == given
+    assert drain(queue) == given
     queue.close()
 
 
@@ -148,7 +142,7 @@ def test_a_spill_that_ends_halfway_loses_nothing_that_is_on_lease(tmp_path: Path
     disk.capacity = 100 * BLOCK
     queue.close()
     with FastQueue(tmp_path, config) as queue:
-        out = drained(queue)
+        out = drain(queue)
         expected = [block for block in given if block not in done]
         assert sorted(out) == expected
         assert out == (expected if order == "fifo" else expected[::-1])
@@ -217,7 +211,7 @@ def test_one_ack_of_blocks_before_and_behind_the_meta_leaves_the_right_count() -
     queue = FastQueue("q", config, files=files)
     assert len(queue) == 6
     assert queue.size_bytes == 6 * 700
-    assert drained(queue) == given[6:]
+    assert drain(queue) == given[6:]
     assert queue.stats().lost_blocks == 0
 
 
@@ -226,9 +220,9 @@ def test_what_was_drained_before_a_kill_leaves_its_room_too(tmp_path: Path, dura
     config = FastQueueConfig(durability=durability, compression="none", meta_sync_interval=3600)
     with FastQueue(tmp_path / "queue", config, files=SmallDisk(tmp_path / "queue", 8 * BLOCK)) as queue:
         taken = taken_of(queue, blocks(20))
-        assert drained(queue) == taken
+        assert drain(queue) == taken
         shutil.copytree(tmp_path / "queue", tmp_path / "killed")  # its meta does not say that all is done
     with FastQueue(tmp_path / "killed", config, files=SmallDisk(tmp_path / "killed", 8 * BLOCK)) as queue:
         assert taken_of(queue, blocks(20)) == taken
-        assert drained(queue) == taken
+        assert drain(queue) == taken
         assert queue.stats().chunks == 1

@@ -11,9 +11,9 @@ import pytest
 from penstock.errors import DiskFailed, DiskFull
 from penstock.spool import Durability, FastQueue, FastQueueConfig, journal
 from penstock.spool.config import Order
-from tests.spool.damage import chunk_paths
+from tests.spool.damage import chunk_paths, drain
 from tests.spool.fake_files import FakeFiles
-from tests.spool.test_full_disk import BLOCK, SmallDisk, blocks, drained, taken_of
+from tests.spool.test_full_disk import BLOCK, SmallDisk, blocks, taken_of
 
 DISK = FastQueueConfig(durability=Durability.DISK, compression="none", meta_sync_interval=3600)
 
@@ -44,7 +44,7 @@ def test_a_chunk_that_a_full_disk_left_empty_before_a_kill_does_not_keep_the_one
         disk.capacity *= 2
     assert [path.stat().st_size for path in chunk_paths(folder)][1:] == [0]
     with FastQueue(folder, config, files=SmallDisk(folder, 4 * BLOCK + 1000)) as queue:  # a meta fits, no block does
-        assert drained(queue) == taken
+        assert drain(queue) == taken
         assert len(taken_of(queue, blocks(3))) == 3
         assert queue.stats().chunks == 1
 
@@ -63,7 +63,7 @@ def test_a_journal_goes_on_where_a_full_disk_has_no_room_for_the_next(monkeypatc
     files.kill()
     queue = FastQueue("q", DISK, files=files)
     assert len(queue) == 10
-    assert drained(queue) == [b"%d" % number for number in range(40, 50)]
+    assert drain(queue) == [b"%d" % number for number in range(40, 50)]
 
 
 def test_what_is_acked_after_a_close_that_failed_is_not_forgotten_by_a_kill() -> None:
@@ -78,7 +78,7 @@ def test_what_is_acked_after_a_close_that_failed_is_not_forgotten_by_a_kill() ->
         assert queue.pop() == b"%d" % number
     files.heal()
     files.kill()
-    assert drained(FastQueue("q", DISK, files=files)) == [b"%d" % number for number in range(40, 50)]
+    assert drain(FastQueue("q", DISK, files=files)) == [b"%d" % number for number in range(40, 50)]
 
 
 @pytest.mark.parametrize("durability", list(Durability))
@@ -100,7 +100,7 @@ def test_a_queue_goes_on_behind_a_meta_that_says_it_was_closed(durability: Durab
     assert given == sorted(set(given))
     assert queue.stats().lost_blocks == 0
     if durability is not Durability.MEMORY:
-        assert drained(queue) == [b"%d" % number for number in range(6, 12)]
+        assert drain(queue) == [b"%d" % number for number in range(6, 12)]
 
 
 def test_a_journal_that_was_closed_is_not_begun_again_where_no_meta_can_say_so() -> None:
@@ -200,7 +200,7 @@ def test_a_meta_follows_at_once_on_chunks_that_went_for_its_sake(tmp_path: Path)
         queue._syncer.run_once()
         with FastQueue(killed(tmp_path), config) as other:
             assert len(other) == 5
-            assert drained(other) == blocks(9)[4:]
+            assert drain(other) == blocks(9)[4:]
             assert other.stats().lost_blocks == 0
 
 
@@ -227,7 +227,7 @@ def test_a_kill_while_a_batch_is_taken_back_makes_no_block_look_lost(monkeypatch
     files.kill()
     queue = FastQueue("q", config, files=files)
     left = len(queue)
-    assert [block[0] for block in drained(queue)] == list(range(left))
+    assert [block[0] for block in drain(queue)] == list(range(left))
     assert queue.stats().lost_blocks == 0
 
 
@@ -243,7 +243,7 @@ def test_one_ack_of_blocks_of_many_sizes_leaves_the_bytes_of_those_that_are_left
     files.kill()
     queue = FastQueue("q", config, files=files)
     assert (len(queue), queue.size_bytes) == (1, 20)
-    assert drained(queue) == [bytes(20)]
+    assert drain(queue) == [bytes(20)]
     assert queue.size_bytes == 0
 
 
@@ -253,19 +253,19 @@ def test_what_was_drained_before_a_kill_leaves_its_chunks_when_the_folder_is_ope
     queue = FastQueue("q", config, files=files)
     for _ in range(5):
         queue.push(bytes(700))
-    assert len(drained(queue)) == 5
+    assert len(drain(queue)) == 5
     files.kill()
     queue = FastQueue("q", config, files=files)
     assert queue.stats().chunks == 1
     queue.push(b"next")
-    assert drained(queue) == [b"next"]
+    assert drain(queue) == [b"next"]
 
 
 def test_a_push_that_makes_room_for_its_own_meta_is_taken(tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path / "queue", 20 * BLOCK)
     with FastQueue(tmp_path / "queue", DISK, files=disk) as queue:
         assert len(taken_of(queue, blocks(5))) == 5
-        assert len(drained(queue)) == 5
+        assert len(drain(queue)) == 5
         folder = killed(tmp_path / "queue")
     with FastQueue(folder, DISK, files=SmallDisk(folder, 5 * BLOCK)) as queue:
         assert len(taken_of(queue, blocks(3))) == 3

@@ -1,6 +1,5 @@
 """Blocks that are handed out from memory and from the log: the same ones, in order, none of them twice."""
 
-import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,27 +8,13 @@ import pytest
 from penstock import Durability, FastQueue, FastQueueConfig
 from penstock.errors import DiskFailed
 from penstock.spool import frame_cache
+from penstock.spool.config import Order
 from penstock.spool.frame_cache import FrameCache
 from penstock.spool.lease import FrameRef, Lease
 from tests.spool.damage import chunk_paths, drain, flip, numbered
 from tests.spool.fake_files import FakeFiles
 
 DISK = FastQueueConfig(durability=Durability.DISK, compression="none", meta_sync_interval=3600)
-
-
-class CountingFiles(FakeFiles):
-    """Knows how many bytes were read, and can fail from an offset on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes_read = 0
-        self.unreadable_from = 1 << 62
-
-    def pread(self, handle: int, length: int, offset: int, /) -> bytes:
-        if offset + length > self.unreadable_from:
-            raise OSError(errno.EIO, "injected into a read")
-        self.bytes_read += length
-        return super().pread(handle, length, offset)
 
 
 def reopened(files: FakeFiles, blocks: list[bytes], config: FastQueueConfig = DISK) -> FastQueue:
@@ -132,7 +117,7 @@ def test_damage_in_a_row_of_frames_costs_its_block_only(tmp_path: Path, damaged:
 
 
 def test_a_read_that_fails_keeps_nothing_back_that_could_be_read() -> None:
-    files = CountingFiles()
+    files = FakeFiles()
     queue = reopened(files, [b"%05d" % i * 10_000 for i in range(5)])
     files.unreadable_from = 2 * (56 + 50_000) + 100
     assert [queue.pop(), queue.pop()] == [b"00000" * 10_000, b"00001" * 10_000]
@@ -146,7 +131,7 @@ def test_a_read_that_fails_keeps_nothing_back_that_could_be_read() -> None:
 
 @pytest.mark.parametrize("size", [10, 1_000, 50_000, 300_000])
 def test_a_backlog_is_read_once(size: int) -> None:
-    files = CountingFiles()
+    files = FakeFiles()
     blocks = [b"%010d" % i * (size // 10) for i in range(max(10, min(2_000, 2_000_000 // size)))]
     queue = reopened(files, blocks)
     files.bytes_read = 0
@@ -165,10 +150,11 @@ def test_a_block_that_was_not_handed_out_has_no_attempt() -> None:
         assert [lease.attempts for lease in queue.lease(10)] == [2] + [1] * 9
 
 
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
 @pytest.mark.parametrize("left", [0, 1])
-def test_sequences_that_a_kill_skipped_are_done_with_and_not_lost(left: int) -> None:
+def test_sequences_that_a_kill_skipped_are_done_and_not_lost(left: int, order: Order) -> None:
     files = FakeFiles()
-    config = replace(DISK, chunk_size=1000)
+    config = replace(DISK, chunk_size=1000, order=order)
     queue = FastQueue("q", config, files=files)
     queue.push(bytes(200))
     assert queue.pop() is not None
@@ -181,39 +167,13 @@ def test_sequences_that_a_kill_skipped_are_done_with_and_not_lost(left: int) -> 
     blocks = [bytes([number]) * 700 for number in range(10)]  # each in a chunk of its own
     for block in blocks:
         queue.push(block)
-    assert [queue.pop() for _ in range(5)] == blocks[:5]
+    queue.ack(sorted(queue.lease(10))[:5])  # the oldest of them
     queue._syncer.run_once()
     assert queue.stats().chunks == 5
     files.kill()
     queue = FastQueue("q", config, files=files)
     assert len(queue) == 5
-    assert drain(queue) == blocks[5:]
-    assert queue.stats().lost_blocks == 0
-
-
-@pytest.mark.parametrize("left", [0, 1])
-def test_sequences_that_a_kill_skipped_are_done_with_where_the_freshest_come_first(left: int) -> None:
-    files = FakeFiles()
-    config = replace(DISK, chunk_size=1000, order="freshest")
-    queue = FastQueue("q", config, files=files)
-    queue.push(bytes(200))
-    assert queue.pop() is not None
-    for _ in range(left):
-        queue.push(bytes(100))
-    queue._syncer.run_once()
-    files.kill()
-    queue = FastQueue("q", config, files=files)
-    assert [len(block) for block in drain(queue)] == [100] * left
-    blocks = [bytes([number]) * 700 for number in range(10)]  # each in a chunk of its own
-    for block in blocks:
-        queue.push(block)
-    queue.ack(queue.lease(10)[5:])  # the oldest of them
-    queue._syncer.run_once()
-    assert queue.stats().chunks == 5
-    files.kill()
-    queue = FastQueue("q", config, files=files)
-    assert len(queue) == 5
-    assert drain(queue) == blocks[:4:-1]
+    assert drain(queue) == (blocks[5:] if order == "fifo" else blocks[:4:-1])
     assert queue.stats().lost_blocks == 0
 
 

@@ -12,7 +12,7 @@ from penstock.model.definition import Definition, Definitions
 from penstock.model.definition_file import parse_definitions
 from penstock.model.function import AVG
 from penstock.model.level import Level
-from penstock.service.current_definitions import Defined
+from penstock.service.current_definitions import CurrentDefinitions
 from penstock.service.spark_process import job_config
 from penstock.tables.delta import DeltaTables
 from penstock.tables.maintenance import Maintenance, expire
@@ -58,7 +58,7 @@ def test_levels_and_lifetimes_of_new_definitions_hold_from_the_next_batch_on(tmp
     def defined_as(levels: list[str], ttl: str) -> Definitions:
         return parse_definitions({"metrics": [{"name": "m", "source": "s", "levels": levels, "ttl": ttl}]})
 
-    defined = Defined(defined_as(["minute"], "1d"))
+    defined = CurrentDefinitions(defined_as(["minute"], "1d"))
     job = job_config(load(ServiceConfig, text=f"data_dir: {tmp_path}").config, defined)
     assert [job.left_out(level.value) for level in Level] == [(), ("m",), ("m",)]
 

@@ -11,7 +11,7 @@ class L1Config:
     """Merging at the edge: points of one series and minute become one row."""
 
     max_bytes: int | str = "64Mi"
-    """Bytes that it may hold in all its stages; beyond them senders are told to come again."""
+    """Bytes that it may hold in all its stages; beyond them requests are refused until there is room."""
     flush_interval: float | str = 0.5
     """How long points may gather that no request waits for. Where a request is answered only when it is safe, nothing
     is held back: requests that come together merge."""

@@ -118,7 +118,7 @@ class L1:
         for chunk in chunks:
             numbers = chunk.finite()
             request.received.append((chunk.metric, len(chunk), len(chunk) - len(numbers)))
-            if made := definitions.with_source(chunk.metric):
+            if made := definitions.of(chunk.metric):
                 request.queued.append(self._handlers.queued(numbers, made, request))
             elif definitions.undefined == "keep":
                 request.plain.append(numbers)

@@ -11,7 +11,8 @@ Points without a waiting request collect in a round of their own, and are kept u
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -24,21 +25,15 @@ log = logging.getLogger(__name__)
 Done = Callable[[BaseException | None], object]
 
 
+@dataclass(slots=True, eq=False)
 class SubmittedRequest:
     """Chunks that are admitted together, and the sender's callback; without one, no answer is awaited."""
 
-    __slots__ = ("done", "plain", "queued", "received", "round")
-
-    def __init__(self, done: Done | None) -> None:
-        self.done = done
-        self.received: list[tuple[str, int, int]] = []  # metric, points, and those of them that are no numbers
-        self.plain: list[Chunk] = []  # merged with those of all metrics when the round is pushed
-        self.queued: list[QueuedChunk] = []  # merged by the handler of their metric
-        self.round: PushRound | None = None  # None if no answer is awaited
-
-    @property
-    def nbytes(self) -> int:
-        return sum(chunk.nbytes for chunk in (*self.plain, *(queued.chunk for queued in self.queued)))
+    done: Done | None
+    received: list[tuple[str, int, int]] = field(default_factory=list)  # metric, points, those that are no numbers
+    plain: list[Chunk] = field(default_factory=list)  # merged with those of all metrics when the round is pushed
+    queued: list["QueuedChunk"] = field(default_factory=list)  # merged by the handler of their metric
+    round: "PushRound | None" = None  # None if no answer is awaited
 
     def answer(self, error: BaseException | None) -> None:
         assert self.done is not None
@@ -48,41 +43,28 @@ class SubmittedRequest:
             log.exception("A sender could not be answered.")
 
 
+@dataclass(slots=True, eq=False)
 class QueuedChunk:
     """A chunk of a defined metric in the batch queue, with the definitions of its admission.
 
     Each metric has a subclass of its own, which the queue dispatches by.
     """
 
-    __slots__ = ("chunk", "definitions", "nbytes", "request")
-
-    def __init__(self, chunk: Chunk, definitions: tuple[Definition, ...], request: SubmittedRequest) -> None:
-        self.chunk = chunk
-        self.definitions = definitions
-        self.nbytes = chunk.nbytes
-        self.request = request
+    chunk: Chunk
+    definitions: tuple[Definition, ...]
+    request: SubmittedRequest
 
 
+@dataclass(slots=True, eq=False)
 class PushRound:
     """Points that are pushed together. Guarded by the lock of `PendingPoints` until it is taken to be pushed."""
 
-    __slots__ = ("chunks", "is_awaited", "nbytes", "partials", "unmerged", "waiting")
-
-    def __init__(self, *, is_awaited: bool) -> None:
-        self.is_awaited = is_awaited
-        self.waiting: set[SubmittedRequest] = set()  # a request that leaves the set is answered, so each is once
-        self.unmerged = 0  # queued chunks of its requests
-        self.chunks: list[Chunk] = []
-        self.partials: list[pa.Table] = []
-        self.nbytes = 0
-
-    def add(self, *, chunks: Sequence[Chunk] = (), partials: Sequence[pa.Table] = ()) -> int:
-        """How many bytes it has grown by."""
-        size: int = sum(piece.nbytes for piece in (*chunks, *partials))
-        self.chunks += chunks
-        self.partials += partials
-        self.nbytes += size
-        return size
+    is_awaited: bool
+    waiting: set[SubmittedRequest] = field(default_factory=set)  # one that leaves is answered, so each is once
+    unmerged: int = 0  # queued chunks of its requests
+    chunks: list[Chunk] = field(default_factory=list)
+    partials: list[pa.Table] = field(default_factory=list)
+    nbytes: int = 0
 
 
 class PendingPoints:
@@ -129,7 +111,7 @@ class PendingPoints:
                 self.turned_away += 1
                 return False
             self._unmerged += len(request.queued)
-            self.held_bytes += sum(queued.nbytes for queued in request.queued)
+            self.held_bytes += _nbytes(queued.chunk for queued in request.queued)
             if request.done is None:
                 self._add_locked(self._unawaited, chunks=request.plain)
                 return True
@@ -144,13 +126,17 @@ class PendingPoints:
     def _fits_locked(self, request: SubmittedRequest) -> bool:
         if request.queued and self._unmerged + len(request.queued) > self._max_chunks:
             return self._unmerged == 0
-        return self.held_bytes + request.nbytes <= self._max_bytes or self.held_bytes == 0
+        wanted = _nbytes(request.plain) + _nbytes(queued.chunk for queued in request.queued)
+        return self.held_bytes + wanted <= self._max_bytes or self.held_bytes == 0
 
     def _add_locked(
         self, round_: PushRound, *, chunks: Sequence[Chunk] = (), partials: Sequence[pa.Table] = ()
     ) -> None:
-        was_empty = not round_.nbytes
-        self.held_bytes += round_.add(chunks=chunks, partials=partials)
+        was_empty, size = not round_.nbytes, _nbytes(chunks) + _nbytes(partials)
+        round_.chunks += chunks
+        round_.partials += partials
+        round_.nbytes += size
+        self.held_bytes += size
         if round_ is not self._unawaited or not round_.nbytes:
             return
         if was_empty and not self._is_stopped:
@@ -176,7 +162,7 @@ class PendingPoints:
             request.answer(error)
 
     def _leave_queue_locked(self, queued: Sequence[QueuedChunk], round_: PushRound | None) -> None:
-        self._release_locked(sum(each.nbytes for each in queued))
+        self._release_locked(_nbytes(each.chunk for each in queued))
         self._unmerged -= len(queued)
         if not self._unmerged:
             self._all_merged.notify_all()
@@ -268,3 +254,7 @@ class PendingPoints:
             self._sealed, self._collecting = None, PushRound(is_awaited=True)
             self._unawaited = PushRound(is_awaited=False)
             return [round_ for round_ in left if round_.waiting or round_.nbytes]
+
+
+def _nbytes(pieces: Iterable[Chunk | pa.Table]) -> int:
+    return sum(piece.nbytes for piece in pieces)

@@ -66,15 +66,14 @@ class Layout:
     def _first_of(self, kind: type, partition: Partition | None) -> Lane:
         with self._lock:
             registration = self._registration_locked(self._lane_type(kind))
-            if partition is None and kind in self.homes:
-                return self.homes[kind]
-            if partition is None:
+            if partition is not None:
+                return self._open_lane_locked(registration, partition)
+            if kind not in self.homes:
                 partition = min(self.partitions, key=lambda candidate: candidate.weight)
                 partition.weight += registration.weight or 1.0
                 lane = self._open_lane_locked(registration, partition)
                 self.homes[kind], self.routes[kind] = lane, lane.route
-                return lane
-            return self._open_lane_locked(registration, partition)
+            return self.homes[kind]
 
     def _feed_locked(self, everything: Registration) -> None:
         """Let every partition feed the one consumer."""
@@ -178,10 +177,10 @@ class Layout:
             for partition in moved:
                 partition.owner = self.tasks[owners[partition.index]]
             if moved:
-                self._deal_out_locked()
+                self._tell_tasks_locked()
         return bool(moved)
 
-    def _deal_out_locked(self) -> None:
+    def _tell_tasks_locked(self) -> None:
         """Tell the tasks which partitions are theirs."""
         for task in self.tasks:
             task.partitions = tuple(partition for partition in self.partitions if partition.owner is task)
@@ -201,7 +200,7 @@ class Layout:
             partition.reset()
         for task in self.tasks:
             task.reset()
-        self._deal_out_locked()  # the parent may have been moving some
+        self._tell_tasks_locked()  # the parent may have been moving some
 
 
 def callbacks(handler: Handler) -> tuple[Callable[..., object], Callable[[], object] | None]:

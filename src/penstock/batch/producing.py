@@ -24,7 +24,7 @@ COMPILED = not __file__.endswith((".py", ".pyc"))
 
 def put_many(layout: "Layout", admission: "Admission", items: Iterable[object], timeout: float | None) -> int:
     """Put `items` in; how many were accepted."""
-    batch: list[object] = items if type(items) is list else listed(items)
+    batch: list[object] = items if type(items) is list else as_list(items)
     if not batch:
         return 0
     kind, count = type(batch[0]), len(batch)
@@ -109,7 +109,7 @@ def batch_producer_of(lane: "Lane", admission: "Admission") -> "BatchProducer[T]
     """A `produce_many` that knows the lane."""
 
     def emit(items: Iterable[T], timeout: float | None = None) -> int:
-        batch = items if type(items) is list or type(items) is tuple else listed(items)
+        batch = items if type(items) is list or type(items) is tuple else as_list(items)
         count = len(batch)
         partition = lane.partition
         if not count or not partition.put_all(lane, batch, count):
@@ -121,7 +121,7 @@ def batch_producer_of(lane: "Lane", admission: "Admission") -> "BatchProducer[T]
     return emit
 
 
-def listed(items: Iterable[T]) -> list[T]:
+def as_list(items: Iterable[T]) -> list[T]:
     """The items as a list; TypeError for a text, most likely one item that was to be listed."""
     if isinstance(items, (str, bytes, bytearray)):
         raise TypeError(f"produce_many takes a list of items, got one {type(items).__name__}: produce it, or list it")

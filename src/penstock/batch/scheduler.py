@@ -179,7 +179,7 @@ class SharedScheduler:
             self._ready.put(None)
 
     def reset(self) -> None:
-        """We are the child of a fork: the threads are the parent's."""
+        """Start over in the child of a fork: the threads are the parent's."""
         self._lock = threading.Lock()
         self._ready = SimpleQueue()
         self.threads = []

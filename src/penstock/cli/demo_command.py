@@ -32,14 +32,14 @@ def demo(points: int, folder: Path) -> None:
     from penstock.service.doctor import require_extra
 
     require_extra("spark", "pyspark", "pyarrow", "deltalake")
-    from penstock.cli.demo_screen import Screen, summary
-    from penstock.service.demo import claimed, run_demo
+    from penstock.cli.demo_screen import DemoScreen, summary
+    from penstock.service.demo import claim_folder, run_demo
     from penstock.service.generator import Day
 
     console = Console()
     try:
-        with claimed(folder):
-            with Screen(console, points) as screen:
+        with claim_folder(folder):
+            with DemoScreen(console, points) as screen:
                 outcome = run_demo(folder, Day(points=points), screen.show)
             summary(console, outcome)
     except OSError as error:

@@ -26,7 +26,7 @@ from penstock.units import format_bytes
 SICK = entity_of({"service": "checkout", "endpoint": "POST /orders"})
 
 
-class Screen:
+class DemoScreen:
     """Draws a demo's progress while it is entered."""
 
     def __init__(self, console: Console, expected: int) -> None:
@@ -42,7 +42,7 @@ class Screen:
         self._segments = self._bars.add_task("durable queue ─► segments", total=None, note="")
         self._spark = self._bars.add_task("segments ─► Spark ─► tables", total=None, note="")
 
-    def __enter__(self) -> "Screen":
+    def __enter__(self) -> "DemoScreen":
         self._bars.start()
         return self
 
@@ -59,7 +59,7 @@ class Screen:
         self._bars.update(self._spark, total=1 if done else None, completed=int(done), note=progress.spark)
 
 
-def summary(console: Console, outcome: demo.Outcome) -> None:
+def summary(console: Console, outcome: demo.DemoOutcome) -> None:
     """Tables, a plot, the account, where everything is and what to try next."""
     console.print()
     console.print(_tables(outcome))
@@ -72,14 +72,14 @@ def summary(console: Console, outcome: demo.Outcome) -> None:
         console.print(_next_steps(outcome), soft_wrap=True)
 
 
-def _tables(outcome: demo.Outcome) -> Table:
+def _tables(outcome: demo.DemoOutcome) -> Table:
     table = Table(title="Tables", title_justify="left", padding=(0, 0, 0, 1))
     table.add_column("table")
     for column in ("rows", "points", "on disk", "newest bucket", "mean ms", "max ms", "per min"):
         table.add_column(column, justify="right", no_wrap=True)
     for level in Level:
         rows = read_level(outcome.tables, level)
-        newest = _of_sick(rows)[-1]
+        newest = _rows_of_faulty_service(rows)[-1]
         once = rows.filter(pc.not_equal(rows["metric"], demo.PERCENTILE))  # made of points that are in the others too
         table.add_row(
             level.value,
@@ -95,7 +95,7 @@ def _tables(outcome: demo.Outcome) -> Table:
     return table
 
 
-def _top_n(outcome: demo.Outcome) -> Table:
+def _top_n(outcome: demo.DemoOutcome) -> Table:
     rows = read_top_n(outcome.tables, 3).to_pylist()
     worst: datetime = max((row for row in rows if row["metric"] == DURATION), key=lambda row: row["max"])["bucket"]
     table = Table(title=f"Top 3 of the worst minute, {worst:%d %b %H:%M} UTC", title_justify="left")
@@ -108,7 +108,7 @@ def _top_n(outcome: demo.Outcome) -> Table:
     return table
 
 
-def _percentiles(outcome: demo.Outcome) -> Table:
+def _percentiles(outcome: demo.DemoOutcome) -> Table:
     hours = read_level(outcome.tables, Level.HOUR)
     rows = hours.filter(pc.equal(hours["metric"], demo.PERCENTILE)).to_pylist()
     worst: datetime = max(rows, key=lambda row: row["p99"])["bucket"]
@@ -124,19 +124,19 @@ def _percentiles(outcome: demo.Outcome) -> Table:
 
 
 def _label(entity: str) -> str:
-    """An entity for people: its labels' values, the service first."""
+    """An entity for display: its labels' values, the service first."""
     labels = json.loads(entity)
     return ", ".join([labels.pop("service"), *labels.values()])
 
 
-def _of_sick(rows: Any) -> list[dict[str, Any]]:
+def _rows_of_faulty_service(rows: Any) -> list[dict[str, Any]]:
     one = rows.filter(pc.and_(pc.equal(rows["metric"], DURATION), pc.equal(rows["entity"], SICK)))
     found: list[dict[str, Any]] = one.to_pylist()
     return found
 
 
-def _plot(outcome: demo.Outcome, width: int) -> str:
-    hours = _of_sick(read_level(outcome.tables, Level.HOUR))
+def _plot(outcome: demo.DemoOutcome, width: int) -> str:
+    hours = _rows_of_faulty_service(read_level(outcome.tables, Level.HOUR))
     figure = plotext.figure
     figure.clear()
     figure.plot_size(width, 12)
@@ -145,7 +145,7 @@ def _plot(outcome: demo.Outcome, width: int) -> str:
     return str(figure.build())
 
 
-def _account(outcome: demo.Outcome) -> Panel:
+def _account(outcome: demo.DemoOutcome) -> Panel:
     generated = sum(outcome.generated.values())
     if outcome.problems:
         return Panel("\n".join(outcome.problems), title="NOT every point is accounted for", border_style="red")
@@ -166,7 +166,7 @@ def _account(outcome: demo.Outcome) -> Panel:
     return Panel("\n".join(lines), title="Every point is accounted for", border_style="green", expand=False)
 
 
-def _next_steps(outcome: demo.Outcome) -> Text:
+def _next_steps(outcome: demo.DemoOutcome) -> Text:
     """Without a frame and unbroken, so that they can be copied from a narrow terminal."""
     here, command = outcome.folder, os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "penstock"
     commands = [

@@ -26,7 +26,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.service.exit_codes import INTERRUPTED
 
 
-class _Group(click.Group):
+class _PenstockGroup(click.Group):
     """Turns our own errors into one line that says what to do; a traceback is for what we did not foresee."""
 
     def invoke(self, ctx: click.Context) -> object:
@@ -42,7 +42,7 @@ class _Group(click.Group):
             ctx.exit(INTERRUPTED)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_PenstockGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="penstock", prog_name="penstock")
 def main() -> None:
     """Takes telemetry in, holds it under pressure without losing any, and turns it into tables on Spark.

@@ -1,4 +1,4 @@
-"""Answers of `penstock query` for people: a table, a plot."""
+"""Answers of `penstock query` in a terminal: a table, a plot."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from penstock.model.function import Function
 from penstock.service.printable import printable
 from penstock.tables.query import MetricSummary, QueryRow
 
-MOST_LINES = 6  # of a plot: more cannot be told apart
+MOST_LINES = 6  # of a plot: more cannot be distinguished
 _MARKS = "o+x*#@"  # what lines are drawn with where colours do not tell them apart
 _HEIGHT = 16
 
@@ -71,7 +71,7 @@ def plot(rows: Sequence[QueryRow], title: str, width: int, *, has_colour: bool =
     figure: Any = plotext.figure
     figure.clear()
     figure.plot_size(width, _HEIGHT)
-    figure.theme("simple" if len(shown) > 1 and has_colour else "colorless")  # one line needs none to be told apart
+    figure.theme("simple" if len(shown) > 1 and has_colour else "colorless")  # one line needs no colour
     figure.title(printable(title))
     times = sorted({row.time for row in rows})
     if len(times) == 1:
@@ -101,7 +101,7 @@ def group_text(row: QueryRow) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four significant digits, and no more than anybody reads."""
+    """Four significant digits."""
     if value is None:
         return "-"
     if value == int(value) and abs(value) < 1e15:

@@ -249,7 +249,7 @@ def _write(file: IO[bytes], leases: list[Lease], style: str) -> None:
 
 @contextmanager
 def _progress(label: str, length: int, is_quiet: bool) -> Iterator[Callable[[int], object]]:
-    """A bar on standard error while somebody watches; what is told to it otherwise goes nowhere."""
+    """A progress bar on standard error in a terminal; elsewhere its updates are ignored."""
     if is_quiet or not sys.stderr.isatty():
         yield lambda amount: None
         return

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.export.exporter import Exporter
 from penstock.export.send_queue import SendQueue
 from penstock.service.logs import HumanFormatter
-from penstock.service.queue_folder import is_queue
+from penstock.service.queue_folder import is_queue_folder
 from penstock.spool.dead_letter_report import holds_dead_letters
 from penstock.spool.dead_letters import FOLDER_NAME
 from penstock.spool.examine import overview
@@ -44,10 +44,10 @@ _NAMES = [name.replace("_", "-") for name in DESTINATIONS]
 def relay_config(file: Path | None, given: Mapping[str, Any], key_flags: Mapping[str, str]) -> ExporterConfig:
     """The destination and its queue: `exporter` as `penstock run` reads it, with the options of this command on top.
 
-    The file's destination does not count where --to or --url names another one: a token for the one is no business of
+    The file's destination does not count where --to or --url names another one: a token for the one must not reach
     the other. Nor does it count that the file has switched the queue off: its folder is what this command is for.
     """
-    from penstock.config.load import Given, load
+    from penstock.config.load import GivenValue, load
     from penstock.config.tree import ServiceConfig
 
     whole = load(ServiceConfig, file, environ=os.environ)
@@ -61,11 +61,11 @@ def relay_config(file: Path | None, given: Mapping[str, Any], key_flags: Mapping
     folder = ("exporter", "queue", "path")
     if ("data_dir",) in whole.given:  # as `penstock run` takes it; a flag is taken from here
         path = whole.config.resolved(whole.config.exporter.queue.path)
-        beneath[folder] = Given(str(path), whole.given[("data_dir",)].origin)
+        beneath[folder] = GivenValue(str(path), whole.given[("data_dir",)].origin)
     headers = ("exporter", "headers")
     if lines := given.get("header"):
         before = beneath[headers].value if headers in beneath else {}
-        beneath[headers] = Given({**before, **_headers(lines)}, "--header")
+        beneath[headers] = GivenValue({**before, **_headers(lines)}, "--header")
     flags = {_flag(name): str(given[name]) for name in _KEYS if given.get(name) is not None and name != "header"}
     if "--to" in flags:
         flags["--to"] = flags["--to"].replace("-", "_")
@@ -105,20 +105,20 @@ def _check_options(to: str, given: Mapping[str, Any]) -> None:
 
 def _require_queue(folder: Path) -> None:
     try:
-        if not is_queue(folder):
+        if not is_queue_folder(folder):
             raise ConfigError(f"there is no queue in {folder}: name its folder with --queue-path")
         if holds_dead_letters(str(folder)):
             raise ConfigError(
                 f"--queue-path {folder} holds dead letters, each wrapped with the reason that it was given up for: put "
-                f"them back into their queue with `penstock queue replay {_replayed(folder)}`, and relay that"
+                f"them back into their queue with `penstock queue replay {_replay_arguments(folder)}`, and relay that"
             )
     except OSError as error:
         raise ConfigError(f"--queue-path {folder}: {error.strerror}") from error
 
 
-def _replayed(letters: Path) -> str:
-    """What `queue replay` is to be told so that it brings them back."""
-    is_beside = letters.name == FOLDER_NAME and is_queue(letters.parent)
+def _replay_arguments(letters: Path) -> str:
+    """The arguments of `queue replay` that bring them back."""
+    is_beside = letters.name == FOLDER_NAME and is_queue_folder(letters.parent)
     return f"{letters.parent} --dead-letters" if is_beside else f"QUEUE --dead-letters --from {letters}"
 
 

@@ -30,9 +30,9 @@ SAME_SIGNAL = 0.2  # seconds: some tools signal the process and then its group, 
 def run(ctx: click.Context, file: Path | None) -> None:
     """Receive, hold, relay and roll up, as the configuration says; without one, OTLP and Prometheus into tables.
 
-    SIGTERM (or Ctrl-C) stops taking, answers everybody, drains and ends; a second one ends at once, also while it
-    starts, and what is durable stays. SIGHUP reads configuration, metric definitions, tokens and certificates anew and
-    says what needs a restart.
+    SIGTERM (or Ctrl-C) stops receiving, answers what is under way, drains and ends. A second one ends at once, also
+    while it starts; what is durable stays. SIGHUP reads configuration, metric definitions, tokens and certificates
+    anew and says what needs a restart.
 
     \b
     Exit codes: 0 ended in good order, 1 could not start, 2 the configuration is wrong, 4 not everything was drained
@@ -54,28 +54,28 @@ def run(ctx: click.Context, file: Path | None) -> None:
 def _run(ctx: click.Context, file: Path | None, loaded: Any) -> int:
     from penstock.service.logs import set_up_logs
     from penstock.service.service import Service
-    from penstock.service.signals import hear
+    from penstock.service.signals import call_on_signals
 
     set_up_logs(loaded.config.logging.number, loaded.config.logging.format)
     for note in (*loaded.warnings, *loaded.config.notes()):
         log.warning("A setting deserves a look. note=%s", note)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    hear(signals.put, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    call_on_signals(signals.put, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     service = Service(loaded, began=process_began())
-    wishes = _Wishes(service, signals)
+    requests = _StopRequests(service, signals)
     try:
-        wishes.heard_during(service.start, "starting")
+        requests.run_while_listening(service.start, "starting")
     except (PenstockError, OSError) as error:
         log.error("Penstock cannot start. reason=%s", error)
         return 2 if isinstance(error, ConfigError) else 1
-    while wishes.next() == signal.SIGHUP:
+    while requests.next() == signal.SIGHUP:
         _reload(ctx, file, service)
     log.info("Stopping. timeout=%s", loaded.config.shutdown.timeout)
-    return _stop(service, wishes)
+    return _stop(service, requests)
 
 
 def process_began() -> float:
-    """When this process was started: loading our modules takes seconds on a busy machine. Now, where nobody says."""
+    """When this process was started: loading its modules takes seconds on a busy machine. Now, without /proc."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
@@ -83,24 +83,24 @@ def process_began() -> float:
         return time.time()
 
 
-class _Wishes:
-    """What the signals ask for: the first SIGTERM or SIGINT to stop in good order, another one to stop at once."""
+class _StopRequests:
+    """Signals as requests: the first SIGTERM or SIGINT stops in good order, another one stops at once."""
 
     def __init__(self, service: Any, signals: "queue.SimpleQueue[int]") -> None:
         self._service = service
         self._signals = signals
         self._waiting: deque[int] = deque()  # signals that came while something else was done
-        self._stop_heard_at: float | None = None
+        self._stop_requested_at: float | None = None
 
     def next(self) -> int:
         """The next signal, when it comes."""
         received = self._waiting.popleft() if self._waiting else self._signals.get()
-        if received != signal.SIGHUP and self._stop_heard_at is None:
-            self._stop_heard_at = time.monotonic()
+        if received != signal.SIGHUP and self._stop_requested_at is None:
+            self._stop_requested_at = time.monotonic()
         return received
 
-    def heard_during(self, work: Callable[[], None], name: str) -> None:
-        """Do the work in another thread, so that signals are heard meanwhile. Raises what it raises."""
+    def run_while_listening(self, work: Callable[[], None], name: str) -> None:
+        """Do the work in another thread, and handle signals until it ends. Raises what it raises."""
         failures: list[BaseException] = []
 
         def run() -> None:
@@ -114,13 +114,13 @@ class _Wishes:
         while thread.is_alive():
             thread.join(0.05)
             with suppress(queue.Empty):
-                self._heard(self._signals.get_nowait(), name)
+                self._on_signal(self._signals.get_nowait(), name)
         if failures:
             raise failures[0]
 
-    def _heard(self, received: int, name: str) -> None:
-        if received != signal.SIGHUP and self._stop_heard_at is not None:
-            if time.monotonic() - self._stop_heard_at > SAME_SIGNAL:
+    def _on_signal(self, received: int, name: str) -> None:
+        if received != signal.SIGHUP and self._stop_requested_at is not None:
+            if time.monotonic() - self._stop_requested_at > SAME_SIGNAL:
                 log.warning("Stopped at once by a second signal, what is durable stays.")
                 self._service.kill()
                 logging.shutdown()
@@ -128,14 +128,14 @@ class _Wishes:
             return
         self._waiting.append(received)
         if received != signal.SIGHUP:
-            self._stop_heard_at = time.monotonic()
+            self._stop_requested_at = time.monotonic()
             log.info("Stopping when this is done, or at once if asked once more. signal=%s doing=%s", received, name)
 
 
-def _stop(service: Any, wishes: _Wishes) -> int:
+def _stop(service: Any, requests: _StopRequests) -> int:
     late: list[str] = []
     try:
-        wishes.heard_during(lambda: late.extend(service.close()), "stopping")
+        requests.run_while_listening(lambda: late.extend(service.close()), "stopping")
     except Exception as error:
         log.exception("Stopping failed.")
         late.append(str(error))

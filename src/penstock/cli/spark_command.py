@@ -188,7 +188,7 @@ def backfill(
 ) -> None:
     """Make whole days of all tables anew from the segments that are still there.
 
-    Stop the job meanwhile: a backfill that it overtakes is refused.
+    Stop the job first: a backfill that it overtakes is refused.
 
     \b
     Examples:
@@ -222,7 +222,7 @@ def backfill(
     "--vacuum", default=24, show_default=True, type=click.IntRange(1), help="Remove dead files this old, hours."
 )
 def compact(location: str, vacuum: int) -> None:
-    """Fold the rows of each series and bucket into one. The job may run meanwhile; no answer changes.
+    """Fold the rows of each series and bucket into one. The job may keep running; no answer changes.
 
     \b
     Examples:

@@ -4,7 +4,7 @@ A new exporter gets an entry in `DESTINATIONS`, and a field of `ExporterConfig` 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +24,7 @@ ExporterType = Literal["none", "otlp_http", "remote_write", "amqp", "console"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayQueueConfig(SendQueueConfig):
-    """The queue before a destination. What was answered for survives `kill -9`; when it is full, senders are told."""
+    """The queue before a destination. Answered requests survive `kill -9`; a full queue refuses new ones."""
 
     full_behavior: FullBehavior = FullBehavior.DROP_NEWEST
     durability: Durability = Durability.DISK
@@ -71,6 +71,12 @@ class ExporterConfig:
     @property
     def formats(self) -> tuple[str, ...]:
         return self.kind.formats if self.kind else ()
+
+    def keys_without_effect(self) -> list[str]:
+        """Keys that are set, and that this kind of destination does not read."""
+        default, read = ExporterConfig(), {"type", "queue", *(self.kind.options if self.kind else ())}
+        names = [one.name for one in fields(self) if one.name not in read]
+        return [name for name in names if getattr(self, name) != getattr(default, name)]
 
     @property
     def keeps_order(self) -> bool:

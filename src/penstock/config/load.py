@@ -1,4 +1,4 @@
-"""From a file, the environment and flags to one checked configuration; each value remembers where it came from.
+"""Reads file, environment and flags into one checked configuration. Each value keeps its origin.
 
     flag  >  environment variable  >  file  >  default
 
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from penstock.config.schema import NAME, PREFIX, Key, KeyPath, Section, flag_of, schema_of, variable_of
-from penstock.config.yaml_document import Located, parse_document, read_document
+from penstock.config.yaml_document import LocatedValue, parse_document, read_document
 from penstock.errors import ConfigError
 
 T = TypeVar("T")
 VALID_NAME = "a lower-case letter, then letters and digits"
-# Set by people for other purposes than a key of the file.
+# Variables of ours that set no key of the file.
 OTHER_VARIABLES = {f"{PREFIX}_{name}" for name in ("CONFIG", "TABLES", "SEGMENTS", "MASTER", "ARCHIVE")}
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenValue:
     """A value and where it was set: `penstock.yaml:12`, `PENSTOCK_ADMIN_LISTEN` or `--admin-listen`."""
 
     value: Any
@@ -31,11 +31,11 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[T]):
-    """The configuration, what was set where, and what deserves a look though it is no error."""
+class LoadedConfig(Generic[T]):
+    """A configuration, the origin of each value that was set, and warnings."""
 
     config: T
-    given: Mapping[KeyPath, Given]
+    given: Mapping[KeyPath, GivenValue]
     warnings: tuple[str, ...] = ()
 
 
@@ -47,38 +47,38 @@ def load(
     flags: Mapping[str, str] | None = None,
     text: str | None = None,
     path: KeyPath = (),
-    beneath: Mapping[KeyPath, Given] | None = None,
+    beneath: Mapping[KeyPath, GivenValue] | None = None,
     aliases: Mapping[str, KeyPath] | None = None,
-) -> Loaded[T]:
-    """The configuration of that class. ConfigError lists every problem with its key, value, bound and place.
+) -> LoadedConfig[T]:
+    """Read a configuration of class `kind`. ConfigError lists every problem with its key, value, bound and place.
 
-    `environ`: variables by name, only ours are looked at. `flags`: texts by flag, as `--admin-listen`.
-    `text`: the file's content, where it was read already.
-    `path`: where the class stands in the tree, if it is a section of it; `beneath`: what was given for it before.
+    `environ`: variables by name; only `PENSTOCK_…` count. `flags`: texts by flag, as `--admin-listen`.
+    `text`: the content of the file, in place of reading it.
+    `path`: the place of the class in the tree. `beneath`: values of an earlier load, which any other origin overrides.
     `aliases`: further flags, each with the key that it sets.
     """
     schema = schema_of(kind, path)
     problems: list[str] = []
-    given: dict[KeyPath, Given] = dict(beneath or {})
+    given: dict[KeyPath, GivenValue] = dict(beneath or {})
     if file is not None or text is not None:
         name = str(file or "configuration")
         document = read_document(file) if text is None and file is not None else parse_document(text or "", name)
-        given.update(_of_document(schema, document, name, problems))
+        given.update(_values_of_document(schema, document, name, problems))
     warnings: list[str] = []
-    given.update(_of_variables(schema, environ or {}, problems, warnings))
-    given.update(_of_flags(schema, flags or {}, aliases or {}, problems))
-    config = _built(schema, path, given, problems)
+    given.update(_values_of_variables(schema, environ or {}, problems, warnings))
+    given.update(_values_of_flags(schema, flags or {}, aliases or {}, problems))
+    config = _build(schema, path, given, problems)
     if problems or config is None:
         raise ConfigError("\n".join(problems))
-    return Loaded(config, given, tuple(warnings))
+    return LoadedConfig(config, given, tuple(warnings))
 
 
 # -- layers ----------------------------------------------------------------------------------------------------------
 
 
-def _of_document(
-    section: Section, document: Located, file: str, problems: list[str], path: KeyPath = ()
-) -> Iterator[tuple[KeyPath, Given]]:
+def _values_of_document(
+    section: Section, document: LocatedValue, file: str, problems: list[str], path: KeyPath = ()
+) -> Iterator[tuple[KeyPath, GivenValue]]:
     """Every key that the file sets."""
     if document.value is None:  # `exporter:` and nothing below it
         return
@@ -90,22 +90,22 @@ def _of_document(
         here, origin = (*path, word), f"{file}:{entry.line}"
         if word in section.keys:
             try:
-                yield here, Given(replace(section.keys[word], path=here).checked(entry.plain()), origin)
+                yield here, GivenValue(replace(section.keys[word], path=here).checked(entry.plain()), origin)
             except ConfigError as error:
                 problems.append(f"{origin}: {error}")
         elif word in section.refused:
             problems.append(f"{origin}: {'.'.join(here)} has no effect here: {section.refused[word]}")
         elif word not in section.sections:
-            problems.append(f"{origin}: {unknown('.'.join(here), word, [*section.keys, *section.sections])}")
+            problems.append(f"{origin}: {describe_unknown('.'.join(here), word, [*section.keys, *section.sections])}")
         elif section.sections[word].is_named:
-            yield from _of_named(section.sections[word], entry, file, problems, here)
+            yield from _values_of_named_section(section.sections[word], entry, file, problems, here)
         else:
-            yield from _of_document(section.sections[word], entry, file, problems, here)
+            yield from _values_of_document(section.sections[word], entry, file, problems, here)
 
 
-def _of_named(
-    section: Section, document: Located, file: str, problems: list[str], path: KeyPath
-) -> Iterator[tuple[KeyPath, Given]]:
+def _values_of_named_section(
+    section: Section, document: LocatedValue, file: str, problems: list[str], path: KeyPath
+) -> Iterator[tuple[KeyPath, GivenValue]]:
     if document.value is None:
         return
     if not isinstance(document.value, dict):
@@ -114,16 +114,16 @@ def _of_named(
         )
         return
     for name, entry in document.value.items():
-        if not is_name(name):
+        if not is_section_name(name):
             problems.append(f"{file}:{entry.line}: {'.'.join(path)}.{name}: a name must be {VALID_NAME}")
             continue
-        yield (*path, name), Given(None, f"{file}:{entry.line}")  # that it is there, though it may set nothing
-        yield from _of_document(section, entry, file, problems, (*path, name))
+        yield (*path, name), GivenValue(None, f"{file}:{entry.line}")  # the section exists, even if it sets no key
+        yield from _values_of_document(section, entry, file, problems, (*path, name))
 
 
-def _of_variables(
+def _values_of_variables(
     schema: Section, environ: Mapping[str, str], problems: list[str], warnings: list[str]
-) -> Iterator[tuple[KeyPath, Given]]:
+) -> Iterator[tuple[KeyPath, GivenValue]]:
     known = {key.variable: key for key in schema.walk()}
     refused = {variable_of(path): remedy for path, remedy in schema.walk_refused()}
     for variable, text in sorted(environ.items()):
@@ -132,13 +132,13 @@ def _of_variables(
         if remedy := _remedy(variable, refused, "_"):
             problems.append(f"{variable} has no effect: {remedy}")
             continue
-        # A stranger is no error: Kubernetes sets PENSTOCK_SERVICE_HOST and others for a service of our name.
-        yield from _of_text(variable, text, known, "_", problems, warnings, schema)
+        # An unknown one is no error: Kubernetes sets PENSTOCK_SERVICE_HOST and others for a service of our name.
+        yield from _values_of_text(variable, text, known, "_", problems, warnings, schema)
 
 
-def _of_flags(
+def _values_of_flags(
     schema: Section, flags: Mapping[str, str], aliases: Mapping[str, KeyPath], problems: list[str]
-) -> Iterator[tuple[KeyPath, Given]]:
+) -> Iterator[tuple[KeyPath, GivenValue]]:
     by_path = {key.path: key for key in schema.walk()}
     known = {flag: key for key in by_path.values() for flag in key.flags}
     known |= {flag: by_path[path] for flag, path in aliases.items()}
@@ -147,36 +147,36 @@ def _of_flags(
         if remedy := _remedy(flag, refused, "-"):
             problems.append(f"{flag} has no effect: {remedy}")
         else:
-            yield from _of_text(flag, text, known, "-", problems, problems, schema)
+            yield from _values_of_text(flag, text, known, "-", problems, problems, schema)
 
 
 def _remedy(spelled: str, refused: Mapping[str, str], between: str) -> str | None:
-    """What to do instead of setting that, where it is refused or in a section that is."""
+    """The remedy for a refused key, or for a key in a refused section; None if it is not refused."""
     for name, remedy in refused.items():
         if spelled == name or spelled.startswith(name + between):
             return remedy
     return None
 
 
-def _of_text(
+def _values_of_text(
     spelled: str,
     text: str,
     known: Mapping[str, Key],
     between: str,
     problems: list[str],
-    strangers: list[str],
+    unknowns: list[str],
     schema: Section,
-) -> Iterator[tuple[KeyPath, Given]]:
-    """What a flag or a variable sets."""
+) -> Iterator[tuple[KeyPath, GivenValue]]:
+    """The values that a flag or a variable sets."""
     key = known.get(spelled) or _named_key(spelled, known, between)
     if key is None:
-        strangers.append(unknown(spelled, spelled, list(known), f"{PREFIX}_" if between == "_" else "--"))
+        unknowns.append(describe_unknown(spelled, spelled, list(known), f"{PREFIX}_" if between == "_" else "--"))
         return
     for end in range(1, len(key.path)):
         if _is_named_at(schema, key.path[:end]):
-            yield key.path[: end + 1], Given(None, spelled)
+            yield key.path[: end + 1], GivenValue(None, spelled)
     try:
-        yield key.path, Given(key.parsed(text), spelled)
+        yield key.path, GivenValue(key.parsed(text), spelled)
     except ConfigError as error:
         problems.append(f"{spelled}: {error}")
 
@@ -189,7 +189,7 @@ def _named_key(spelled: str, known: Mapping[str, Key], between: str) -> Key | No
         before, _, after = pattern.partition(f"{between}{NAME}{between}")
         if spelled.startswith(before + between) and spelled.endswith(between + after):
             name = spelled[len(before) + 1 : len(spelled) - len(after) - 1].lower()
-            if is_name(name):
+            if is_section_name(name):
                 return replace(key, path=tuple(name if word == NAME else word for word in key.path))
     return None
 
@@ -206,19 +206,19 @@ def _is_named_at(schema: Section, path: KeyPath) -> bool:
 # -- building --------------------------------------------------------------------------------------------------------
 
 
-def _built(section: Section, path: KeyPath, given: Mapping[KeyPath, Given], problems: list[str]) -> Any:
-    """An instance of the section's class; None, and a problem, if it refuses what it is given."""
+def _build(section: Section, path: KeyPath, given: Mapping[KeyPath, GivenValue], problems: list[str]) -> Any:
+    """Build the class of the section. None if it refuses the values; then `problems` has a new entry."""
     values = {word: given[(*path, word)].value for word in section.keys if (*path, word) in given}
     found = len(problems)
     for word, inner in section.sections.items():
         here = (*path, word)
         if inner.is_named:
             names = dict.fromkeys(known[len(here)] for known in given if known[: len(here)] == here and known != here)
-            values[word] = {name: _built(inner, (*here, name), given, problems) for name in names}
+            values[word] = {name: _build(inner, (*here, name), given, problems) for name in names}
         elif not inner.is_optional or any(
             known[: len(here)] == here and one.value is not None for known, one in given.items()
         ):
-            values[word] = _built(inner, here, given, problems)
+            values[word] = _build(inner, here, given, problems)
     if len(problems) > found:
         if not path:
             return None
@@ -227,17 +227,17 @@ def _built(section: Section, path: KeyPath, given: Mapping[KeyPath, Given], prob
         made = section.kind(**values)
         return made if len(problems) == found else None
     except ConfigError as error:
-        problems.append(_placed(error, section, path, given))
+        problems.append(_describe_error(error, section, path, given))
     except TypeError:
         missing = [word for word, key in section.keys.items() if word not in values and key.default is MISSING]
         if not missing:
             raise
-        problems.append(_placed(ConfigError("must be set", field=missing[0]), section, path, given))
+        problems.append(_describe_error(ConfigError("must be set", field=missing[0]), section, path, given))
     return None
 
 
-def _placed(error: ConfigError, section: Section, path: KeyPath, given: Mapping[KeyPath, Given]) -> str:
-    """The error of a class with the whole key in front of it, and where that was set."""
+def _describe_error(error: ConfigError, section: Section, path: KeyPath, given: Mapping[KeyPath, GivenValue]) -> str:
+    """The text of a class's error, with the origin of the value and the whole key."""
     words = tuple(error.field.split(".")) if error.field else ()
     # A class may name its own section, too: `circuit_breaker.threshold`.
     if words and path[-1:] == words[:1] and words[0] not in {*section.keys, *section.sections}:
@@ -250,12 +250,12 @@ def _placed(error: ConfigError, section: Section, path: KeyPath, given: Mapping[
     return f"{where}{key}{error.problem}"
 
 
-def is_name(text: str) -> bool:
+def is_section_name(text: str) -> bool:
     return text.isascii() and text.isalnum() and text.islower() and text[0].isalpha()
 
 
-def unknown(name: str, word: str, known: list[str], prefix: str = "") -> str:
-    """That there is no such thing, and what may have been meant. `prefix`: what all of them begin with."""
+def describe_unknown(name: str, word: str, known: list[str], prefix: str = "") -> str:
+    """The text for an unknown name, with the closest known one. `prefix`: what all known names begin with."""
     bare = [one.removeprefix(prefix) for one in known]
     close = difflib.get_close_matches(word.removeprefix(prefix), bare, n=1, cutoff=0.6)
     hint = f"did you mean {prefix}{close[0]}?" if close else f"known are {', '.join(sorted(known))}"

@@ -1,4 +1,4 @@
-"""A destination that is our own receiver: what is sent there comes in again, and one request becomes thousands."""
+"""Refuses a destination that is one of our own receivers: each request would come in again, for ever."""
 
 from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit
@@ -61,11 +61,11 @@ def _vhost(url: str) -> str:
 
 def _reaches(host: str, listening: str) -> bool:
     """Whether a connection to `host` may reach a server on `listening`, both on one machine."""
-    return bool(_places(host) & _places(listening)) or (listening in _ALL and host.startswith("127."))
+    return bool(_addresses_of(host) & _addresses_of(listening)) or (listening in _ALL and host.startswith("127."))
 
 
-def _places(host: str) -> set[str]:
-    """The addresses that a host stands for, as far as they can be told without asking."""
+def _addresses_of(host: str) -> set[str]:
+    """The addresses that a host stands for, without a lookup."""
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost") or name in _ALL:
         return {*_LOOPBACK}  # where a connection to all addresses goes, too

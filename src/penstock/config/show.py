@@ -1,4 +1,4 @@
-"""The configuration as text: what holds now, with its origins; a file to begin with; every key in one list."""
+"""The configuration as text: effective values with their origins, a commented template, a list of all keys."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock.config.load import Given, Loaded
+from penstock.config.load import GivenValue, LoadedConfig
 from penstock.config.schema import NAME, Key, KeyKind, KeyPath, Section, schema_of
 from penstock.units import exact_bytes, exact_duration, parse_bytes, parse_duration
 
 HIDDEN = "***"
 
 
-def as_yaml(loaded: Loaded[Any], *, with_origin: bool = False, with_secrets: bool = False) -> str:
-    """Everything that holds, as a file that gives the same; secrets are masked. With origins as comments."""
-    masking = (lambda _, value: value) if with_secrets else masked
+def as_yaml(loaded: LoadedConfig[Any], *, with_origin: bool = False, with_secrets: bool = False) -> str:
+    """All effective values as a file that loads to the same configuration. Secrets are masked."""
+    masking = (lambda _, value: value) if with_secrets else mask_secrets
     lines = list(_lines(schema_of(type(loaded.config)), (), loaded.config, loaded.given, masking))
     if not with_origin:
         return "\n".join(text for text, _ in lines) + "\n"
@@ -26,7 +26,11 @@ def as_yaml(loaded: Loaded[Any], *, with_origin: bool = False, with_secrets: boo
 
 
 def _lines(
-    section: Section, path: KeyPath, config: Any, given: Mapping[KeyPath, Given], masking: Callable[[Key, Any], Any]
+    section: Section,
+    path: KeyPath,
+    config: Any,
+    given: Mapping[KeyPath, GivenValue],
+    masking: Callable[[Key, Any], Any],
 ) -> Iterator[tuple[str, str]]:
     indent = "  " * len(path)
     for word, key in section.keys.items():
@@ -47,17 +51,17 @@ def _lines(
             yield from _lines(inner, (*path, word), value, given, masking)
 
 
-def entries(loaded: Loaded[Any]) -> Iterator[tuple[str, Any, str]]:
-    """Every key that holds: its name, its value as JSON has it, where it was set."""
+def entries(loaded: LoadedConfig[Any]) -> Iterator[tuple[str, Any, str]]:
+    """Every key with its name, its value for JSON, and its origin."""
     yield from _entries(schema_of(type(loaded.config)), (), loaded.config, loaded.given)
 
 
 def _entries(
-    section: Section, path: KeyPath, config: Any, given: Mapping[KeyPath, Given]
+    section: Section, path: KeyPath, config: Any, given: Mapping[KeyPath, GivenValue]
 ) -> Iterator[tuple[str, Any, str]]:
     for word, key in section.keys.items():
         here = (*path, word)
-        value = masked(key, getattr(config, word))
+        value = mask_secrets(key, getattr(config, word))
         plain = value.value if isinstance(value, Enum) else str(value) if isinstance(value, Path) else value
         yield ".".join(here), plain, given[here].origin if here in given else "default"
     for word, inner in section.sections.items():
@@ -67,7 +71,7 @@ def _entries(
 
 
 def yaml_text(key: Key, value: Any) -> str:
-    """A value as YAML on one line, sizes and durations as people write them."""
+    """A value as YAML on one line, sizes and durations with their units."""
     if value is None:
         return "null"
     if value is MISSING:
@@ -95,8 +99,8 @@ def _is_plain(text: str) -> bool:
         return False
 
 
-def masked(key: Key, value: Any) -> Any:
-    """`value` with what may be secret replaced: passwords in URLs, the values of headers."""
+def mask_secrets(key: Key, value: Any) -> Any:
+    """`value` without secrets: passwords in URLs and the values of headers are replaced."""
     if key.kind is KeyKind.TABLE and key.path[-1] == "headers":
         return dict.fromkeys(value or {}, HIDDEN)
     if isinstance(value, str) and "://" in value and (password := urlsplit(value).password):
@@ -105,7 +109,7 @@ def masked(key: Key, value: Any) -> Any:
 
 
 def key_list(kind: type[Any]) -> Iterator[tuple[Key, str]]:
-    """Every key, in the order of the file, and its default as the file would say it."""
+    """Every key, in the order of the file, with its default as YAML."""
     for key in schema_of(kind).walk():
         yield key, yaml_text(key, key.default)
 

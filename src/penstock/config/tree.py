@@ -23,17 +23,17 @@ DEFAULT_WRITER = "edge"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinesConfig:
-    """What becomes of what comes in. Both may be on: then a request is answered when both have it safely."""
+    """What happens to received requests. With both on, a request is answered when both have it safely."""
 
     relay: bool = True
-    """Hand requests on to every exporter that is set."""
+    """Forward requests to every exporter that is set."""
     rollup: bool = True
     """Merge points at the edge and seal them into segments for Spark."""
 
     def __post_init__(self) -> None:
         if not self.relay and not self.rollup:
             raise ConfigError(
-                "must be true where relay is false: nothing would happen to what comes in", field="rollup"
+                "must be true where relay is false: nothing would happen to received requests", field="rollup"
             )
 
 
@@ -76,7 +76,7 @@ class SegmentsConfig:
     path: str | Path = "./segments"
     """Their folder. On a cluster one that edge machines and Spark share."""
     writer: str = DEFAULT_WRITER
-    """Who writes them. Machines that share a folder need names of their own, which stay the same over restarts."""
+    """Name in the file names. Machines that share a folder need names of their own, the same over restarts."""
     interval: float | str = 1.0
     """How long blocks gather before they are sealed. Shorter: fresher tables, and more files for Spark to open."""
     max_blocks: int = 1000
@@ -92,7 +92,7 @@ class SegmentsConfig:
             check_writer(self.writer)
         object.__setattr__(self, "interval", parse_duration(self.interval, "interval"))
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes"))
-        _at_least(self, max_blocks=1, max_bytes=1)
+        _check_at_least(self, max_blocks=1, max_bytes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class SparkConfig:
             object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes"))
         for name in ("max_files", "max_rows", "max_bytes"):
             if getattr(self, name) is not None:
-                _at_least(self, **{name: 1})
+                _check_at_least(self, **{name: 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ class AdminConfig:
     """HTTP for operators: `/metrics`, `/healthz`, `/readyz` and a status page at `/`."""
 
     enabled: bool = True
-    """False: nobody can ask."""
+    """False: no admin port."""
     listen: str = "127.0.0.1:9109"
     """Address and port. It has no TLS and asks for no password: leave it on loopback or a private network."""
 
@@ -178,11 +178,11 @@ class AdminConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingConfig:
-    """What is said, and how. To standard error."""
+    """What is logged to standard error, and how."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "human", "json"] = "auto"
-    """`auto`: for people in a terminal, one JSON object a line otherwise."""
+    """`auto`: readable lines in a terminal, one JSON object a line otherwise."""
 
     @property
     def number(self) -> int:
@@ -227,7 +227,7 @@ class ServiceConfig:
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
 
     def __post_init__(self) -> None:
-        _at_least(self, processes=1)
+        _check_at_least(self, processes=1)
         for name, exporter in self.exporters.items():
             if exporter.type == "none":
                 raise ConfigError("must say what the destination speaks, got 'none'", field=f"exporters.{name}.type")
@@ -244,7 +244,7 @@ class ServiceConfig:
                 raise error.within(self._key_of(name)) from error
 
     def notes(self) -> Iterator[str]:
-        """What is allowed, and yet worth a second look."""
+        """Warnings: settings that are valid but probably not intended."""
         receivers = self.receivers.enabled()
         if not receivers:
             yield "no receiver is enabled: nothing comes in here"
@@ -256,6 +256,8 @@ class ServiceConfig:
         if self.exporter.type == "none" and self.exporter.url:
             yield "exporter.url is set and exporter.type is none: nothing is sent there. Say what it speaks"
         for name, exporter in self.relays().items():
+            for key in exporter.keys_without_effect():
+                yield f"{self._key_of(name)}.{key} has no effect on a destination of type {exporter.type}"
             if exporter.queue.durability is Durability.MEMORY:
                 yield f"{name}: queue.durability is memory, so kill -9 loses requests that were answered for"
             if exporter.queue.full_behavior is FullBehavior.DROP_OLDEST:
@@ -298,7 +300,7 @@ class ServiceConfig:
         return f"parquet:{self.resolved(folder)}" if found and not scheme else str(self.resolved(location))
 
 
-def _at_least(config: object, **bounds: int) -> None:
+def _check_at_least(config: object, **bounds: int) -> None:
     for name, least in bounds.items():
         value = getattr(config, name)
         if value < least:

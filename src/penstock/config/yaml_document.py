@@ -1,4 +1,4 @@
-"""A YAML file as values that remember their line. Safe YAML only, no key twice."""
+"""A YAML file as values with their lines. Safe YAML only, no duplicate keys."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ _DEEPEST = 50  # no configuration is nested like that; a file that refers to its
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class LocatedValue:
     """A value (of a mapping: its entries, of a list: its members, each located) and the line where it stands."""
 
     value: Any
@@ -26,7 +26,7 @@ class Located:
         return [entry.plain() for entry in self.value] if isinstance(self.value, list) else self.value
 
 
-def read_document(path: Path) -> Located:
+def read_document(path: Path) -> LocatedValue:
     """What the file holds; ConfigError names the file and the line."""
     try:
         text = path.read_text()
@@ -39,11 +39,11 @@ def read_document(path: Path) -> Located:
     return parse_document(text, str(path))
 
 
-def parse_document(text: str, name: str) -> Located:
+def parse_document(text: str, name: str) -> LocatedValue:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        return Located({}, 1) if node is None else _located(loader, node, name, 0)
+        return LocatedValue({}, 1) if node is None else _located(loader, node, name, 0)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{name}:{line}: not YAML: {error.problem}") from error
@@ -53,7 +53,7 @@ def parse_document(text: str, name: str) -> Located:
         loader.dispose()
 
 
-def _located(loader: yaml.SafeLoader, node: yaml.Node, name: str, depth: int) -> Located:
+def _located(loader: yaml.SafeLoader, node: yaml.Node, name: str, depth: int) -> LocatedValue:
     line = node.start_mark.line + 1
     if depth > _DEEPEST:
         raise ConfigError(f"{name}:{line}: nested more than {_DEEPEST} deep")
@@ -61,20 +61,20 @@ def _located(loader: yaml.SafeLoader, node: yaml.Node, name: str, depth: int) ->
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
         raise ConfigError(f"{name}:{line}: not YAML: {tag} is not allowed")
     if isinstance(node, yaml.SequenceNode):
-        return Located([_located(loader, one, name, depth + 1) for one in node.value], line)
+        return LocatedValue([_located(loader, one, name, depth + 1) for one in node.value], line)
     if isinstance(node, yaml.MappingNode):
-        _refuse_twice(loader, node, name)
+        _refuse_duplicate_keys(loader, node, name)
         loader.flatten_mapping(node)  # `<<: *other`
-        entries: dict[str, Located] = {}
+        entries: dict[str, LocatedValue] = {}
         for key_node, value_node in node.value:
             found = _located(loader, value_node, name, depth + 1)
             # The key's line: a value may begin below it.
-            entries[str(loader.construct_object(key_node))] = Located(found.value, key_node.start_mark.line + 1)
-        return Located(entries, line)
-    return Located(loader.construct_object(node), line)
+            entries[str(loader.construct_object(key_node))] = LocatedValue(found.value, key_node.start_mark.line + 1)
+        return LocatedValue(entries, line)
+    return LocatedValue(loader.construct_object(node), line)
 
 
-def _refuse_twice(loader: yaml.SafeLoader, node: yaml.MappingNode, name: str) -> None:
+def _refuse_duplicate_keys(loader: yaml.SafeLoader, node: yaml.MappingNode, name: str) -> None:
     seen: dict[str, int] = {}
     for key_node, _ in node.value:
         if not isinstance(key_node, yaml.ScalarNode):

@@ -182,7 +182,7 @@ class Decoder:
         expired = int((self._clock.time() - float(self._config.expiry)) * 1e9)
         self._horizon = max(horizon, expired)
         for deltas in self._all_deltas():
-            deltas.since(self._horizon)
+            deltas.clocks.since(self._horizon)
 
     # -- over a restart ----------------------------------------------------------------------------------------------
 

@@ -171,8 +171,8 @@ class StreamClocks:
         """Sets the time before which a stream may have been counted and forgotten."""
         self._began = began
 
-    def known(self, capacity: int) -> Ints:
-        self.ensure(capacity)
+    def known(self) -> Ints:
+        """Returns the streams that were seen."""
         return np.flatnonzero(self.last)
 
     def put(self, stream: int, state: StreamState, capacity: int) -> None:
@@ -188,37 +188,39 @@ class Deltas:
 
     def __init__(self, initial: Initial, began: int) -> None:
         self.counts = DeltaCounts()
-        self._clocks = StreamClocks(initial, began)
+        self.clocks = StreamClocks(initial, began)
         self._value = np.zeros(1024)
         self._owed = np.zeros(1024)
 
     def increments(
         self, streams: Ints, times: Ints, starts: Ints, values: Floats, capacity: int
     ) -> tuple[Ints, Floats, DeltaUndo]:
-        """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
-        self._clocks.ensure(capacity)
+        """Returns the points that bring an increment, and their increments. The is_counted advances until `undo`."""
+        self.clocks.ensure(capacity)
         self._value, self._owed = grown(self._value, capacity), grown(self._owed, capacity)
-        order = StreamOrder(streams, times, self._clocks.last)
+        order = StreamOrder(streams, times, self.clocks.last)
         times, starts, values = times[order.rows], starts[order.rows], values[order.rows]
-        is_new, counts_all = self._clocks.judge(order, times, starts)
+        is_new, counts_all = self.clocks.judge(order, times, starts)
         before = order.before(values, self._value)
         fell = ~is_new & (values < before)
         increments = np.where(counts_all | fell, values, values - before)
         increments[order.is_first] += self._owed[order.streams[order.is_first]]
-        state = ~is_new | counts_all
+        is_counted = ~is_new | counts_all
         self.counts.resets += int((~is_new & (counts_all | fell)).sum())
         self.counts.out_of_order += order.late
-        self.counts.first_seen += int((~state).sum())
-        advanced = self._clocks.advance(order, times, starts)
+        self.counts.first_seen += int((~is_counted).sum())
+        advanced = self.clocks.advance(order, times, starts)
         streams = advanced.streams
-        undo = DeltaUndo(advanced, self._value[streams], self._owed[streams], order.streams[state], increments[state])
+        undo = DeltaUndo(
+            advanced, self._value[streams], self._owed[streams], order.streams[is_counted], increments[is_counted]
+        )
         self._value[streams] = values[order.is_last]
         self._owed[streams] = 0.0
-        return order.rows[state], increments[state], undo
+        return order.rows[is_counted], increments[is_counted], undo
 
     def undo(self, undo: DeltaUndo) -> None:
         """Takes the increments back: the next value of each stream brings them again."""
-        unchanged = self._clocks.undo(undo.advanced)
+        unchanged = self.clocks.undo(undo.advanced)
         streams = undo.advanced.streams[unchanged]
         owed = self._owed[streams]
         np.add.at(self._owed, undo.rows, undo.increments)
@@ -227,27 +229,21 @@ class Deltas:
 
     def forget(self, streams: Ints) -> None:
         some = streams[streams < len(self._value)]
-        self._clocks.forget(some)
+        self.clocks.forget(some)
         self._owed[some] = 0.0
-
-    def since(self, began: int) -> None:
-        self._clocks.since(began)
 
     # -- over a restart ----------------------------------------------------------------------------------------------
 
-    def known(self, capacity: int) -> Ints:
-        return self._clocks.known(capacity)
-
     def states(self, streams: Ints) -> StreamStates:
         none = np.zeros(len(streams), np.int64)
-        clocks = self._clocks
+        clocks = self.clocks
         value, owed = self._value[streams], self._owed[streams]
         return StreamStates(
             clocks.last[streams], clocks.start[streams], value, owed, none, none, none[:0], none, none[:0]
         )
 
     def put(self, stream: int, state: StreamState, capacity: int) -> None:
-        self._clocks.put(stream, state, capacity)
+        self.clocks.put(stream, state, capacity)
         self._value, self._owed = grown(self._value, capacity), grown(self._owed, capacity)
         self._value[stream], self._owed[stream] = state.value, state.owed
 

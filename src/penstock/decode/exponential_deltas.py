@@ -68,7 +68,7 @@ class ExponentialDeltas:
 
     def __init__(self, initial: Initial, began: int) -> None:
         self.counts = DeltaCounts()
-        self._clocks = StreamClocks(initial, began)
+        self.clocks = StreamClocks(initial, began)
         self._last: dict[int, Exponential] = {}
         self._owed: dict[int, list[Exponential]] = {}
 
@@ -76,10 +76,10 @@ class ExponentialDeltas:
         self, streams: Ints, times: Ints, starts: Ints, points: list[Exponential], capacity: int
     ) -> tuple[Ints, list[Exponential], ExponentialUndo]:
         """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
-        self._clocks.ensure(capacity)
-        order = StreamOrder(streams, times, self._clocks.last)
+        self.clocks.ensure(capacity)
+        order = StreamOrder(streams, times, self.clocks.last)
         times, starts = times[order.rows], starts[order.rows]
-        is_new, counts_all = self._clocks.judge(order, times, starts)
+        is_new, counts_all = self.clocks.judge(order, times, starts)
         rows, found, counted = [], [], []
         paid = {}
         earlier = {stream: self._last.get(stream) for stream in order.streams.tolist()}
@@ -104,12 +104,12 @@ class ExponentialDeltas:
                 counted.append((stream, increment))
         self.counts.out_of_order += order.late
         self.counts.first_seen += len(order.rows) - len(rows)
-        undo = ExponentialUndo(self._clocks.advance(order, times, starts), counted, earlier, paid)
+        undo = ExponentialUndo(self.clocks.advance(order, times, starts), counted, earlier, paid)
         return np.array(rows, np.int64), found, undo
 
     def undo(self, undo: ExponentialUndo) -> None:
         """Takes the increments back: the next point of each stream brings them again."""
-        unchanged = self._clocks.undo(undo.advanced)
+        unchanged = self.clocks.undo(undo.advanced)
         as_before = set(undo.advanced.streams[unchanged].tolist())
         for stream, increment in undo.increments:
             if stream not in as_before:
@@ -124,26 +124,20 @@ class ExponentialDeltas:
                 self._owed.setdefault(stream, []).extend(undo.owed[stream])
 
     def forget(self, streams: Ints) -> None:
-        self._clocks.forget(streams[streams < len(self._clocks.last)])
+        self.clocks.forget(streams[streams < len(self.clocks.last)])
         for stream in streams.tolist():
             self._last.pop(stream, None)
             self._owed.pop(stream, None)
 
-    def since(self, began: int) -> None:
-        self._clocks.since(began)
-
     # -- over a restart: a point as numbers is its scale, then sign, index and count of each bucket ------------------
-
-    def known(self, capacity: int) -> Ints:
-        return self._clocks.known(capacity)
 
     def states(self, streams: Ints) -> StreamStates:
         last = [self._last[stream] for stream in streams.tolist()]
         owed = [_sum(self._owed.get(stream, [])) for stream in streams.tolist()]
         (lengths, buckets), (owed_lengths, owed_buckets) = _as_numbers(last), _as_numbers(owed)
         return StreamStates(
-            self._clocks.last[streams],
-            self._clocks.start[streams],
+            self.clocks.last[streams],
+            self.clocks.start[streams],
             np.array([point.sum for point in last], np.float64),
             np.array([point.sum if point else 0.0 for point in owed], np.float64),
             np.zeros(len(streams), np.int64),
@@ -154,7 +148,7 @@ class ExponentialDeltas:
         )
 
     def put(self, stream: int, state: StreamState, capacity: int) -> None:
-        self._clocks.put(stream, state, capacity)
+        self.clocks.put(stream, state, capacity)
         self._last[stream] = _of_numbers(state.value, state.buckets.tolist())
         if len(state.owed_buckets):
             self._owed[stream] = [_of_numbers(state.owed, state.owed_buckets.tolist())]

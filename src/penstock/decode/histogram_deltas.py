@@ -51,7 +51,7 @@ class HistogramDeltas:
 
     def __init__(self, initial: Initial, began: int) -> None:
         self.counts = DeltaCounts()
-        self._clocks = StreamClocks(initial, began)
+        self.clocks = StreamClocks(initial, began)
         self._sum = np.zeros(1024)
         self._shape = np.zeros(1024, np.int64)
         self._length = np.zeros(1024, np.int64)
@@ -75,14 +75,14 @@ class HistogramDeltas:
     ) -> HistogramIncrements:
         """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
         self._ensure(capacity)
-        order = StreamOrder(streams, times, self._clocks.last)
+        order = StreamOrder(streams, times, self.clocks.last)
         offsets = np.cumsum(lengths) - lengths
         counts = counts[within(offsets[order.rows], lengths[order.rows])]
         times, starts, sums = times[order.rows], starts[order.rows], sums[order.rows]
         lengths, shapes = lengths[order.rows], shapes[order.rows]
         offsets = np.cumsum(lengths) - lengths
 
-        is_new, counts_all = self._clocks.judge(order, times, starts)
+        is_new, counts_all = self.clocks.judge(order, times, starts)
         reshaped = ~is_new & (order.before(shapes, self._shape) != shapes)
         compared = ~is_new & ~reshaped
         previous = self._before(order, compared, offsets, lengths, counts)
@@ -101,7 +101,7 @@ class HistogramDeltas:
         self.counts.out_of_order += order.late
         self.counts.first_seen += int((~kept).sum())
 
-        advanced = self._clocks.advance(order, times, starts)
+        advanced = self.clocks.advance(order, times, starts)
         streams = advanced.streams
         found = increments[np.repeat(kept, lengths)]
         before = within(self._base[streams], self._length[streams])
@@ -162,14 +162,14 @@ class HistogramDeltas:
             self._length[stream] = 0
 
     def _ensure(self, capacity: int) -> None:
-        self._clocks.ensure(capacity)
+        self.clocks.ensure(capacity)
         for name in ("_sum", "_owed_sum", "_shape", "_length", "_base"):
             setattr(self, name, grown(getattr(self, name), capacity))
 
     def undo(self, undo: BucketUndo) -> None:
         """Takes the increments back: the next point of each stream brings them again."""
         sums = undo.sums
-        unchanged = self._clocks.undo(sums.advanced)
+        unchanged = self.clocks.undo(sums.advanced)
         streams = sums.advanced.streams[unchanged]
         lengths = undo.lengths_before[unchanged]
         owed_sums = self._owed_sum[streams] + sums.owed_before[unchanged]
@@ -190,22 +190,15 @@ class HistogramDeltas:
 
     def forget(self, streams: Ints) -> None:
         some = streams[streams < len(self._length)]
-        self._clocks.forget(some)
+        self.clocks.forget(some)
         self._owed_sum[some] = 0.0
         for stream in some[self._length[some] > 0].tolist():
             self._release(stream)
 
-    def since(self, began: int) -> None:
-        self._clocks.since(began)
-
     # -- over a restart ----------------------------------------------------------------------------------------------
 
-    def known(self, capacity: int) -> Ints:
-        self._ensure(capacity)
-        return self._clocks.known(capacity)
-
     def states(self, streams: Ints) -> StreamStates:
-        clocks, lengths = self._clocks, self._length[streams]
+        clocks, lengths = self.clocks, self._length[streams]
         places = within(self._base[streams], lengths)
         return StreamStates(
             clocks.last[streams],
@@ -220,7 +213,7 @@ class HistogramDeltas:
         )
 
     def put(self, stream: int, state: StreamState, capacity: int) -> None:
-        self._clocks.put(stream, state, capacity)
+        self.clocks.put(stream, state, capacity)
         self._ensure(capacity)
         self._sum[stream], self._owed_sum[stream] = state.value, state.owed
         numbers, shapes = np.array([stream]), np.array([state.shape])

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.decode.column_scan import Ints
-from penstock.decode.deltas import StreamState, StreamStates
+from penstock.decode.deltas import StreamClocks, StreamState, StreamStates
 from penstock.decode.otlp.walk import Family
 from penstock.decode.series import Namespace, SeriesTable
 from penstock.decode.stream_owners import StreamOwners
@@ -48,9 +48,7 @@ SCHEMA = pa.schema(
 class StreamMemory(Protocol):
     """Keeps the state of streams: the deltas of numbers, of histograms, of exponential histograms."""
 
-    def known(self, capacity: int) -> Ints:
-        """Returns the streams that have a state."""
-        ...
+    clocks: StreamClocks
 
     def states(self, streams: Ints) -> StreamStates: ...
 
@@ -134,7 +132,7 @@ def rows_of(
         names[streams] = [name_of(identity) for identity in namespace.streams]
     pieces = [SCHEMA.empty_table()]
     for number, memory in enumerate(memories):
-        streams = memory.known(table.capacity)
+        streams = memory.clocks.known()
         states = memory.states(streams)
         columns = [
             pa.array(family_of[streams], pa.int32()),

@@ -14,8 +14,8 @@ from urllib.parse import SplitResult, urlsplit
 from weakref import WeakSet
 
 from penstock.errors import ConfigError, ErrorClass, TransientExportError
-from penstock.export import classify, http1
-from penstock.export.http1 import HttpResponse
+from penstock.export import classify, http_connection
+from penstock.export.http_connection import HttpResponse
 from penstock.protobuf import get_bytes
 from penstock.units import parse_duration
 
@@ -153,14 +153,11 @@ def _read_token(path: str | Path) -> str:
 class _KeptConnection:
     """A thread's kept-alive connection, and the client's headers as they were when it was made."""
 
-    __slots__ = ("__weakref__", "connection", "own_headers", "request_headers", "request_start")
+    __slots__ = ("__weakref__", "connection", "own_headers")
 
-    def __init__(self, connection: http1.Connection, own_headers: Mapping[str, str]) -> None:
+    def __init__(self, connection: http_connection.Connection, own_headers: Mapping[str, str]) -> None:
         self.connection = connection
         self.own_headers = own_headers
-        # The headers of the last request and the bytes that they became: the next request nearly always has the same.
-        self.request_headers: Mapping[str, str] | None = None
-        self.request_start = b""
 
 
 class HttpClient:
@@ -217,7 +214,7 @@ class HttpClient:
     def _connect(self, deadline: float) -> _KeptConnection:
         self._check_open()
         headers = self._own_headers()
-        kept = _KeptConnection(http1.connect(self._host, self._port, self._context, deadline), headers)
+        kept = _KeptConnection(http_connection.connect(self._host, self._port, self._context, deadline), headers)
         with self._lock:
             self._connections.add(kept)
         self._local.kept = kept
@@ -263,11 +260,10 @@ class HttpClient:
 
         A server that ends the connection before it has the whole request may have said why. A success is none then.
         """
-        if headers != kept.request_headers:
-            kept.request_headers = dict(headers)
-            kept.request_start = http1.encode_post_start(self._path, self._host_header, kept.own_headers, headers)
         try:
-            kept.connection.send(kept.request_start, body, deadline)
+            kept.connection.send(
+                self._path, _joined({"Host": self._host_header}, kept.own_headers, headers), body, deadline
+            )
         except ConnectionError as broken:
             try:
                 response = kept.connection.receive(MAX_ANSWER_BYTES, deadline)
@@ -283,6 +279,11 @@ class HttpClient:
         self._local.kept = None
         with self._lock:
             self._connections.discard(kept)
+
+
+def _joined(*headers: Mapping[str, str]) -> dict[str, str]:
+    """All of these headers. Of those with one name, in whatever case, the last counts."""
+    return dict({name.lower(): (name, value) for some in headers for name, value in some.items()}.values())
 
 
 def error_message(response: HttpResponse, own_headers: Mapping[str, str]) -> str:

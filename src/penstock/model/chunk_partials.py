@@ -12,10 +12,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.model.columns import Columns, columns_of, joined
-from penstock.model.function import UNDEFINED
+from penstock.model.function import AVG, Function
 from penstock.model.grouping import MINUTE_US
 from penstock.model.partial import CODED, ENCODED
 from penstock.model.point import STATED, Chunk, PointKind
+
+# Of a metric without a definition. The states of avg and sum are the same; those of a percentile include them.
+FUNCTION_OF = {
+    PointKind.GAUGE: AVG,
+    PointKind.COUNTER: Function("sum"),
+    PointKind.DISTRIBUTION: Function.parse("percentile"),
+}
 
 
 def partials_of_chunks(chunks: Sequence[Chunk]) -> pa.Table:
@@ -33,14 +40,14 @@ def _rows(chunks: list[Chunk]) -> pa.Table:
     owners = np.repeat([types.setdefault(type(chunk), len(types)) for chunk in chunks], list(map(len, chunks)))
     values, used = pa.array(columns.values), pa.array(columns.codes).dictionary_encode()
     if columns.states:
-        parts = UNDEFINED[PointKind.DISTRIBUTION].parts(values, None)
+        parts = FUNCTION_OF[PointKind.DISTRIBUTION].parts(values, None)
         states = [pa.array(columns.states[name]) for name in STATED]
     else:
         parts = pa.array(np.zeros(len(values), np.int64))
         states = [pa.array(np.ones(len(values), np.int64)), values, values, values]
     found = [
         _encoded(owners, [kind.metric for kind in types]),
-        _encoded(owners, [str(UNDEFINED[kind.kind]) for kind in types]),
+        _encoded(owners, [str(FUNCTION_OF[kind.kind]) for kind in types]),
         pa.DictionaryArray.from_arrays(used.indices, columns.texts.take(used.dictionary)),
         pa.array(columns.times - columns.times % MINUTE_US).cast(ENCODED.field("bucket").type),
         parts,

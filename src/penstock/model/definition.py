@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.distinct import register_of
-from penstock.model.function import AVG, UNDEFINED, Function
+from penstock.model.function import AVG, Function
 from penstock.model.level import Level
 from penstock.model.partial import of_columns
-from penstock.model.point import STATED, PointKind, entity_of
+from penstock.model.point import STATED, entity_of
 
 BOUNDS = {"above": pc.greater, "at_least": pc.greater_equal, "below": pc.less, "at_most": pc.less_equal}
 
@@ -180,15 +180,9 @@ class Definitions:
         for metric in self.metrics:
             self._by_source[metric.source] = (*self._by_source.get(metric.source, ()), metric)
 
-    def with_source(self, source: str) -> tuple[Definition, ...]:
+    def of(self, source: str) -> tuple[Definition, ...]:
         """The definitions of `source`; none if it is undefined."""
         return self._by_source.get(source, ())
-
-    def of(self, source: str, kind: PointKind = PointKind.GAUGE) -> tuple[Definition, ...]:
-        """The definitions of `source`; if it is undefined and kept, the one that keeps it by its own labels."""
-        if self.undefined == "keep" and source not in self._by_source:
-            return (Definition(name=source, source=source, function=UNDEFINED[kind]),)
-        return self.with_source(source)
 
     def not_at(self, level: Level) -> tuple[str, ...]:
         """The metrics that have no rows at `level`."""

@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 from penstock.errors import ConfigError
 from penstock.model.distinct import DEFAULT_LG_K, GREATEST, SMALLEST, hll, lg_k_for
 from penstock.model.exponential import DEFAULT_SCALE, GREATEST_SCALE, parts_of, scale_for
-from penstock.model.point import PointKind
 
 Parameters = tuple[float, ...]
 State = Literal["count", "sum", "min", "max"]
@@ -294,9 +293,3 @@ def _shown(number: float) -> str:
 
 
 AVG = Function("avg")
-# What is made of a metric without a definition. The states of avg and sum are the same; a percentile has them too.
-UNDEFINED = {
-    PointKind.GAUGE: AVG,
-    PointKind.COUNTER: Function("sum"),
-    PointKind.DISTRIBUTION: Function.parse("percentile"),
-}

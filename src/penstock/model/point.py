@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.model.columns import Columns
 
@@ -79,11 +78,11 @@ class Chunk:
 
     def finite(self) -> "Chunk":
         """Without NaN and infinities: one of them would make the sum of its series useless for good."""
-        if self.columns is not None:
-            is_finite = np.isfinite(self.columns.values)
-            return self if is_finite.all() else type(self)(self.columns.take(is_finite))
-        mask = pc.is_finite(self.points["value"])
-        return self if pc.all(mask).as_py() else type(self)(self.points.filter(mask))
+        columns = self.columns
+        is_finite = np.isfinite(self.points["value"].to_numpy() if columns is None else columns.values)
+        if is_finite.all():
+            return self
+        return type(self)(self.points.filter(pa.array(is_finite)) if columns is None else columns.take(is_finite))
 
     @classmethod
     def of(cls, entities: list[str], times: Any, values: list[float]) -> "Chunk":

@@ -170,13 +170,13 @@ class Intake:
 
     def _run(self) -> None:
         swept = self._clock.monotonic()
-        while (requests := self._queue.next_group(_SWEEP)) is not None:
+        while (work := self._queue.next_work(_SWEEP)) is not None:
             began = self._clock.monotonic()
             self._undo_failed()
-            while (group := self._queue.next_answered_by_peers()) is not None:
-                self._resume(group)
-            if requests:
-                self._process(requests)
+            if isinstance(work, RequestGroup):
+                self._resume(work)
+            elif work:
+                self._process(work)
             now = self._clock.monotonic()
             self._seconds += now - began
             if now - swept >= _SWEEP:
@@ -275,14 +275,14 @@ class Intake:
     def _submit_to_sinks(self, group: RequestGroup, refused: Collection[int] = ()) -> None:
         """Submits a group to the relay and to L1. Of requests that are refused only cumulative points are taken."""
         assert group.decoded is not None
-        kind, requests, decoded = group.kind, group.requests, group.decoded
+        kind, decoded = group.kind, group.decoded
         places = [place for place in group.readable if place not in refused]
-        pending = PendingParts([(requests[place], group.answer(place)) for place in places], self._finish)
+        pending = PendingParts(group.answers(places), self._finish)
         refusal = None
         try:
             if refused:
                 decoded = self._decoder.without(refused, decoded)
-            raw = [decoded.raw[place] for place in places if not requests[place].is_handed_over]
+            raw = [decoded.raw[place] for place in places if not group.requests[place].is_handed_over]
             if not self._is_taken(kind, decoded, raw, pending):
                 refusal = _NO_ROOM
         except Exception as error:  # sinks promise to raise none, but this thread must not end

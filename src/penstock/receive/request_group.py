@@ -66,8 +66,11 @@ class RequestGroup:
         answers = (answer for answers in self.peer_answers for answer in answers.values())
         return next((answer for answer in answers if answer.status in (Status.BUSY, Status.BROKEN)), None)
 
-    def answer(self, place: int) -> Answer:
-        """Returns the answer to a request once all of it is safe."""
+    def answers(self, places: Sequence[int]) -> list[tuple[ReceivedRequest, Answer]]:
+        """Returns the answers to these requests once all of them are safe."""
+        return [(self.requests[place], self._answer(place)) for place in places]
+
+    def _answer(self, place: int) -> Answer:
         assert self.decoded is not None
         answer = self.decoded.outcomes.answer(place)
         parts = sum(place in parts for parts in self.handed_over.values())

@@ -82,10 +82,10 @@ class RequestQueue:
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
-    def next_group(self, patience: float) -> list[ReceivedRequest] | None:
-        """Returns requests of one format to decode together; None at the end.
+    def next_work(self, patience: float) -> RequestGroup | list[ReceivedRequest] | None:
+        """Returns a group to resume, for whose parts all other processes have answered, or requests to decode together.
 
-        Returns none of them after `patience` seconds, or where a group is answered by all peers.
+        They are of one format; none after `patience` seconds without any. None at the end.
         """
         with self._lock:
             if not self._waiting and not self._answered_by_peers and not self._is_closed_to_peers:
@@ -97,7 +97,7 @@ class RequestQueue:
             waited = self._clock.monotonic() - (self._gathering_since or 0.0)
             self._changed.wait_for(self._is_enough_locked, max(0.0, _GATHER - waited))
             if self._answered_by_peers:  # it goes first, and what gathers does not wait longer for it
-                return []
+                return self._answered_by_peers.popleft()
             self._gathering_since = None
             group = [self._waiting.popleft()]
             size = len(group[0].body)
@@ -132,11 +132,6 @@ class RequestQueue:
             if not group.awaited:
                 self._answered_by_peers.append(group)
                 self._changed.notify_all()
-
-    def next_answered_by_peers(self) -> RequestGroup | None:
-        """Returns a group for whose parts all other processes have answered."""
-        with self._lock:
-            return self._answered_by_peers.popleft() if self._answered_by_peers else None
 
     # -- out -----------------------------------------------------------------------------------------------------------
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 _TIMEOUT = 5.0  # seconds for a request to arrive: an operator's tool is never slower
-_MOST = 32  # connections at a time
+_MAX_CONNECTIONS = 32  # connections at a time
 
 
-class Observed(Protocol):
-    """What the admin server can be asked about."""
+class AdminSource(Protocol):
+    """The service as the admin server sees it."""
 
     def metrics(self) -> bytes: ...
 
@@ -26,11 +26,11 @@ class Observed(Protocol):
         ...
 
     def unready(self) -> list[str]:
-        """Why nothing should be sent here now; empty if all is well."""
+        """Why requests should not be sent here now; empty if they should."""
         ...
 
     def notes(self) -> list[str]:
-        """What is wrong and yet no reason to send elsewhere."""
+        """Problems that are no reason to send requests elsewhere."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -44,8 +44,8 @@ class AdminServer:
     Threads: one of its own, and one for each request, of which there are at most 32 at a time.
     """
 
-    def __init__(self, host: str, port: int, observed: Observed) -> None:
-        self._server = _Server((host, port), _handler(observed))
+    def __init__(self, host: str, port: int, observed: AdminSource) -> None:
+        self._server = _AdminHttpServer((host, port), _handler(observed))
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="penstock-admin", daemon=True
         )
@@ -64,7 +64,7 @@ class AdminServer:
         self._thread.join(1.0)
 
 
-class _Server(ThreadingHTTPServer):
+class _AdminHttpServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # the default of 5 makes clients wait seconds for another try
     allow_reuse_address = True
@@ -77,9 +77,9 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Where there is no room the oldest connection goes: clients that dawdle must not keep a probe out."""
+        """Beyond the limit the oldest connection is closed: slow clients must not keep a probe out."""
         with self._lock:
-            oldest = next(iter(self._open)) if len(self._open) >= _MOST else None
+            oldest = next(iter(self._open)) if len(self._open) >= _MAX_CONNECTIONS else None
             if oldest is not None:
                 del self._open[oldest]
             self._open[request] = None
@@ -99,7 +99,7 @@ class _Server(ThreadingHTTPServer):
         log.debug("A request to the admin port broke off. client=%s", client_address)
 
 
-def _handler(observed: Observed) -> type[BaseHTTPRequestHandler]:
+def _handler(observed: AdminSource) -> type[BaseHTTPRequestHandler]:
     def verdict(found: list[str], word: str) -> tuple[HTTPStatus, str, bytes]:
         status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
         body = {word: not found, "reasons": found, "notes": observed.notes()}

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.clock import Clock, SystemClock
-from penstock.service.child_channel import Asker
+from penstock.service.child_channel import ChildQuestions
 from penstock.service.exit_codes import FINAL, LATE
 from penstock.telemetry import Sample, Value
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-STEADY = 60.0  # seconds after which a process that runs is taken for well, and its pauses begin anew
+STEADY = 60.0  # seconds after which a process that runs counts as healthy, and its pauses begin anew
 _BEGIN = 60.0  # seconds: a machine that is busy takes its time to load Python
 
 
@@ -47,8 +47,8 @@ class Child:
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._asker: Asker | None = None
-        self._last_words = ""
+        self._questions: ChildQuestions | None = None
+        self._last_exit = ""
         self.restarts = 0
 
     def start(self) -> None:
@@ -79,16 +79,16 @@ class Child:
     def ask(self, what: str, **more: Any) -> Any:
         """Its answer; OSError if it is not there or does not answer."""
         with self._lock:
-            asker = self._asker
-        if asker is None:
+            questions = self._questions
+        if questions is None:
             raise BrokenPipeError(f"{self.name} does not run")
-        return asker.ask(what, **more)
+        return questions.ask(what, **more)
 
     def problem(self) -> str | None:
         """What is wrong with it now."""
         if self.is_up:
             return None
-        return f"{self.name} is down" + (f": {self._last_words}" if self._last_words else "")
+        return f"{self.name} is down" + (f": {self._last_exit}" if self._last_exit else "")
 
     def signal(self, number: int) -> None:
         with self._lock:
@@ -144,19 +144,19 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C in the terminal is ours to hand on, in order
             )
-        asker = Asker(ours)
+        questions = ChildQuestions(ours)
         with self._lock:
-            if self._asker is not None:
-                self._asker.close()
-            self._process, self._asker = process, None
-            if self._stopping.is_set():  # told to stop between two lives
+            if self._questions is not None:
+                self._questions.close()
+            self._process, self._questions = process, None
+            if self._stopping.is_set():  # stopped between two runs
                 process.terminate()
         try:
-            asker.ask("begin", timeout=_BEGIN, **self._first())
+            questions.ask("begin", timeout=_BEGIN, **self._first())
         except OSError as error:
             log.debug("A process did not begin. child=%s reason=%s", self.name, error)
         with self._lock:
-            self._asker = asker  # not before: what it is told first must be what to begin with
+            self._questions = questions  # not before: the first message must be what it needs to begin
 
     def _watch(self) -> None:
         pause = FIRST_PAUSE
@@ -167,14 +167,17 @@ class Child:
             code = process.wait()
             if self._stopping.is_set():
                 break
-            self._last_words = _words(code)
+            self._last_exit = _describe_exit(code)
             if code == FINAL:
                 log.error("A process ended and stays ended: see its last message. child=%s", self.name)
                 break
             lasted = self._clock.monotonic() - began
             pause = FIRST_PAUSE if lasted > STEADY else min(pause * 2, LONGEST_PAUSE)
             log.warning(
-                "A process died and is started again. child=%s cause=%s pause=%.1f", self.name, _words(code), pause
+                "A process died and is started again. child=%s cause=%s pause=%.1f",
+                self.name,
+                _describe_exit(code),
+                pause,
             )
             if self._stopping.wait(pause):
                 break
@@ -183,7 +186,7 @@ class Child:
         self._ended.set()
 
 
-def _words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     try:

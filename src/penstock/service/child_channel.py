@@ -1,6 +1,6 @@
 """Questions and answers between the service and its own processes: JSON lines over a pair of sockets.
 
-    parent ──{"ask": "values", "number": 1}──► child          the socket is inherited, so nobody else can ask
+    parent ──{"ask": "values", "number": 1}──► child          the socket is inherited, so no other process can ask
            ◄──{"answer": […], "number": 1}──
 
 The child sees the end of the stream when its parent dies, however that happens, and stops by itself.
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _PATIENCE = 3.0  # seconds for an answer: a scrape must not wait for a process that hangs
 
 
-class Asker:
+class ChildQuestions:
     """The parent's end.
 
     Threads: every method may be called from any thread; questions go one after the other.
@@ -40,7 +40,7 @@ class Asker:
             self._socket.sendall(json.dumps({"ask": what, "number": self._number, **more}).encode() + b"\n")
             while True:
                 answer = json.loads(self._line(deadline))
-                if answer["number"] == self._number:  # else it answers what we no longer wait for
+                if answer["number"] == self._number:  # else it answers a question that timed out
                     return answer["answer"]
 
     def _line(self, deadline: float) -> bytes:
@@ -62,7 +62,7 @@ class Asker:
             self._socket.close()
 
 
-class Answerer:
+class ChildAnswers:
     """The child's end: answers on a thread of its own until the parent is gone, then calls `orphaned`."""
 
     def __init__(self, descriptor: int, orphaned: Callable[[], None]) -> None:
@@ -89,7 +89,7 @@ class Answerer:
                 message = json.loads(line)
                 try:
                     self._send(message, self._answers[message["ask"]](message))
-                except Exception as error:  # noqa: BLE001 - a question that fails must not end whoever is asked
+                except Exception as error:  # noqa: BLE001 - a question that fails must not end the child
                     log.warning("A question could not be answered. reason=%r", error)
                     self._send(message, None)
         except OSError as error:

@@ -41,7 +41,7 @@ DEFINITIONS = Definitions(
 
 @dataclass(slots=True)
 class Progress:
-    """How far each stage is; read by whoever draws it."""
+    """How far each stage is, for the screen."""
 
     generated: int = 0
     partials: int = 0
@@ -51,7 +51,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     """What went in, what the tables say, and whether the two agree."""
 
     folder: Path
@@ -65,8 +65,8 @@ class Outcome:
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """An empty folder for one demo alone; one that holds anything but an earlier, finished demo is refused."""
+def claim_folder(folder: Path) -> Iterator[None]:
+    """Empty the folder and lock it for one demo; one that holds anything but an earlier, finished demo is refused."""
     try:
         if folder.exists() and not (folder / MARK).exists() and any(folder.iterdir()):
             raise ConfigError(f"--dir {folder} holds something that is not a demo: name an empty or new folder")
@@ -83,8 +83,8 @@ def claimed(folder: Path) -> Iterator[None]:
         raise ConfigError(f"--dir {folder} is in use by a demo that is running: name another folder") from None
 
 
-def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcome:
-    """Run everything in a folder that is `claimed`; `show` is called about ten times a second while it runs."""
+def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> DemoOutcome:
+    """Run everything in a folder that is claimed; `show` is called about ten times a second until it ends."""
     # Not at the top: pyspark takes its time, and `penstock --help` must not wait for it.
     from penstock.spark.job import JobConfig, start_job
     from penstock.spark.session import start_session
@@ -144,7 +144,9 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> Outcom
     draw()
     seconds = time.monotonic() - began
     problems = differences(tables, {**generated, PERCENTILE: generated[DURATION]})
-    return Outcome(folder, tables, dict(generated), segments.rows, segments.segments, seconds, spark_seconds, problems)
+    return DemoOutcome(
+        folder, tables, dict(generated), segments.rows, segments.segments, seconds, spark_seconds, problems
+    )
 
 
 def counts_of(tables: Tables) -> dict[str, dict[str, int]]:

@@ -64,7 +64,7 @@ def _is_there(module: str) -> bool:
 
 
 def render(findings: list[Finding], *, as_json: bool = False) -> str:
-    """The findings for people, or as JSON for programs."""
+    """The findings as text for a terminal, or as JSON."""
     able = all(finding.ok for finding in findings if finding.required)
     if as_json:
         return json.dumps({"ok": able, "findings": [asdict(finding) for finding in findings]}, indent=2)

@@ -14,21 +14,21 @@ from penstock.clock import Clock, SystemClock
 from penstock.config.tree import ServiceConfig
 from penstock.errors import PenstockError
 from penstock.export.send_queue import SendQueue
-from penstock.service.queues import SEGMENTS, SegmentQueue, drained, for_process, relay_queue
-from penstock.service.receiver_set import Front, MakeFront
-from penstock.service.relay_pipeline import Relay
-from penstock.service.segment_pace import Paced
+from penstock.service.queues import SEGMENTS, SegmentQueue, config_for_process, open_relay_queue, wait_until_drained
+from penstock.service.receiver_set import MakeReceiverSet, ReceiverSet
+from penstock.service.relay_pipeline import RelayPipeline
+from penstock.service.segment_pace import PacedExporter
 from penstock.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
-FULL = 0.95  # of a queue: above it senders are about to be turned away
+FULL = 0.95  # of a queue: above it requests are about to be refused
 CLOSED = "Queue is closed. queue=%s left=%d"
 
 
 class Edge:
     """The stages of one process. `index` tells those of several processes apart: each has its own queues and writer.
 
-    Loss: none of what was answered for, as far as the queues' durability says, whatever moment the process dies.
+    Loss: no request that was answered is lost, as far as the durability of the queues says, whenever the process dies.
     Threads: `start` and `close` once, from one thread; the others from any.
     """
 
@@ -36,34 +36,34 @@ class Edge:
         self,
         config: ServiceConfig,
         telemetry: Telemetry,
-        make_front: MakeFront,
+        make_receivers: MakeReceiverSet,
         *,
         index: int = 0,
         clock: Clock | None = None,
     ) -> None:
-        self.config = for_process(config, index)
+        self.config = config_for_process(config, index)
         self._telemetry = telemetry
-        self._make_front = make_front
+        self._make_receivers = make_receivers
         self._clock: Clock = clock or SystemClock()
         self._senders: dict[str, SendQueue] = {}
-        self._relay: Relay | None = None
+        self._relay: RelayPipeline | None = None
         self._l1: Any = None
         self._defined: Any = None
-        self._pace: Paced | None = None
-        self._front: Front | None = None
+        self._pace: PacedExporter | None = None
+        self._receivers: ReceiverSet | None = None
         self.state = "starting"
 
     # -- start: back to front ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Every stage has its consumer when it starts. What fails takes down what was started, and is raised."""
+        """Start each stage after its consumer. If one fails, those that run are closed and its error is raised."""
         try:
             self._start_relay()
             if self.config.pipelines.rollup:
                 self._start_rollup()
-            self._front = self._make_front(self.config, self._l1, self._relay)
-            self._front.start()
-            self._telemetry.watch(self._front.samples)
+            self._receivers = self._make_receivers(self.config, self._l1, self._relay)
+            self._receivers.start()
+            self._telemetry.watch(self._receivers.samples)
         except BaseException:
             self.close(self._clock.monotonic() + 5.0)
             raise
@@ -72,15 +72,17 @@ class Edge:
     def _start_relay(self) -> None:
         relays = self.config.relays()
         for name in relays:
-            self._senders[name] = relay_queue(self.config, name).start()
+            self._senders[name] = open_relay_queue(self.config, name).start()
             self._telemetry.watch(self._senders[name].samples, queue=name)
         if relays:
-            self._relay = Relay({name: (self._senders[name], section.formats) for name, section in relays.items()})
+            self._relay = RelayPipeline(
+                {name: (self._senders[name], section.formats) for name, section in relays.items()}
+            )
 
     def _start_rollup(self) -> None:
         from penstock.aggregate.l1 import L1
 
-        self._defined = _definitions_of(self.config)
+        self._defined = _read_definitions(self.config)
         opened = SegmentQueue.open(self.config)
         self._pace = opened.pace
         self._senders[SEGMENTS] = opened.sender.start()
@@ -94,36 +96,36 @@ class Edge:
     # -- stop: front to back -------------------------------------------------------------------------------------------
 
     def close(self, deadline: float) -> list[str]:
-        """Take nothing more, answer everybody, empty the queues as far as the time allows; what was not done.
+        """Refuse new requests, answer those under way, drain the queues until `deadline`; returns what was not done.
 
         What a durable queue still holds then is not lost: the next start goes on with it.
         """
         self.state = "stopping"
         late: list[str] = []
         if self._pace is not None:
-            self._pace.hurry()
-        if self._front is not None:
-            self._guarded(late, "receivers", partial(self._close_front, self._front, late, deadline))
+            self._pace.skip_pauses()
+        if self._receivers is not None:
+            self._close_stage(late, "receivers", partial(self._close_receivers, self._receivers, late, deadline))
         if self._relay is not None:
             self._relay.close()
         if self._l1 is not None:
-            self._guarded(late, "L1", lambda: self._l1.close(self._left(deadline)))
-        late += drained(self._senders, deadline, self._clock)
+            self._close_stage(late, "L1", lambda: self._l1.close(self._left(deadline)))
+        late += wait_until_drained(self._senders, deadline, self._clock)
         for name, sender in self._senders.items():
-            self._guarded(late, name, partial(sender.close, self._left(deadline)))
+            self._close_stage(late, name, partial(sender.close, self._left(deadline)))
             log.log(logging.WARNING if len(sender) else logging.INFO, CLOSED, name, len(sender))
         self.state = "stopped"
         return late
 
-    def _close_front(self, front: Front, late: list[str], deadline: float) -> None:
-        if not front.close(self._left(deadline)):
+    def _close_receivers(self, receivers: ReceiverSet, late: list[str], deadline: float) -> None:
+        if not receivers.close(self._left(deadline)):
             late.append("not every request was answered: its sender will send it again")
 
     def _left(self, deadline: float) -> float:
         return max(0.0, deadline - self._clock.monotonic())
 
     @staticmethod
-    def _guarded(late: list[str], name: str, close: Callable[[], object]) -> None:
+    def _close_stage(late: list[str], name: str, close: Callable[[], object]) -> None:
         """One stage that fails to close must not keep the next from closing."""
         try:
             close()
@@ -134,15 +136,15 @@ class Edge:
     def check(self, fresh: ServiceConfig) -> None:
         """Read what `reload` would take over; ConfigError or OSError if it cannot be had."""
         if self._l1 is not None:
-            _definitions_of(fresh)
-        if self._front is not None:
-            self._front.check_secrets()
+            _read_definitions(fresh)
+        if self._receivers is not None:
+            self._receivers.check_secrets()
 
     def reload(self, fresh: ServiceConfig) -> None:
         """Take over definitions, tokens and certificates as they are now. Exporters read theirs at every connect."""
-        defined = _definitions_of(fresh) if self._l1 is not None else None
-        if self._front is not None:
-            self._front.reload()
+        defined = _read_definitions(fresh) if self._l1 is not None else None
+        if self._receivers is not None:
+            self._receivers.reload()
         if defined is not None and defined != self._defined:
             self._l1.redefine(defined)
             self._defined = defined
@@ -151,10 +153,10 @@ class Edge:
     # -- how it goes ---------------------------------------------------------------------------------------------------
 
     def ports(self) -> dict[str, int]:
-        return self._front.ports() if self._front is not None else {}
+        return self._receivers.ports() if self._receivers is not None else {}
 
     def unready(self) -> list[str]:
-        """Why nothing should be sent here now."""
+        """Why requests should not be sent here now; empty if they should."""
         return [f"{self.state}"] if self.state != "running" else list(self._full())
 
     def _full(self) -> Iterator[str]:
@@ -166,7 +168,7 @@ class Edge:
                 yield f"queue {name} is {share:.0%} full{why}"
 
 
-def _definitions_of(config: ServiceConfig) -> Any:
-    from penstock.service.current_definitions import definitions_of  # brings pyarrow, which a relay does without
+def _read_definitions(config: ServiceConfig) -> Any:
+    from penstock.service.current_definitions import read_definitions  # brings pyarrow, which a relay does without
 
-    return definitions_of(config)
+    return read_definitions(config)

@@ -1,4 +1,4 @@
-"""Logs to standard error: for people in a terminal, one JSON object a line otherwise.
+"""Logs to standard error: readable lines in a terminal, one JSON object a line otherwise.
 
 Our messages are `What happened. key=%s key=%s`: the JSON has the event and its fields by name.
 """
@@ -61,7 +61,7 @@ def _event(record: logging.LogRecord) -> dict[str, object]:
     found = _FIELD.findall(template)
     if not arguments and template.endswith("."):
         return {"message": message, "event": template.rstrip(".")}
-    # Only where every argument is a field: otherwise they cannot be told apart.
+    # Only where every argument is a field: otherwise they cannot be matched.
     if not found or len(found) != len(arguments) or template.count("%") != len(arguments):
         return {"message": message}
     event = template[: template.index(f"{found[0][0]}={found[0][1]}")].strip().rstrip(".")

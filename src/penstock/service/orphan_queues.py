@@ -1,8 +1,8 @@
-"""Queues that hold what was answered for and that nobody serves: found at the start, drained beside the others.
+"""Orphan queues: they hold acknowledged requests and no process serves them. Found at the start, then drained.
 
 They are left when `processes` is lowered (`queue.2`, `queue.3` …), a queue (`queue.enabled`, `queue.type`) or a
-pipeline is switched off, or a destination is taken out of the configuration. What still has somewhere to go is brought
-there, the rest is named until somebody sees to it.
+pipeline is switched off, or a destination is taken out of the configuration. A queue whose destination is
+still configured is sent there; the others are named in the status until an operator acts.
 """
 
 import logging
@@ -15,7 +15,15 @@ from penstock.clock import Clock, SystemClock
 from penstock.config.tree import ServiceConfig
 from penstock.errors import PenstockError, QueueError
 from penstock.export.send_queue import SendQueue
-from penstock.service.queues import SEGMENTS, SegmentQueue, are_emptying, beside, drained, for_process, relay_queue
+from penstock.service.queues import (
+    SEGMENTS,
+    SegmentQueue,
+    are_emptying,
+    config_for_process,
+    open_relay_queue,
+    path_for_process,
+    wait_until_drained,
+)
 from penstock.spool.examine import overview
 from penstock.telemetry import Telemetry
 
@@ -29,7 +37,7 @@ _LOOK_AGAIN = 0.1  # seconds between two looks whether a queue is empty
 
 
 @dataclass(frozen=True, slots=True)
-class LeftQueue:
+class OrphanQueue:
     """A folder with blocks that no process of ours has. `name` is its destination's, None if there is none."""
 
     path: Path
@@ -45,7 +53,7 @@ class LeftQueue:
         return f"queue {self.name}{process}, which is {why}, is being drained"
 
 
-class LeftQueues:
+class OrphanQueues:
     """Drains the queues of processes that are not started any more, and those that are switched off.
 
     Loss: none, and no segment twice: blocks are sealed under the name of the process that took them in.
@@ -57,85 +65,87 @@ class LeftQueues:
         self._telemetry = telemetry
         self._clock: Clock = clock or SystemClock()
         self._closing = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="penstock-left-queues", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="penstock-orphan-queues", daemon=True)
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._draining: dict[Path, tuple[LeftQueue, SendQueue]] = {}
+        self._draining: dict[Path, tuple[OrphanQueue, SendQueue]] = {}
         self._stuck: dict[Path, str] = {}
 
     def start(self) -> None:
-        """Begin to drain what was left. A queue that cannot be opened is named and keeps nobody from starting."""
-        for left in find(self._config):
-            if left.name is None:
-                self._give_up(left, NO_DESTINATION)
+        """Begin to drain the orphan queues. A queue that cannot be opened is named and does not stop the start."""
+        for orphan in find_orphan_queues(self._config):
+            if orphan.name is None:
+                self._give_up(orphan, NO_DESTINATION)
                 continue
             try:
-                sender = self._open(left.name, left.index)
+                sender = self._open(orphan.name, orphan.index)
             except (PenstockError, OSError) as error:
-                self._give_up(left, str(error))
+                self._give_up(orphan, str(error))
                 continue
-            what = "that is switched off" if left.is_off else "of a process that is not started any more"
+            what = "that is switched off" if orphan.is_off else "of a process that is not started any more"
             text = f"Draining a queue {what}. queue=%s process=%d path=%s blocks=%d"
-            log.warning(text, left.name, left.index, left.path, left.blocks)
+            log.warning(text, orphan.name, orphan.index, orphan.path, orphan.blocks)
             with self._lock:
-                self._draining[left.path] = (left, sender)
+                self._draining[orphan.path] = (orphan, sender)
         if self._draining:
             self._watcher.start()
 
-    def _give_up(self, left: LeftQueue, reason: str) -> None:
-        log.warning("A queue is left with blocks in it. path=%s blocks=%d reason=%s", left.path, left.blocks, reason)
+    def _give_up(self, orphan: OrphanQueue, reason: str) -> None:
+        log.warning(
+            "A queue is left with blocks in it. path=%s blocks=%d reason=%s", orphan.path, orphan.blocks, reason
+        )
         with self._lock:
-            self._stuck[left.path] = f"{left.blocks} blocks wait in {left.path}: {reason}"
+            self._stuck[orphan.path] = f"{orphan.blocks} blocks wait in {orphan.path}: {reason}"
 
     def _open(self, name: str, index: int) -> SendQueue:
-        config = for_process(self._config, index)
+        config = config_for_process(self._config, index)
         process = str(index)
         if name == SEGMENTS:
             segments = SegmentQueue.open(config)
-            segments.pace.hurry()  # they have waited long enough
+            segments.pace.skip_pauses()
             self._telemetry.watch(segments.samples, process=process)
             sender = segments.sender
         else:
-            sender = relay_queue(config, name, is_left=True)
+            sender = open_relay_queue(config, name, is_orphan=True)
         self._telemetry.watch(sender.samples, queue=name, process=process)
         return sender.start()
 
-    def wait_for_order(self) -> None:
+    def wait_for_ordered_destinations(self) -> None:
         """Give old samples a head start: a destination that wants them in order would refuse them after new ones."""
         deadline = self._clock.monotonic() + ORDER_PATIENCE
-        ordered = [sender for left, sender in self._open_ones() if self._is_ordered(left)]
+        ordered = [sender for orphan, sender in self._open_queues() if self._is_ordered(orphan)]
         pause = threading.Event()
         while are_emptying(ordered) and self._clock.monotonic() < deadline:
             pause.wait(0.01)
 
-    def _is_ordered(self, left: LeftQueue) -> bool:
-        section = self._config.relays().get(left.name or "")
+    def _is_ordered(self, orphan: OrphanQueue) -> bool:
+        section = self._config.relays().get(orphan.name or "")
         return section is not None and section.keeps_order
 
-    def _open_ones(self) -> list[tuple[LeftQueue, SendQueue]]:
+    def _open_queues(self) -> list[tuple[OrphanQueue, SendQueue]]:
         with self._lock:
             return list(self._draining.values())
 
     def _watch(self) -> None:
-        while (open_ones := self._open_ones()) and not self._closing.wait(_LOOK_AGAIN):
-            for left, sender in open_ones:
+        while (open_queues := self._open_queues()) and not self._closing.wait(_LOOK_AGAIN):
+            for orphan, sender in open_queues:
                 if not len(sender):
-                    self._close_one(left, sender, 5.0)
+                    self._close_one(orphan, sender, 5.0)
 
-    def _close_one(self, left: LeftQueue, sender: SendQueue, timeout: float) -> str | None:
+    def _close_one(self, orphan: OrphanQueue, sender: SendQueue, timeout: float) -> str | None:
         """What went wrong, if anything."""
         with self._lock:
-            self._draining.pop(left.path, None)
+            self._draining.pop(orphan.path, None)
         try:
             sender.close(timeout)
         except (PenstockError, OSError) as error:
-            log.error("A left queue did not close in good order. path=%s reason=%s", left.path, error)
-            return f"{left.path}: {error}"
+            log.error("A left queue did not close in good order. path=%s reason=%s", orphan.path, error)
+            return f"{orphan.path}: {error}"
         if waiting := len(sender):
-            log.warning("A left queue is not empty yet, the next start goes on. path=%s left=%d", left.path, waiting)
+            log.warning("A left queue is not empty yet, the next start goes on. path=%s left=%d", orphan.path, waiting)
         else:
             refused = sender.stats().queue.dead_lettered
-            log.info("A left queue is drained. path=%s blocks=%d dead_letters=%d", left.path, left.blocks, refused)
+            log.info("A left queue is drained. path=%s blocks=%d dead_letters=%d", orphan.path, orphan.blocks, refused)
         return None
 
     def close(self, deadline: float) -> list[str]:
@@ -143,10 +153,12 @@ class LeftQueues:
         self._closing.set()
         if self._watcher.ident is not None:
             self._watcher.join(max(0.0, deadline - self._clock.monotonic()))
-        late = drained({f"{left.path}": sender for left, sender in self._open_ones()}, deadline, self._clock)
+        late = wait_until_drained(
+            {f"{orphan.path}": sender for orphan, sender in self._open_queues()}, deadline, self._clock
+        )
         ended = [
-            self._close_one(left, sender, max(0.0, deadline - self._clock.monotonic()))
-            for left, sender in self._open_ones()
+            self._close_one(orphan, sender, max(0.0, deadline - self._clock.monotonic()))
+            for orphan, sender in self._open_queues()
         ]
         return late + [problem for problem in ended if problem is not None]
 
@@ -155,36 +167,36 @@ class LeftQueues:
         with self._lock:
             draining, stuck = list(self._draining.values()), list(self._stuck.values())
         return stuck + [
-            f"{left.described}: {len(sender)} of {left.blocks} blocks are left in {left.path}"
-            for left, sender in draining
+            f"{orphan.described}: {len(sender)} of {orphan.blocks} blocks are left in {orphan.path}"
+            for orphan, sender in draining
         ]
 
 
-def find(config: ServiceConfig) -> list[LeftQueue]:
+def find_orphan_queues(config: ServiceConfig) -> list[OrphanQueue]:
     """Queues with blocks in them that no process of this configuration opens, each with where it goes."""
     relays = config.relays()
     off = {name for name, one in relays.items() if one.queue.type != "disk" or not one.queue.enabled}
     homes = {SEGMENTS: config.resolved(config.segments.queue.path)} if config.pipelines.rollup else {}
     homes |= {name: config.queue_path(name) for name in relays}
     used = [path for name, path in homes.items() if name not in off]
-    served = {Path(beside(path, index)) for path in used for index in range(config.processes)}
-    seen: dict[Path, LeftQueue] = {}
+    served = {Path(path_for_process(path, index)) for path in used for index in range(config.processes)}
+    seen: dict[Path, OrphanQueue] = {}
     for name, path in homes.items():
-        for index, folder in _siblings(path):
-            is_claimed = folder in seen  # twice, by queues of which neither is in use: nobody knows whose blocks it has
-            seen[folder] = LeftQueue(folder, 0) if is_claimed else LeftQueue(folder, 0, name, index, name in off)
+        for index, folder in _folders_of_processes(path):
+            is_claimed = folder in seen  # by two queues of which neither is in use: the owner of its blocks is unknown
+            seen[folder] = OrphanQueue(folder, 0) if is_claimed else OrphanQueue(folder, 0, name, index, name in off)
     unserved = {config.resolved(config.segments.queue.path), config.resolved(config.exporter.queue.path)}
     for path in (*unserved, *(one for one in _inside(config.resolved(".")) if one.name.startswith("queue-"))):
-        for _, folder in _siblings(path):
-            seen.setdefault(folder, LeftQueue(folder, 0))
+        for _, folder in _folders_of_processes(path):
+            seen.setdefault(folder, OrphanQueue(folder, 0))
     return [
-        replace(left, blocks=blocks)
-        for folder, left in sorted(seen.items())
+        replace(orphan, blocks=blocks)
+        for folder, orphan in sorted(seen.items())
         if folder not in served and (blocks := _blocks_in(folder))
     ]
 
 
-def _siblings(path: Path) -> Iterator[tuple[int, Path]]:
+def _folders_of_processes(path: Path) -> Iterator[tuple[int, Path]]:
     """The folder, and those of other processes beside it."""
     yield 0, path
     prefix = f"{path.name}."
@@ -198,7 +210,7 @@ def _inside(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:
-        return []  # it is not there, or not ours to look into: whoever opens a queue there says so
+        return []  # missing or unreadable: opening a queue there reports it
 
 
 def _blocks_in(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Where a durable queue lies: known by its files, so that a command refuses a folder that was named by mistake."""
+"""Recognises the folder of a durable queue by its files, so that a command refuses any other folder."""
 
 import os
 import re
@@ -9,17 +9,17 @@ import click
 
 from penstock.errors import ConfigError
 
-_OF_A_QUEUE = re.compile(r"fastqueue\.meta|[0-9a-f]{16}")  # its state, or a chunk that lost it
+_QUEUE_FILE = re.compile(r"fastqueue\.meta|[0-9a-f]{16}")  # its state, or a chunk that lost it
 _MOST_NAMED = 3
 
 
-def is_queue(folder: Path) -> bool:
-    """Whether a queue lies there: else one would be made, and found to be empty. OSError if that cannot be seen."""
-    return folder.is_dir() and any(_OF_A_QUEUE.fullmatch(entry.name) for entry in folder.iterdir())
+def is_queue_folder(folder: Path) -> bool:
+    """Whether the folder holds a queue: opening any other would make an empty one. OSError if it is unreadable."""
+    return folder.is_dir() and any(_QUEUE_FILE.fullmatch(entry.name) for entry in folder.iterdir())
 
 
-def why_none(folder: Path) -> str:
-    """What was looked for in a folder that holds no queue, what there is, and which folders below it do hold one."""
+def explain_missing_queue(folder: Path) -> str:
+    """The text for a folder without a queue: what was expected, what is there, and which folders below hold one."""
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     there = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "")
     below = sorted(str(meta.parent) for meta in folder.glob("*/fastqueue.meta"))
@@ -41,8 +41,8 @@ class QueueFolder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         folder = Path(os.fsdecode(super().convert(value, param, ctx)))
         try:
-            if not is_queue(folder):
-                raise ConfigError(why_none(folder))
+            if not is_queue_folder(folder):
+                raise ConfigError(explain_missing_queue(folder))
         except OSError as error:
             raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
         return str(folder)

@@ -14,28 +14,28 @@ from penstock.export.breaker import CircuitState
 from penstock.export.config import SendQueueConfig
 from penstock.export.send_queue import SendQueue
 from penstock.service.relay_pipeline import make_exporter
-from penstock.service.segment_pace import Paced
+from penstock.service.segment_pace import PacedExporter
 from penstock.spool import FastQueue
 from penstock.telemetry import Sample
 
 if TYPE_CHECKING:
     from penstock.export.exporters.segment_exporter import SegmentExporter
 
-LAST_WORDS = 0.5  # seconds of the deadline that are kept for closing what was drained
+CLOSING_RESERVE = 0.5  # seconds of the deadline that are kept for closing what was drained
 SEGMENTS = "rollup"  # what the queue before segments is called
 
 
-def relay_queue(config: ServiceConfig, name: str, *, is_left: bool = False) -> SendQueue:
-    """The queue before that destination, not yet started. `is_left`: the one on the disk, though it is switched off."""
+def open_relay_queue(config: ServiceConfig, name: str, *, is_orphan: bool = False) -> SendQueue:
+    """The queue before that destination, not yet started. `is_orphan`: the one on the disk, though switched off."""
     section = config.relays()[name]
     settings = section.queue
-    if is_left:
+    if is_orphan:
         settings = replace(settings, enabled=True, type="disk")
-    elif not settings.enabled:  # nothing is held, and what a folder holds from before is for others to drain
+    elif not settings.enabled:  # nothing is held; what its folder holds from before is an orphan queue
         settings = replace(settings, type="memory", order="fifo")
     if settings.type == "disk":
-        settings = replace(settings, path=private(config.queue_path(name)))
-    with _for_us_alone():
+        settings = replace(settings, path=make_private_folder(config.queue_path(name)))
+    with _explaining_locked_queue():
         return SendQueue.open(make_exporter(section), settings)
 
 
@@ -45,7 +45,7 @@ class SegmentQueue:
 
     sender: SendQueue
     queue: FastQueue
-    pace: Paced
+    pace: PacedExporter
     exporter: "SegmentExporter"
 
     @classmethod
@@ -55,45 +55,45 @@ class SegmentQueue:
         )
 
         segments = config.segments
-        folder = private(config.resolved(segments.path))
+        folder = make_private_folder(config.resolved(segments.path))
         exporter = SegmentExporter(
             folder, writer=segments.writer, max_blocks=segments.max_blocks, max_bytes=segments.max_bytes
         )
-        pace = Paced(exporter, float(segments.interval))
-        with _for_us_alone():
-            queue = FastQueue(private(config.resolved(segments.queue.path)), segments.queue.queue_config())
+        pace = PacedExporter(exporter, float(segments.interval))
+        with _explaining_locked_queue():
+            queue = FastQueue(make_private_folder(config.resolved(segments.queue.path)), segments.queue.queue_config())
         try:
-            sender = SendQueue(queue, pace, _sending(segments.queue), owns_queue=True)
+            sender = SendQueue(queue, pace, _send_queue_config(segments.queue), owns_queue=True)
         except BaseException:
             queue.close()
             raise
         return cls(sender, queue, pace, exporter)
 
     def samples(self) -> Iterator[Sample]:
-        """Of the exporter: the queue's own are the sender's."""
+        """Samples of the exporter; those of the queue come from `sender`."""
         yield from self.exporter.samples()
 
 
-def _sending(config: SegmentQueueConfig) -> SendQueueConfig:
+def _send_queue_config(config: SegmentQueueConfig) -> SendQueueConfig:
     return SendQueueConfig(**{one.name: getattr(config, one.name) for one in fields(config)})
 
 
 @contextmanager
-def _for_us_alone() -> Iterator[None]:
-    """Say of a folder that is taken what can be done."""
+def _explaining_locked_queue() -> Iterator[None]:
+    """Add to QueueLocked what can be done about it."""
     try:
         yield
     except QueueLocked as error:
         raise QueueLocked(f"{error}; if another penstock runs here, give this one its own --data-dir") from error
 
 
-def drained(senders: Mapping[str, SendQueue], deadline: float, clock: Clock) -> list[str]:
-    """Wait while they empty, until shortly before the deadline; what could not be sent in time.
+def wait_until_drained(senders: Mapping[str, SendQueue], deadline: float, clock: Clock) -> list[str]:
+    """Wait while the queues empty, until shortly before the deadline; returns what could not be sent in time.
 
-    A destination that is being left alone is not waited for: its batches are for the next start, and nobody is late.
+    A destination with an open circuit or in back-off is not waited for: its batches stay for the next start.
     """
     pause = threading.Event()
-    while deadline - clock.monotonic() > LAST_WORDS:
+    while deadline - clock.monotonic() > CLOSING_RESERVE:
         if not are_emptying(senders.values()):
             return []
         pause.wait(0.01)
@@ -116,16 +116,16 @@ def _is_emptying(sender: SendQueue) -> bool:
     return stats.circuit is CircuitState.CLOSED and not stats.backoff
 
 
-def for_process(config: ServiceConfig, index: int) -> ServiceConfig:
-    """The configuration of one of several processes: the first is as a single one would be, the others stand beside."""
+def config_for_process(config: ServiceConfig, index: int) -> ServiceConfig:
+    """The configuration of one of several processes. All but the first have paths with their number."""
     if not index:
         return config
-    queue = replace(config.segments.queue, path=beside(config.segments.queue.path, index))
+    queue = replace(config.segments.queue, path=path_for_process(config.segments.queue.path, index))
     named = {
-        name: replace(one, queue=replace(one.queue, path=beside(_named_path(config, name), index)))
+        name: replace(one, queue=replace(one.queue, path=path_for_process(_named_path(config, name), index)))
         for name, one in config.exporters.items()
     }
-    relay = replace(config.exporter.queue, path=beside(config.exporter.queue.path, index))
+    relay = replace(config.exporter.queue, path=path_for_process(config.exporter.queue.path, index))
     return replace(
         config,
         segments=replace(config.segments, writer=f"{config.segments.writer}.{index}", queue=queue),
@@ -139,13 +139,13 @@ def _named_path(config: ServiceConfig, name: str) -> str:
     return own if Path(own) != Path(type(config.exporter.queue)().path) else f"./queue-{name}"
 
 
-def beside(path: str | Path, index: int) -> str:
+def path_for_process(path: str | Path, index: int) -> str:
     """The folder of that process: `queue`, `queue.1`, `queue.2` …"""
     return f"{str(path).rstrip('/')}.{index}" if index else str(path)
 
 
-def private(folder: Path) -> Path:
-    """The folder, made if need be, for nobody else to look into."""
+def make_private_folder(folder: Path) -> Path:
+    """Make the folder if it is missing, readable by its owner only; returns it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)

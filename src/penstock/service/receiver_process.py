@@ -12,29 +12,29 @@ from penstock.clock import SystemClock
 from penstock.config.load import load
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, MissingRequirement, PenstockError
-from penstock.service.child_channel import Answerer
+from penstock.service.child_channel import ChildAnswers
 from penstock.service.edge import Edge
 from penstock.service.exit_codes import FINAL, LATE
 from penstock.service.logs import set_up_logs
-from penstock.service.receiver_set import make_front
-from penstock.service.signals import hear
+from penstock.service.receiver_set import make_receiver_set
+from penstock.service.signals import call_on_signals
 from penstock.telemetry import Telemetry
 
 log = logging.getLogger("penstock.service.receiver_process")  # by name: as a program it is called __main__
 
 
 def main(descriptor: int) -> int:
-    """Run until told to stop, or until the service is gone; the exit code says whether starting again may help."""
+    """Run until a stop is requested or the service is gone; the exit code says whether a restart may help."""
     stopping = threading.Event()
-    answerer = Answerer(descriptor, stopping.set)
-    hear(lambda _: stopping.set(), signal.SIGTERM, signal.SIGINT)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the service tells us what to reload
+    answerer = ChildAnswers(descriptor, stopping.set)
+    call_on_signals(lambda _: stopping.set(), signal.SIGTERM, signal.SIGINT)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the service sends what to reload over the channel
     first = answerer.first()
     config = load(ServiceConfig, text=first["config"]).config
     set_up_logs(config.logging.number, config.logging.format)
     telemetry = Telemetry()
-    front = partial(make_front, index=first["index"], began=first["began"])
-    edge = Edge(config, telemetry, front, index=first["index"])
+    receivers = partial(make_receiver_set, index=first["index"], began=first["began"])
+    edge = Edge(config, telemetry, receivers, index=first["index"])
 
     def check(message: dict[str, Any]) -> str:
         return _problem(lambda: edge.check(load(ServiceConfig, text=message["config"]).config))

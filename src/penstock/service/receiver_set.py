@@ -1,4 +1,4 @@
-"""The front of the edge: the receivers that the configuration asks for, and the intake behind them."""
+"""The receivers that the configuration enables, and the intake behind them."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
 from penstock.receive.sink import RawSink, Sink
 from penstock.service.doctor import require_extra
-from penstock.service.queues import beside, private
+from penstock.service.queues import make_private_folder, path_for_process
 from penstock.service.stream_handover import MEMORY
 from penstock.telemetry import Buckets, Sample
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from penstock.receive.peers import Peers
 
 log = logging.getLogger(__name__)
-PEERS = "peers"  # in the data folder: where several processes hand each other what they keep
+PEERS = "peers"  # in the data folder: where the processes hand cumulative points to the owner of their stream
 
 
 class Receiver(Protocol):
-    """What takes requests in."""
+    """Takes requests in: HTTP, gRPC or RabbitMQ."""
 
     port: int
 
@@ -46,8 +46,8 @@ class Receiver(Protocol):
     def samples(self) -> Iterable[Sample | Buckets]: ...
 
 
-class Answering(Protocol):
-    """What answers them: the intake."""
+class AnsweringStage(Protocol):
+    """Answers the requests of all receivers: the intake."""
 
     def start(self) -> object: ...
 
@@ -56,10 +56,10 @@ class Answering(Protocol):
     def samples(self) -> Iterable[Sample | Buckets]: ...
 
 
-class Front:
+class ReceiverSet:
     """Receivers before one intake, started and closed in the right order."""
 
-    def __init__(self, intake: Answering, receivers: dict[str, Receiver], clock: Clock | None = None) -> None:
+    def __init__(self, intake: AnsweringStage, receivers: dict[str, Receiver], clock: Clock | None = None) -> None:
         self._intake = intake
         self.receivers = receivers
         self._clock: Clock = clock or SystemClock()
@@ -70,11 +70,11 @@ class Front:
             receiver.start()
 
     def close(self, timeout: float) -> bool:
-        """Take nothing more, answer what was taken; whether all was answered in time."""
+        """Refuse new requests, answer those under way; returns whether all were answered in time."""
         deadline = self._clock.monotonic() + timeout
         for receiver in self.receivers.values():
             receiver.stop_accepting()
-        # The intake first: it answers those whose connections the receivers still hold open.
+        # The intake first: it answers requests on connections that the receivers still hold open.
         is_done = self._intake.close(max(0.0, deadline - self._clock.monotonic()))
         for receiver in self.receivers.values():
             receiver.close(max(0.5, deadline - self._clock.monotonic()))
@@ -83,7 +83,7 @@ class Front:
     def check_secrets(self) -> None:
         """Whether `reload` would find everything: one receiver must not go on with new secrets and another with old."""
         for name, receiver in self.receivers.items():
-            with _named(name):
+            with _naming_section(name):
                 receiver.check_secrets()
 
     def reload(self) -> None:
@@ -101,8 +101,8 @@ class Front:
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Say of a setting that is wrong whose it is."""
+def _naming_section(name: str) -> Iterator[None]:
+    """Name the section in a ConfigError."""
     try:
         yield
     except ConfigError as error:
@@ -113,15 +113,17 @@ def _peers(config: ServiceConfig, index: int) -> "Peers":
     from penstock.decode.stream_owners import StreamOwners
     from penstock.receive.peers import Peers
 
-    return Peers(private(config.resolved(PEERS)), StreamOwners(index, config.processes), int(config.intake.max_held))
+    return Peers(
+        make_private_folder(config.resolved(PEERS)), StreamOwners(index, config.processes), int(config.intake.max_held)
+    )
 
 
-MakeFront = Callable[[ServiceConfig, Sink | None, RawSink | None], Front]
+MakeReceiverSet = Callable[[ServiceConfig, Sink | None, RawSink | None], ReceiverSet]
 
 
-def make_front(
+def make_receiver_set(
     config: ServiceConfig, sink: Sink | None, relay: RawSink | None, *, began: float | None = None, index: int = 0
-) -> Front:
+) -> ReceiverSet:
     """What the configuration enables, not yet started. Imports only what it needs.
 
     `began`: when the service did (now). Streams that began later are new, also those that had to wait for it to listen.
@@ -132,16 +134,16 @@ def make_front(
 
     memory = peers = None
     if sink is not None:  # otherwise nothing is counted
-        memory = Path(beside(config.resolved(MEMORY), index))
+        memory = Path(path_for_process(config.resolved(MEMORY), index))
         peers = _peers(config, index) if config.processes > 1 else None
     intake = Intake(sink, relay, config.intake, began=began, memory=memory, peers=peers)
     receivers: dict[str, Receiver] = {}
     for name, section in config.receivers.enabled().items():
         kind = RECEIVERS[name]
         require_extra(*kind.extra)
-        with _named(name):
+        with _naming_section(name):
             receivers[name] = kind.make(section, intake)
-    return Front(intake, receivers)
+    return ReceiverSet(intake, receivers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The relay pipeline: requests as they came, pushed to the queue of every destination that understands them."""
+"""The relay pipeline: pushes each request, unchanged, to the queue of every destination that takes its format."""
 
 import logging
 import threading
@@ -31,14 +31,14 @@ def make_exporter(config: ExporterConfig, signal: "Signal" = "metrics") -> Expor
     return config.kind.make(config, signal)
 
 
-class Relay:
+class RelayPipeline:
     """Hands each request to all destinations of its format: a `RawSink`.
 
     Loss: none of what `done(None)` was said for, as far as each queue's durability and `full_behavior` say.
-    Delivery: at least once. Where one destination's queue takes a request and another's refuses it, the sender is told
-        to send it again, and the first gets it twice.
+    Delivery: at least once. If one destination's queue takes a request and another's refuses it, the answer asks the
+        sender to send it again, and the first destination gets it twice.
     Threads: every method may be called from any thread.
-    Blocks: never; a queue that may keep a pusher waiting is pushed to by threads of ours.
+    Blocks: never; a push that may block runs on a thread of the pipeline.
     """
 
     def __init__(self, senders: Mapping[str, tuple[SendQueue, Iterable[str]]]) -> None:
@@ -58,7 +58,7 @@ class Relay:
         senders = self._senders.get(kind.value, ())
         pushes = [(place, sender, body) for place, body in enumerate(bodies) for sender in senders]
         if self._pool is not None and pushes:
-            together = _Together(len(pushes), done)
+            together = _PushGroup(len(pushes), done)
             for push in pushes:
                 self._pool.submit(together.push, *push)
             return True
@@ -68,7 +68,7 @@ class Relay:
                 sender.push(body)
             except BlockTooLarge as error:
                 errors.setdefault(place, error)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the sender must hear of it
+            except Exception as error:  # noqa: BLE001 - every failure is answered to the sender
                 if number == 0 and isinstance(error, QueueFull):
                     return False
                 errors = {**dict.fromkeys(range(place, len(bodies)), error), **errors}  # none passes it
@@ -77,13 +77,13 @@ class Relay:
         return True
 
     def close(self) -> None:
-        """Take nothing more. What is still under way is answered: by its queue, or because that is closed."""
+        """Refuse new requests. Pushes under way are answered by their queue."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
 
-class _Together:
-    """Pushes of several threads that have one answer: the first error of each body, or None, when all are done."""
+class _PushGroup:
+    """Pushes on several threads with one answer when all are done: the first error of each body, or None."""
 
     def __init__(self, count: int, done: "DoneByPlace") -> None:
         self._done = done
@@ -96,7 +96,7 @@ class _Together:
         error: BaseException | None = None
         try:
             sender.push(body)
-        except Exception as refused:  # noqa: BLE001 - whatever it is, the sender must hear of it
+        except Exception as refused:  # noqa: BLE001 - every failure is answered to the sender
             error = refused
         with self._lock:
             self._left -= 1

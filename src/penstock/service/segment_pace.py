@@ -8,11 +8,11 @@ from penstock.export.exporter import GroupExporter
 from penstock.spool import Lease
 
 
-class Paced:
-    """A `GroupExporter` that lets `interval` seconds pass between two groups; what comes meanwhile is in the next.
+class PacedExporter:
+    """A `GroupExporter` that lets `interval` seconds pass between two groups. Blocks in between go with the next one.
 
     A file costs the disk a sync and Spark a look at it, however little it holds. The first group after a rest goes at
-    once, and nothing waits any more after `hurry`.
+    once, and nothing waits after `skip_pauses`.
     """
 
     def __init__(self, exporter: GroupExporter, interval: float, *, clock: Clock | None = None) -> None:
@@ -20,22 +20,22 @@ class Paced:
         self._interval = interval
         self._clock: Clock = clock or SystemClock()
         self._due = 0.0
-        self._in_a_hurry = threading.Event()
+        self._pauses_skipped = threading.Event()
         self.max_blocks, self.max_bytes = exporter.max_blocks, exporter.max_bytes
 
     def begin(self, queue_id: str) -> None:
         self._exporter.begin(queue_id)
 
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
-        self._in_a_hurry.wait(max(0.0, self._due - self._clock.monotonic()))
+        self._pauses_skipped.wait(max(0.0, self._due - self._clock.monotonic()))
         refused = self._exporter.send_group(leases)
         self._due = self._clock.monotonic() + self._interval
         return refused
 
-    def hurry(self) -> None:
-        """Everything is to go out now: we are about to close."""
-        self._in_a_hurry.set()
+    def skip_pauses(self) -> None:
+        """Send everything at once from now on: the service is closing."""
+        self._pauses_skipped.set()
 
     def close(self) -> None:
-        self.hurry()
+        self.skip_pauses()
         self._exporter.close()

@@ -1,6 +1,6 @@
 """The whole service: the edge in this process or in several, the Spark job in its own, the admin port over all of it.
 
-Start: admin (so that one can look), Spark, then the edge back to front.
+Start: admin (so that the start can be observed), Spark, then the edge back to front.
 Stop: the edge front to back, Spark after its batch, admin last; one deadline for all of it.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from penstock import __version__
 from penstock.clock import Clock, SystemClock
 from penstock.config.address import parse_address
-from penstock.config.load import Loaded
+from penstock.config.load import LoadedConfig
 from penstock.config.show import as_yaml, entries
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, PenstockError
@@ -24,10 +24,10 @@ from penstock.receive.config import ListenerConfig
 from penstock.service.admin import AdminServer
 from penstock.service.child import Child
 from penstock.service.edge import Edge
-from penstock.service.orphan_queues import LeftQueues
-from penstock.service.receiver_set import make_front
+from penstock.service.orphan_queues import OrphanQueues
+from penstock.service.receiver_set import make_receiver_set
 from penstock.service.status import flow
-from penstock.service.stream_handover import share_out
+from penstock.service.stream_handover import distribute_stream_files
 from penstock.telemetry import Sample, Telemetry
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Service:
     """
 
     def __init__(
-        self, loaded: Loaded[ServiceConfig], *, clock: Clock | None = None, began: float | None = None
+        self, loaded: LoadedConfig[ServiceConfig], *, clock: Clock | None = None, began: float | None = None
     ) -> None:
         self.loaded = self._given = loaded
         self.config = config = loaded.config
@@ -54,11 +54,11 @@ class Service:
         self._workers: list[Child] = []
         self._spark: Child | None = None
         self._admin: AdminServer | None = None
-        self._left_queues = LeftQueues(config, self.telemetry, clock=self._clock)
+        self._orphan_queues = OrphanQueues(config, self.telemetry, clock=self._clock)
         self._is_stopping = False
         self._held: list[socket.socket] = []  # ports that the workers share
         if config.processes == 1:
-            self._edge = Edge(config, self.telemetry, partial(make_front, began=self._started_at))
+            self._edge = Edge(config, self.telemetry, partial(make_receiver_set, began=self._started_at))
         if config.spark.enabled and config.pipelines.rollup:
             self._spark = self._child("spark", "penstock.service.spark_process", lambda: {"config": self._text()})
 
@@ -74,7 +74,7 @@ class Service:
     # -- start and stop ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Return when everything that takes requests does. What fails takes down what was started, and is raised."""
+        """Return when all receivers listen. If a part fails, those that run are closed and its error is raised."""
         config = self.config
         if config.admin.enabled:
             host, port = parse_address(config.admin.listen, "admin.listen")
@@ -90,9 +90,9 @@ class Service:
         try:
             if self._spark is not None:
                 self._spark.start()
-            self._left_queues.start()
-            self._left_queues.wait_for_order()
-            share_out(self.config)
+            self._orphan_queues.start()
+            self._orphan_queues.wait_for_ordered_destinations()
+            distribute_stream_files(self.config)
             if self._edge is not None:
                 self._edge.start()
             else:
@@ -109,7 +109,7 @@ class Service:
                 self._child(
                     f"receiver-{index}",
                     "penstock.service.receiver_process",
-                    partial(self._first_words, index),
+                    partial(self._first_message, index),
                     process=str(index),
                 )
             )
@@ -118,13 +118,13 @@ class Service:
         deadline = self._clock.monotonic() + START_TIMEOUT
         pause = threading.Event()
         for worker in self._workers:
-            while _asked(worker, "unready") != []:
+            while _ask(worker, "unready") != []:
                 if worker.has_ended or self._clock.monotonic() > deadline or not worker.is_up:
                     raise PenstockError(f"{worker.name} did not start: its messages above say why")
                 pause.wait(0.02)
 
-    def _first_words(self, index: int) -> dict[str, Any]:
-        """What a worker needs to begin. One that takes the place of another does not know what that one counted."""
+    def _first_message(self, index: int) -> dict[str, Any]:
+        """What a worker needs to begin. A restarted worker does not know what the one before it counted."""
         began = self._started_at if not self._workers[index].restarts else None
         return {"config": self._text(), "index": index, "began": began}
 
@@ -136,13 +136,13 @@ class Service:
             if isinstance(one, ListenerConfig):
                 if one.port:
                     _check_free(f"receivers.{name}", one.host, one.port)
-                port = one.port or self._hold_a_port(one.host)
+                port = one.port or self._reserve_port(one.host)
                 changed[name] = replace(one, port=port, reuse_port=True)
         self.config = replace(self.config, receivers=replace(receivers, **changed))
         return self.config
 
-    def _hold_a_port(self, host: str) -> int:
-        """A free port, kept for us: bound and never listened on, so that no request goes there."""
+    def _reserve_port(self, host: str) -> int:
+        """A free port, reserved: bound and never listened on, so that no request goes there."""
         held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((host, 0))
@@ -162,7 +162,7 @@ class Service:
             late += self._edge.close(deadline)
         late += [f"{worker.name} was killed" for worker in self._workers if not worker.join(self._left(deadline))]
         late += [f"{worker.name} was not done, see its messages" for worker in self._workers if worker.was_late]
-        late += self._left_queues.close(deadline)
+        late += self._orphan_queues.close(deadline)
         if self._spark is not None:
             self._spark.stop()
             if not self._spark.join(max(1.0, self._left(deadline))):
@@ -183,7 +183,7 @@ class Service:
 
     # -- reload --------------------------------------------------------------------------------------------------------
 
-    def reload(self, fresh: Loaded[ServiceConfig]) -> list[str]:
+    def reload(self, fresh: LoadedConfig[ServiceConfig]) -> list[str]:
         """Take over what can change while everything runs; the keys that need a restart.
 
         Raises ConfigError or OSError if something cannot be read: then the old settings hold, all of them.
@@ -196,15 +196,15 @@ class Service:
         if self._edge is not None:
             self._edge.check(config)
         for worker in self._workers:
-            if problem := _asked(worker, "check", config=text):
+            if problem := _ask(worker, "check", config=text):
                 raise ConfigError(problem)
         self._given, self.loaded, self.config = _reloaded(self._given, fresh), _reloaded(self.loaded, fresh), config
-        if self._spark is not None:  # before the edge: what a level does without must not get there meanwhile
-            _asked(self._spark, "reload", config=text)
+        if self._spark is not None:  # before the edge: a level must not receive metrics that it does without
+            _ask(self._spark, "reload", config=text)
         if self._edge is not None:
             self._edge.reload(config)
         for worker in self._workers:
-            if problem := _asked(worker, "reload", config=text):
+            if problem := _ask(worker, "reload", config=text):
                 raise ConfigError(f"{worker.name}: {problem}")
         return [name for name in changed if name not in RELOADABLE]
 
@@ -223,13 +223,13 @@ class Service:
             return self._edge.unready()
         if not self._workers:
             return ["starting"]
-        return [f"{worker.name}: {reason}" for worker in self._workers for reason in _reasons(worker)]
+        return [f"{worker.name}: {reason}" for worker in self._workers for reason in _unready_reasons(worker)]
 
     def notes(self) -> list[str]:
-        """What is wrong and yet no reason to send elsewhere."""
+        """Problems that are no reason to send requests elsewhere."""
         problem = self._spark.problem() if self._spark is not None else None
         waiting = [f"{problem}; what is received waits in {self.config.segments.path}"] if problem else []
-        return waiting + self._left_queues.notes()
+        return waiting + self._orphan_queues.notes()
 
     def status(self) -> dict[str, Any]:
         reasons = self.unready()
@@ -246,7 +246,7 @@ class Service:
         admin = {"admin": self._admin.port} if self._admin is not None else {}
         if self._edge is not None:
             return {**self._edge.ports(), **admin}
-        found = _asked(self._workers[0], "ports") if self._workers else None
+        found = _ask(self._workers[0], "ports") if self._workers else None
         return {**(found or {}), **admin}
 
     def _own_samples(self) -> list[Sample]:
@@ -256,14 +256,14 @@ class Service:
         ]
 
 
-def _reloaded(loaded: Loaded[ServiceConfig], fresh: Loaded[ServiceConfig]) -> Loaded[ServiceConfig]:
+def _reloaded(loaded: LoadedConfig[ServiceConfig], fresh: LoadedConfig[ServiceConfig]) -> LoadedConfig[ServiceConfig]:
     """With what a reload takes over."""
     taken = replace(loaded.config, logging=fresh.config.logging, definitions=fresh.config.definitions)
     return replace(loaded, config=taken)
 
 
 def _check_free(key: str, host: str, port: int) -> None:
-    """PenstockError if somebody listens there: our processes share the port, and would share it with a stranger."""
+    """PenstockError if the port is in use: with SO_REUSEPORT our processes would share it with a foreign one."""
     try:
         where = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = where[0]
@@ -276,7 +276,7 @@ def _check_free(key: str, host: str, port: int) -> None:
         ) from error
 
 
-def _asked(child: Child, what: str, **more: Any) -> Any:
+def _ask(child: Child, what: str, **more: Any) -> Any:
     """The child's answer; None if it has none to give now."""
     try:
         return child.ask(what, **more)
@@ -284,9 +284,9 @@ def _asked(child: Child, what: str, **more: Any) -> Any:
         return None
 
 
-def _reasons(worker: Child) -> list[str]:
+def _unready_reasons(worker: Child) -> list[str]:
     problem = worker.problem()
     if problem:
         return ["down"]
-    answer = _asked(worker, "unready")
+    answer = _ask(worker, "unready")
     return ["no answer"] if answer is None else list(answer)

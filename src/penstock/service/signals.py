@@ -1,7 +1,7 @@
-"""Signals, heard on a thread: at once, whichever thread the kernel gives them to, whatever the main thread does.
+"""Signals, handled on a thread of their own: at once, whatever the main thread does.
 
 Python runs a handler in the main thread, when that comes back from what it waits for. While it waits for a lock or for
-Java, a signal that another thread received would lie there unheard.
+Java, a signal that the kernel gave to another thread would stay unhandled.
 """
 
 import signal
@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 
 
-def hear(heard: Callable[[int], object], *numbers: signal.Signals) -> None:
-    """Call `heard` with the number of each of these signals, from now on, on a thread of its own. Main thread only."""
+def call_on_signals(handle: Callable[[int], object], *numbers: signal.Signals) -> None:
+    """Call `handle` with the number of each of these signals, from now on, on a thread of its own. Main thread only."""
     ours, pythons = socket.socketpair()
     pythons.setblocking(False)
     signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
@@ -22,6 +22,6 @@ def hear(heard: Callable[[int], object], *numbers: signal.Signals) -> None:
         with pythons:  # kept open: Python knows its number only
             while byte := ours.recv(1):
                 if byte[0] in numbers:
-                    heard(byte[0])
+                    handle(byte[0])
 
     threading.Thread(target=listen, name="penstock-signals", daemon=True).start()

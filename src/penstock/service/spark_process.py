@@ -1,6 +1,6 @@
 """The Spark job as a process of its own, so that a Java that dies takes no receiver with it.
 
-`python -m penstock.service.spark_process DESCRIPTOR`, started by the service only; see `channel` for what is said.
+`python -m penstock.service.spark_process DESCRIPTOR`, started by the service only; `child_channel` has the protocol.
 """
 
 import logging
@@ -13,11 +13,11 @@ from typing import Any
 from penstock.config.load import load
 from penstock.config.tree import ServiceConfig
 from penstock.errors import PenstockError
-from penstock.service.child_channel import Answerer
-from penstock.service.current_definitions import Defined, definitions_of
+from penstock.service.child_channel import ChildAnswers
+from penstock.service.current_definitions import CurrentDefinitions, read_definitions
 from penstock.service.exit_codes import FINAL
 from penstock.service.logs import set_up_logs
-from penstock.service.signals import hear
+from penstock.service.signals import call_on_signals
 from penstock.service.standard_error import stderr_to
 from penstock.tables.maintenance import Maintenance
 from penstock.telemetry import Telemetry
@@ -27,7 +27,7 @@ JAVA_LOG = "spark.log"
 
 
 def main(descriptor: int) -> int:
-    """Run until told to stop; the exit code says whether starting again may help."""
+    """Run until a stop is requested; the exit code says whether a restart may help."""
     stopping, working = threading.Event(), threading.Event()
 
     def stop() -> None:
@@ -35,8 +35,8 @@ def main(descriptor: int) -> int:
         if not working.is_set():
             os._exit(0)  # nothing is under way yet, and Spark takes its time to start; its Java ends with us
 
-    answerer = Answerer(descriptor, stop)
-    hear(lambda _: stop(), signal.SIGTERM, signal.SIGINT)
+    answerer = ChildAnswers(descriptor, stop)
+    call_on_signals(lambda _: stop(), signal.SIGTERM, signal.SIGINT)
     config = load(ServiceConfig, text=answerer.first()["config"]).config
     set_up_logs(config.logging.number, config.logging.format)
     telemetry = Telemetry()
@@ -44,11 +44,11 @@ def main(descriptor: int) -> int:
     def reload(message: dict[str, Any]) -> str:
         fresh = load(ServiceConfig, text=message["config"]).config
         set_up_logs(fresh.logging.number, fresh.logging.format)
-        defined.take(definitions_of(fresh))
+        defined.take(read_definitions(fresh))
         return ""
 
     try:
-        defined = Defined(definitions_of(config))
+        defined = CurrentDefinitions(read_definitions(config))
         answerer.start({"values": lambda _: list(telemetry.values()), "reload": reload})
         _run(config, defined, telemetry, stopping, working)
     except PenstockError as error:
@@ -62,7 +62,7 @@ def main(descriptor: int) -> int:
 
 def _run(
     config: ServiceConfig,
-    defined: Defined,
+    defined: CurrentDefinitions,
     telemetry: Telemetry,
     stopping: threading.Event,
     working: threading.Event,
@@ -79,14 +79,16 @@ def _run(
     tables = open_tables(config.tables_location)
     supervisor = Supervisor(session, tables, job_config(config, defined))
     telemetry.watch(supervisor.samples)
-    maintenance = Maintenance(tables, float(config.tables.maintain_every), keep_of(config), lambda: defined.definitions)
+    maintenance = Maintenance(
+        tables, float(config.tables.maintain_every), table_lifetimes(config), lambda: defined.definitions
+    )
 
-    def end_when_told() -> None:
+    def stop_when_asked() -> None:
         stopping.wait()
         maintenance.stop()
         supervisor.stop()
 
-    threading.Thread(target=end_when_told, name="penstock-spark-ending", daemon=True).start()
+    threading.Thread(target=stop_when_asked, name="penstock-spark-ending", daemon=True).start()
     working.set()
     log.info("Spark works. tables=%s", config.tables_location)
     maintenance.start()
@@ -96,7 +98,7 @@ def _run(
         session.stop()
 
 
-def job_config(config: ServiceConfig, defined: Defined) -> Any:
+def job_config(config: ServiceConfig, defined: CurrentDefinitions) -> Any:
     from penstock.spark.job import JobConfig
 
     spark, segments = config.spark, config.resolved(config.segments.path).absolute()
@@ -112,7 +114,7 @@ def job_config(config: ServiceConfig, defined: Defined) -> Any:
     )
 
 
-def keep_of(config: ServiceConfig) -> dict[str, float]:
+def table_lifetimes(config: ServiceConfig) -> dict[str, float]:
     keep = config.tables.keep
     ages = {"minute": keep.minute, "hour": keep.hour, "day": keep.day, "top_n": keep.top_n}
     return {table: float(age) for table, age in ages.items()}

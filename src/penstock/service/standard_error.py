@@ -1,4 +1,4 @@
-"""Standard error, lent out: Java writes to it whatever it likes, and keeps it as it was when it started."""
+"""Standard error, redirected for a while: Java writes to it, and keeps the one that it started with."""
 
 import os
 from collections.abc import Iterator

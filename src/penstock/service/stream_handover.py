@@ -5,13 +5,13 @@ import re
 from pathlib import Path
 
 from penstock.config.tree import ServiceConfig
-from penstock.service.queues import beside
+from penstock.service.queues import path_for_process
 
 log = logging.getLogger(__name__)
 MEMORY = "streams.arrow"  # in the data folder; those of further processes stand beside
 
 
-def share_out(config: ServiceConfig) -> None:
+def distribute_stream_files(config: ServiceConfig) -> None:
     """Leave for each process what it keeps, and nothing else. To be called before any of them starts.
 
     Files that do not fit together are deleted: they would be out of date when they are asked for again.
@@ -25,10 +25,13 @@ def share_out(config: ServiceConfig) -> None:
     known = [snapshot for path in found.values() if (snapshot := take(path)) is not None]
     if not config.pipelines.rollup:
         return
-    own = {Path(beside(base, index)): part for index, part in enumerate(divide_among(known, config.processes) or ())}
+    own = {
+        Path(path_for_process(base, index)): part
+        for index, part in enumerate(divide_among(known, config.processes) or ())
+    }
     if not own:  # those that ended in good order go on all the same
         same = [snapshot for snapshot in known if snapshot.part[1] == config.processes]
-        own = {Path(beside(base, snapshot.part[0])): snapshot for snapshot in same}
+        own = {Path(path_for_process(base, snapshot.part[0])): snapshot for snapshot in same}
     if known:
         log.info("Cumulative streams of an earlier run are shared out. files=%d processes=%d", len(known), len(own))
     for path, snapshot in own.items():

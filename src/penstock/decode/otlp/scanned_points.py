@@ -91,8 +91,9 @@ class ScannedPoints:
         if not has_number.all():
             context.outcomes.reject(self.requests[is_valid & ~has_number], Refusal.VALUE, "a point without a value")
             is_valid &= has_number
+        starts = starts_at(self.data, self.fields)
         streams = self.resolve_streams(is_valid, context)
-        return NumberPoints.with_stream(Rows(self.requests, streams, times, values), starts_at(self.data, self.fields))
+        return NumberPoints.with_stream(Rows(self.requests, streams, times, values), starts)
 
 
 def starts_at(data: Bytes, fields: dict[str, Ints]) -> Ints:

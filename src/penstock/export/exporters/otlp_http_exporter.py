@@ -8,8 +8,8 @@ import cramjam
 
 from penstock.errors import ConfigError
 from penstock.export.exporter import PartialSuccess, Prepared
-from penstock.export.http1 import HttpResponse
 from penstock.export.http_client import HttpClient, HttpClientConfig
+from penstock.export.http_connection import HttpResponse
 from penstock.protobuf import get_bytes, get_varint, halve
 
 Signal = Literal["metrics", "traces", "logs"]

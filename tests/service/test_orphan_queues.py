@@ -1,4 +1,4 @@
-"""Queues that nobody serves any more: what was answered for arrives all the same, once."""
+"""Orphan queues: answered requests arrive all the same, once."""
 
 import http.client
 import http.server
@@ -16,8 +16,8 @@ from penstock.config.load import load
 from penstock.config.tree import ServiceConfig
 from penstock.service import queues as queues_module
 from penstock.service.edge import Edge
-from penstock.service.orphan_queues import LeftQueues, find
-from penstock.service.receiver_set import Front
+from penstock.service.orphan_queues import OrphanQueues, find_orphan_queues
+from penstock.service.receiver_set import ReceiverSet
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.spool.meta import META_NAME
 from penstock.telemetry import Telemetry
@@ -78,7 +78,7 @@ def test_everything_that_three_processes_took_arrives_once_after_a_kill_and_a_st
         "spark: {enabled: false}\nsegments: {interval: 1h}\n"
         "exporter: {type: otlp_http, url: 'http://127.0.0.1:%d', compression: none}\n"
     )
-    with Running(tmp_path, text % 9, processes="3") as running:  # port 9: nobody is there
+    with Running(tmp_path, text % 9, processes="3") as running:  # port 9: no server listens
         bodies = [orders(10, number) for number in range(60)]
         for body in bodies:
             connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
@@ -86,13 +86,13 @@ def test_everything_that_three_processes_took_arrives_once_after_a_kill_and_a_st
             assert connection.getresponse().status == 200
             connection.close()
         assert running.process is not None
-        everyone = psutil.Process(running.process.pid).children(recursive=True)
-        running.signal(signal.SIGSTOP)  # so that nobody sees another die, and drains its queue first
-        for one in everyone:
+        processes = psutil.Process(running.process.pid).children(recursive=True)
+        running.signal(signal.SIGSTOP)  # so that no process sees another die and drains its queue first
+        for one in processes:
             one.kill()
         running.kill()
-        psutil.wait_procs(everyone, PATIENCE)
-        left = [(one.name, one.index) for one in find(config_of(tmp_path, "exporter: {type: console}"))]
+        psutil.wait_procs(processes, PATIENCE)
+        left = [(one.name, one.index) for one in find_orphan_queues(config_of(tmp_path, "exporter: {type: console}"))]
         assert left == [("relay", 1), ("relay", 2), ("rollup", 1), ("rollup", 2)]  # none was spared
 
         running.file.write_text(text % destination.port)
@@ -106,8 +106,8 @@ def test_everything_that_three_processes_took_arrives_once_after_a_kill_and_a_st
     assert sorted(destination.bodies) == sorted(bodies)
 
 
-def started(config: ServiceConfig, telemetry: Telemetry | None = None) -> LeftQueues:
-    one = LeftQueues(config, telemetry or Telemetry())
+def started(config: ServiceConfig, telemetry: Telemetry | None = None) -> OrphanQueues:
+    one = OrphanQueues(config, telemetry or Telemetry())
     one.start()
     return one
 
@@ -146,14 +146,14 @@ def test_a_destination_that_is_down_keeps_nobody_from_stopping_and_loses_nothing
 
     assert left.close(time.monotonic() + 600.0) == []  # no test lasts as long
 
-    assert [(one.name, one.index, one.blocks) for one in find(config)] == [("relay", 1, 1)]
+    assert [(one.name, one.index, one.blocks) for one in find_orphan_queues(config)] == [("relay", 1, 1)]
 
 
 def test_a_queue_that_was_killed_before_it_wrote_its_state_is_found(tmp_path: Path) -> None:
     fill(tmp_path / "rollup-queue.1", b"a")
     (tmp_path / "rollup-queue.1" / META_NAME).unlink()
 
-    assert [one.blocks for one in find(config_of(tmp_path))] == [1]
+    assert [one.blocks for one in find_orphan_queues(config_of(tmp_path))] == [1]
 
 
 def test_only_queues_with_blocks_that_no_process_has_are_left(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_only_queues_with_blocks_that_no_process_has_are_left(tmp_path: Path) ->
     (tmp_path / "queue.4").mkdir()
     (tmp_path / "queue.5").write_text("no folder")
 
-    found = find(config_of(tmp_path, "exporter: {type: console}\nprocesses: 2"))
+    found = find_orphan_queues(config_of(tmp_path, "exporter: {type: console}\nprocesses: 2"))
 
     assert [(one.path.name, one.name, one.index) for one in found] == [("queue.2", "relay", 2)]
 
@@ -171,8 +171,8 @@ def test_only_queues_with_blocks_that_no_process_has_are_left(tmp_path: Path) ->
 def test_a_folder_that_cannot_be_looked_into_has_nothing_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    assert find(config_of(tmp_path / "file", "exporter: {type: console}")) == []
-    assert find(config_of(tmp_path / ("x" * 300), "exporter: {type: console}")) == []
+    assert find_orphan_queues(config_of(tmp_path / "file", "exporter: {type: console}")) == []
+    assert find_orphan_queues(config_of(tmp_path / ("x" * 300), "exporter: {type: console}")) == []
 
 
 def test_a_queue_whose_destination_was_taken_out_is_named_and_left_alone(
@@ -188,7 +188,7 @@ def test_a_queue_whose_destination_was_taken_out_is_named_and_left_alone(
     ]
     assert f"path={tmp_path / 'queue-gone'} blocks=1" in caplog.text
     left.close(soon())
-    assert len(find(config)) == 2
+    assert len(find_orphan_queues(config)) == 2
 
 
 @pytest.mark.parametrize("off", ["enabled: false", "type: memory"])
@@ -201,7 +201,7 @@ def test_what_waits_in_a_queue_that_was_switched_off_is_sent_on(
     fill(tmp_path / "queue", b"a")
     fill(tmp_path / "queue.1", b"b")
     text = f"exporter: {{type: console, queue: {{{off}}}}}\npipelines: {{rollup: false}}\nprocesses: 2"
-    edge = Edge(config_of(tmp_path, text), Telemetry(), lambda *_: Front(FakeIntake([]), {}))
+    edge = Edge(config_of(tmp_path, text), Telemetry(), lambda *_: ReceiverSet(FakeIntake([]), {}))
     left = started(config_of(tmp_path, text))
     edge.start()  # nothing of it is in the way of the folder
 
@@ -213,7 +213,7 @@ def test_what_waits_in_a_queue_that_was_switched_off_is_sent_on(
     assert sorted(exporter.batches) == [b"a", b"b"]
     assert "not in the configuration any more" not in caplog.text
     assert edge.close(soon()) == left.close(soon()) == []
-    assert find(config_of(tmp_path, text)) == []
+    assert find_orphan_queues(config_of(tmp_path, text)) == []
 
 
 def test_a_queue_that_is_switched_off_keeps_nobody_from_stopping(
@@ -225,13 +225,13 @@ def test_a_queue_that_is_switched_off_keeps_nobody_from_stopping(
     fill(tmp_path / "queue", b"a")
     queue = "{enabled: false, circuit_breaker: {threshold: 1}}"
     config = config_of(tmp_path, f"exporter: {{type: console, queue: {queue}}}\npipelines: {{rollup: false}}")
-    edge = Edge(config, Telemetry(), lambda *_: Front(FakeIntake([]), {}))
+    edge = Edge(config, Telemetry(), lambda *_: ReceiverSet(FakeIntake([]), {}))
     left = started(config)
     edge.start()
 
     assert edge.close(time.monotonic() + 600.0) == left.close(time.monotonic() + 600.0) == []  # no test lasts as long
 
-    assert [(one.name, one.blocks) for one in find(config)] == [("relay", 1)]
+    assert [(one.name, one.blocks) for one in find_orphan_queues(config)] == [("relay", 1)]
 
 
 def test_a_queue_that_somebody_else_has_open_is_named_and_keeps_nobody_from_starting(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_new_samples_wait_for_old_ones_where_the_destination_wants_them_in_order
     monkeypatch.setattr(queues_module, "make_exporter", lambda _: exporter)
     fill(tmp_path / "queue.1", b"old")
     left = started(config_of(tmp_path, "exporter: {type: remote_write, url: 'http://127.0.0.1:9/'}"))
-    waiting = threading.Thread(target=left.wait_for_order)
+    waiting = threading.Thread(target=left.wait_for_ordered_destinations)
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
