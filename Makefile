@@ -54,7 +54,7 @@ types: setup
 contract: setup
 	@$(BIN)/lint-imports
 
-wheel: setup  ## A wheel in dist/; where there is a C compiler, the batch queue's hot path is compiled
+wheel: setup  ## A wheel in dist/
 	@$(BIN)/python -m hatchling build -t wheel
 
 bench: $(if $(filter $(WITH_PEERS),$(PART)),.venv/.peers,setup)  ## Measure one part beside its peers: make bench PART=spool [ARGS="--rounds 3"]

@@ -1,21 +1,8 @@
-"""What the benchmark measures of each build of the package, and the processes that have one build each.
+"""The arms of the batch queue's benchmark."""
 
-python -m bench.batch_arms        serves: a line `["16p/4t single", 1.0]` is answered by its figures
-"""
-
-import json
-import os
 import queue
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any, Self
-
-from tests.builds import ROOT, build_wheel, unpacked, why_not_compiled
+from collections.abc import Callable
 
 from bench.batch_rigs import (
     TYPES,
@@ -33,9 +20,6 @@ from bench.batch_rigs import (
     skewed_items,
     standard_queue,
 )
-from penstock.batch.producing import COMPILED
-
-PURE = "pure Python"
 
 # These know nothing of the package.
 STANDARD: dict[str, Callable[[float], Rate]] = {
@@ -67,7 +51,7 @@ def beside_s(arm: str, seconds: float) -> tuple[Rate, Rate]:
     return rate, Rate((before.wall + after.wall) / 2, (before.cpu + after.cpu) / 2)
 
 
-def anatomy() -> dict[str, float]:
+def anatomy_of_produce() -> dict[str, float]:
     """Nanoseconds of CPU time of a single `produce`: 4 000 items go in while the thread is held, then out."""
     items = skewed_items(1)
     rig = Rig(1)
@@ -88,71 +72,3 @@ def anatomy() -> dict[str, float]:
         "a producer handle": statistics.median(handle),
         "drain and dispatch, 40 items per batch": statistics.median(drain),
     }
-
-
-class Build:
-    """A process that has the package from `folder`."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name = name
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.batch_arms", name],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(folder)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def rate(self, arm: str, seconds: float) -> tuple[Rate, Rate]:
-        """Of `arm`, and of S beside it."""
-        rate, yardstick = self._ask(arm, seconds)
-        return Rate(*rate), Rate(*yardstick)
-
-    def anatomy(self) -> dict[str, float]:
-        figures: dict[str, float] = self._ask("anatomy", 0)
-        return figures
-
-    def _ask(self, arm: str, seconds: float) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([arm, seconds]) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, f"the process of the {self.name} build has ended: see above"
-        return json.loads(answer)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.communicate()
-
-
-@contextmanager
-def builds() -> Iterator[list[Build]]:
-    """The package as a wheel has it where there is a compiler, and as it is anywhere else."""
-    with ExitStack() as stack:
-        found = [stack.enter_context(Build(PURE, ROOT / "src"))]
-        reason = why_not_compiled()
-        if reason is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            found.insert(0, stack.enter_context(Build("compiled", unpacked(build_wheel(folder, compiled=True)))))
-        else:
-            print(f"No compiled build: {reason}.")
-        yield found
-
-
-def serve() -> None:
-    build = sys.argv[1]
-    assert ("compiled" if COMPILED else PURE) == build, "another build of the package came first on the path"
-    for line in sys.stdin:
-        arm, seconds = json.loads(line)
-        if arm == "anatomy":
-            print(json.dumps(anatomy()), flush=True)
-        else:
-            print(json.dumps([[rate.wall, rate.cpu] for rate in beside_s(arm, seconds)]), flush=True)
-
-
-if __name__ == "__main__":
-    serve()

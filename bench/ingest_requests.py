@@ -95,8 +95,8 @@ def _otlp(
 def _points_apart(body: bytes) -> list[tuple[bytes, list[bytes]]]:
     """What stands before the points of each metric, and those; in the end the rest."""
     found, done = [], 0
-    for place in walk(body):
-        _, _, first, last = data_of(body, place.start, place.end)
+    for _, begin, stop in walk(body):
+        _, _, first, last = data_of(body, begin, stop)
         ends = [end for tag, _, end in fields(body, first, last) if tag == _POINT]
         found.append((body[done:first], [body[start:end] for start, end in pairwise([first, *ends])]))
         done = ends[-1]

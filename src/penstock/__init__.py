@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# The rest is loaded when it is asked for: who uses one part does not wait for the others, nor needs their extras.
+# The rest is loaded when it is asked for: a program that uses one part needs neither time nor extras for the others.
 _HOMES = {
     "penstock.batch": (
         "BatchQueue BatchQueueConfig BatchQueueManager BatchQueueStats BufferStrategy DrainBalancer "

@@ -1,4 +1,4 @@
-"""`penstock query` on what senders call things, which is anything, and on numbers that nobody means."""
+"""`penstock query` on unusual names and numbers: senders may call things anything."""
 
 import csv
 import io
@@ -63,9 +63,9 @@ def is_harmless(text: str) -> bool:
 @pytest.mark.parametrize("more", [[], ["--plot"], ["--top", "5"]])
 def test_a_terminal_is_shown_names_as_they_are_and_obeys_none(location: str, more: list[str]) -> None:
     for by in ([], ["--by", "*"], by_all()):
-        told = ran(location, "[bold]odd", *by, *more)
-        assert is_harmless(told)
-        assert "[bold]odd" in told
+        output = ran(location, "[bold]odd", *by, *more)
+        assert is_harmless(output)
+        assert "[bold]odd" in output
 
 
 def test_nothing_of_a_name_is_taken_for_markup() -> None:
@@ -82,7 +82,7 @@ def test_nothing_of_a_name_is_taken_for_markup() -> None:
     assert metrics_table([]).row_count == 0
 
 
-def test_programs_are_told_names_exactly(location: str) -> None:
+def test_programs_are_output_names_exactly(location: str) -> None:
     of_json = json.loads(ran(location, "[bold]odd", "--by", "*", "--json"))
     rows = list(csv.DictReader(io.StringIO(ran(location, "[bold]odd", "--by", "*", "--csv"), newline="")))
     expected = {f"label_{name}" if name in ("time", "value") else name: value for name, value in ODD.items()}

@@ -272,6 +272,15 @@ def test_every_key_without_effect_on_segments_is_a_key_of_the_exporter() -> None
     assert set(segments.refused) == known - {*segments.keys, *segments.sections}
 
 
+def test_a_key_that_the_destination_does_not_read_is_noted() -> None:
+    config = of("exporters: {b: {type: console, url: 'http://h', exchange: e, queue: {workers: 2}}}").config
+    assert list(config.notes()) == [
+        "exporters.b.url has no effect on a destination of type console",
+        "exporters.b.exchange has no effect on a destination of type console",
+    ]
+    assert list(of("exporter: {type: amqp, url: 'amqp://h', routing_key: q}").config.notes()) == []
+
+
 def test_every_type_of_destination_and_every_receiver_can_be_made() -> None:
     assert set(get_args(ExporterType)) == {"none", *DESTINATIONS}
     assert [one.name for one in fields(ReceiversConfig)] == list(RECEIVERS)

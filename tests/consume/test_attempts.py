@@ -14,10 +14,10 @@ from penstock.consume.attempts import (
     ROUTING_KEY,
     TRIED,
     attempt_of,
-    for_another_attempt,
-    for_the_dead_letters,
+    dead_letter_headers,
     may_try_again,
     origin_of,
+    retry_headers,
     returned_too_often,
 )
 
@@ -35,21 +35,21 @@ def test_a_message_is_tried_exactly_max_attempts_times(first: dict[str, Any], ma
         assert attempt == tried
         if not may_try_again(attempt, max_attempts):
             break
-        current = for_another_attempt(current, attempt, "events", "a.b")
+        current = retry_headers(current, attempt, "events", "a.b")
     assert tried == max_attempts
 
 
 @given(headers)
 def test_a_retried_message_keeps_its_headers_and_where_it_first_came_from(first: dict[str, Any]) -> None:
-    once = for_another_attempt(first, 1, "events", "a.b")
-    twice = for_another_attempt(once, 2, "", "the.queue")
+    once = retry_headers(first, 1, "events", "a.b")
+    twice = retry_headers(once, 2, "", "the.queue")
 
     assert first.items() <= twice.items()
     assert (twice[EXCHANGE], twice[ROUTING_KEY], twice[ATTEMPTS]) == ("events", "a.b", 2)
 
 
 def test_a_dead_letter_says_why_and_can_be_sent_back_to_be_tried_afresh() -> None:
-    dead = for_the_dead_letters(for_another_attempt({"k": "v"}, 5, "events", "a.b"), "orders", "boom" * 1000)
+    dead = dead_letter_headers(retry_headers({"k": "v"}, 5, "events", "a.b"), "orders", "boom" * 1000)
 
     assert (dead["k"], dead[QUEUE], dead[TRIED]) == ("v", "orders", 5)
     assert dead[REASON].startswith("boom")
@@ -59,7 +59,7 @@ def test_a_dead_letter_says_why_and_can_be_sent_back_to_be_tried_afresh() -> Non
 
 @pytest.mark.parametrize("header", ["CC", "BCC", DELIVERY_COUNT])
 def test_copies_for_other_queues_and_the_brokers_count_are_not_repeated(header: str) -> None:
-    assert header not in for_another_attempt({header: ["other"]}, 1, "", "")
+    assert header not in retry_headers({header: ["other"]}, 1, "", "")
 
 
 def test_where_a_message_first_came_from_is_believed_if_it_can_be_true() -> None:

@@ -24,7 +24,7 @@ SOON = BackoffPolicy(first=0.01, limit=0.02)
 
 
 def pids(registry: ConsumerRegistry) -> list[int]:
-    (subscription,) = registry._link.subscriptions
+    (subscription,) = registry._connection.subscriptions
     assert isinstance(subscription.workers, ProcessWorkers)
     return subscription.workers.processes()
 

@@ -85,7 +85,7 @@ def test_nothing_is_acknowledged_while_the_queue_refuses(
     monkeypatch: pytest.MonkeyPatch,
     batched: bool,
 ) -> None:
-    monkeypatch.setattr(module, "AGAIN", 0.01)
+    monkeypatch.setattr(module, "RETRY_DELAY", 0.01)
     durable = FakeQueue()
     durable.trouble = QueueFull("no room")
     declarations = with_dead_letters(queue)

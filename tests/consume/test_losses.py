@@ -191,10 +191,10 @@ def test_a_channel_that_the_broker_closes_takes_no_other_consumer_with_it(
     declarations.consumer(queue=f"{queue}.other", handler=tally, workers=2)
     registry = consume(declarations)
 
-    victim = next(one for one in registry._link.subscriptions if one.name == queue)
+    victim = next(one for one in registry._connection.subscriptions if one.name == queue)
     channel = victim.acks.channel
     assert channel is not None
-    registry._link.call(lambda: channel.basic_ack(999))  # what the broker never sent: 406
+    registry._connection.call(lambda: channel.basic_ack(999))  # what the broker never sent: 406
 
     wait_until(lambda: registry.stats().consumers[queue].restores == 1)
     client.publish(queue, b"1")
@@ -245,7 +245,7 @@ def test_a_defect_on_the_io_thread_costs_a_connection_and_nothing_else(
     def defect() -> None:
         raise ZeroDivisionError("a defect")
 
-    registry._link.call(defect)
+    registry._connection.call(defect)
 
     wait_until(lambda: registry.stats().reconnects == 1)
     wait_until(lambda: len(tally.times) == 1000)

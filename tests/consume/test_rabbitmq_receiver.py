@@ -197,7 +197,7 @@ def test_nothing_is_acknowledged_before_its_points_are_safe(
     sink: KeepingSink,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "AGAIN", 0.01)
+    monkeypatch.setattr(module, "RETRY_DELAY", 0.01)
     sink.hold()
     declarations = with_dead_letters(queue)
     handler = intake_handler(intake)

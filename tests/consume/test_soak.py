@@ -162,7 +162,7 @@ def _arguments(queue: str) -> dict[str, object]:
 
 
 def _kill_a_worker(registry: ConsumerRegistry, chance: random.Random) -> int:
-    (subscription,) = registry._link.subscriptions
+    (subscription,) = registry._connection.subscriptions
     assert isinstance(subscription.workers, ProcessWorkers)
     with contextlib.suppress(ProcessLookupError):
         os.kill(chance.choice(subscription.workers.processes()), signal.SIGKILL)

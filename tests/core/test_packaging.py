@@ -1,4 +1,4 @@
-"""What somebody gets who installs the package: light, complete, and saying what it needs."""
+"""What an installation of the package gives: light, complete, and saying what it needs."""
 
 import re
 import subprocess
@@ -97,3 +97,16 @@ def test_every_command_explains_itself_with_examples(command: list[str]) -> None
         [sys.executable, "-m", "penstock", *command, "--help"], capture_output=True, text=True, check=True
     )
     assert "Examples:" in ran.stdout
+
+
+@pytest.mark.build
+def test_the_wheel_is_for_every_platform_and_runs_without_the_sources(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    program = "import penstock; print(penstock.BatchQueue.__module__, penstock.__file__)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": str(wheel)}, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.startswith(f"penstock.batch.queue {wheel}")

@@ -125,41 +125,55 @@ def test_the_example_holds_the_well_known_metrics() -> None:
     [
         ([], "a mapping with the key 'metrics' is expected, got list"),
         ({"metric": []}, "metric: unknown; known are metrics, undefined"),
+        ({"metrics": "a"}, "metrics: a list is expected, got str"),
+        ({"metrics": ["a"]}, r"metrics\[0\]: a mapping is expected, got str"),
         ({"metrics": [{"source": "x"}]}, r"metrics\[0\]\.name: a text is expected, got None"),
         ({"metrics": [{"name": "a", "source": "x"}, {"name": "b"}]}, r"metrics\[1\] \(b\)\.source: a text is expected"),
-        ({"metrics": [{"name": "a", "source": "x", "functon": "avg"}]}, r"metrics\[0\] \(a\)\.functon: unknown"),
-        ({"metrics": [{"name": "a", "source": "x", "function": "p99"}]}, r"\(a\)\.function: one of avg, sum"),
-        ({"metrics": [{"name": "a", "source": "x", "function": "apdex"}]}, r"\(a\)\.threshold: apdex needs it"),
-        (
-            {"metrics": [{"name": "a", "source": "x", "function": "histogram", "bounds": [2, 1]}]},
-            r"\(a\)\.function: function histogram: needs ascending bounds, got 2,1",
-        ),
-        (
-            {"metrics": [{"name": "a", "source": "x", "levels": ["week"]}]},
-            r"\(a\)\.levels: a list of minute, hour, day",
-        ),
-        ({"metrics": [{"name": "a", "source": "x", "ttl": {"minute": "soon"}}]}, r"\(a\)\.ttl: durations like 7d"),
-        ({"metrics": [{"name": "a", "source": "x", "filter": {"l": {"is": 1}}}]}, r"\(a\)\.filter\.l\.is: unknown"),
-        (
-            {"metrics": [{"name": "a", "source": "x", "filter": {"l": {"matches": "("}}}]},
-            r"\(a\)\.filter\.l\.matches: not a regular expression",
-        ),
         ({"metrics": [{"name": "a", "source": "x"}] * 2}, r"metrics\[1\]\.name: 'a' is defined twice"),
         ({"undefined": "maybe"}, "undefined: keep or drop is expected, got 'maybe'"),
-        ({"metrics": [{"name": "a\0b", "source": "x"}]}, r"metrics\[0\]\.name: a metric's name .* got 'a\\x00b'"),
-        ({"metrics": [{"name": "\ud800", "source": "x"}]}, r"metrics\[0\]\.name: half a character"),
-        ({"metrics": [{"name": "n" * 513, "source": "x"}]}, r"metrics\[0\]\.name: .* 1 to 512 characters, got 513"),
-        ({"metrics": [{"name": "a", "source": "\ud800"}]}, r"\(a\)\.source: half a character"),
-        ({"metrics": [{"name": "a", "source": "x", "entity": ["\ud800"]}]}, r"\(a\)\.entity: half a character"),
-        (
-            {"metrics": [{"name": "a", "source": "x", "function": "top_n", "record": ["b", "\ud800"]}]},
-            r"\(a\)\.record: half a character",
-        ),
     ],
 )
-def test_a_definition_that_makes_no_sense_is_refused_by_place(document: Any, complaint: str) -> None:
+def test_a_file_that_makes_no_sense_is_refused_by_place(document: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parse_definitions(document)
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"functon": "avg"}, r" \(made\)\.functon: unknown"),
+        ({"function": "p99"}, r" \(made\)\.function: one of avg, sum"),
+        ({"function": "apdex"}, r" \(made\)\.threshold: apdex needs it"),
+        ({"function": "distinct"}, r" \(made\)\.of: distinct needs it"),
+        ({"function": "distinct", "of": None}, r" \(made\)\.of: a text or a list of texts is expected"),
+        ({"function": "distinct", "of": "user", "threshold": 3}, r" \(made\)\.threshold: unknown"),
+        (
+            {"function": "distinct", "of": "user", "relative_error": 0.001},
+            r" \(made\)\.function: relative_error must be at least 0.0041, got 0.001",
+        ),
+        (
+            {"function": "histogram", "bounds": [2, 1]},
+            r" \(made\)\.function: function histogram: needs ascending bounds, got 2,1",
+        ),
+        ({"levels": ["week"]}, r" \(made\)\.levels: a list of minute, hour, day"),
+        ({"ttl": {"minute": "soon"}}, r" \(made\)\.ttl: durations like 7d"),
+        ({"filter": []}, r" \(made\)\.filter: a mapping of labels is expected"),
+        ({"filter": {"l": {"is": 1}}}, r" \(made\)\.filter\.l\.is: unknown"),
+        ({"filter": {"l": {"matches": "("}}}, r" \(made\)\.filter\.l\.matches: not a regular expression"),
+        ({"filter": {"value": 3}}, r" \(made\)\.filter\.value: a mapping with above, at_least"),
+        ({"filter": {"value": {"above": "much"}}}, r" \(made\)\.filter\.value: numbers are expected"),
+        ({"name": "a\0b"}, r"\.name: a metric's name .* got 'a\\x00b'"),
+        ({"name": "\ud800"}, r"\.name: half a character"),
+        ({"name": "n" * 513}, r"\.name: .* 1 to 512 characters, got 513"),
+        ({"source": "\ud800"}, r" \(made\)\.source: half a character"),
+        ({"entity": "service"}, r" \(made\)\.entity: a list of labels is expected"),
+        ({"entity": ["\ud800"]}, r" \(made\)\.entity: half a character"),
+        ({"function": "top_n", "record": ["b", "\ud800"]}, r" \(made\)\.record: half a character"),
+    ],
+)
+def test_a_definition_that_makes_no_sense_is_refused_by_place(keys: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=r"^metrics\[0\]" + complaint):
+        define(**keys)
 
 
 def test_a_boolean_in_the_file_is_what_labels_have_in_its_place() -> None:
@@ -170,17 +184,18 @@ def test_a_boolean_in_the_file_is_what_labels_have_in_its_place() -> None:
     assert not definition.filter.accepts({"cached": "true", "hit": "false"})
 
 
-def test_a_file_that_is_no_text_is_refused_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "metrics.yaml").write_bytes(b"metrics: [{name: \xff, source: x}]")
-    with pytest.raises(ConfigError, match=r"metrics\.yaml: not YAML"):
-        load_definitions(tmp_path / "metrics.yaml")
-
-
-def test_an_error_names_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"metrics: [{name: a}]", r"metrics\[0\] \(a\)\.source"),
+        (b"metrics: [", "not YAML"),
+        (b"metrics: [{name: \xff, source: x}]", "not YAML"),
+        (None, "No such file"),
+    ],
+)
+def test_an_error_names_the_file(tmp_path: Path, text: bytes | None, complaint: str) -> None:
     path = tmp_path / "metrics.yaml"
-    path.write_text("metrics: [{name: a}]")
-    with pytest.raises(ConfigError, match=r"metrics\.yaml: metrics\[0\] \(a\)\.source"):
-        load_definitions(path)
-    path.write_text("metrics: [")
-    with pytest.raises(ConfigError, match=r"metrics\.yaml: not YAML"):
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(ConfigError, match=rf"metrics\.yaml: {complaint}"):
         load_definitions(path)

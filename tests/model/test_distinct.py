@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from datasketches import hll_sketch, hll_union, tgt_hll_type
 
-from penstock.errors import ConfigError, MissingRequirement
+from penstock.errors import MissingRequirement
 from penstock.model.definition import Definition
 from penstock.model.definition_file import parse_definitions
 from penstock.model.distinct import image_of, lg_k_for, relative_error_of
@@ -100,27 +100,6 @@ def test_without_an_entity_it_is_all_labels_but_the_counted_one() -> None:
 @pytest.mark.parametrize(("error", "lg_k"), [(0.02, 12), (0.05, 9), (0.0041, 16), (0.3, 4)])
 def test_a_relative_error_chooses_the_smallest_sketch_that_keeps_it(error: float, lg_k: int) -> None:
     assert lg_k_for(error) == lg_k
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        (
-            {"relative_error": 0.001},
-            r"metrics\[0\] \(users\).function: relative_error must be at least 0.0041, got 0.001",
-        ),
-        ({"of": None}, r"metrics\[0\] \(users\).of: a text or a list of texts is expected"),
-        ({"threshold": 3}, r"metrics\[0\] \(users\).threshold: unknown"),
-    ],
-)
-def test_a_definition_that_makes_no_sense_is_refused_with_its_place(changes: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        definition(**changes)
-
-
-def test_a_definition_must_say_what_it_counts() -> None:
-    with pytest.raises(ConfigError, match=r"\(users\).of: distinct needs it"):
-        parse_definitions({"metrics": [{"name": "users", "source": "s", "function": "distinct"}]})
 
 
 def test_without_the_library_the_definition_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,11 +66,11 @@ def together(acts: list[Callable[[], object]]) -> None:
 def kept_by(owner: int, count: int = 2) -> str:
     """The name of a counter that lives there."""
     body = request(counter("c", (NOW, 1.0))).SerializeToString()
-    place = next(walk(body))
+    (resource, scope, _), _, _ = next(walk(body))
     owners = StreamOwners(0, count)
     names = (f"c{number}" for number in range(1000))
     return next(
-        name for name in names if owners.of_family(Family(*place.head[:2], name.encode(), SUM, CUMULATIVE, 1)) == owner
+        name for name in names if owners.of_family(Family(resource, scope, name.encode(), SUM, CUMULATIVE, 1)) == owner
     )
 
 

@@ -1,4 +1,4 @@
-"""A process for tests: says what it was told, dies on request, ends with its parent, see `child_channel`."""
+"""A process for tests: echoes its first message, dies on request, ends with its parent, see `child_channel`."""
 
 import os
 import signal

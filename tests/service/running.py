@@ -120,7 +120,7 @@ def sealed_sum(folder: Path, metric: str) -> float:
 
 
 class Sender(threading.Thread):
-    """Sends requests of ten orders each until it is told to stop; repeats nothing, so that every sum is exact."""
+    """Sends requests of ten orders each until it is stopped; repeats nothing, so that every sum is exact."""
 
     POINTS = 10
 
@@ -130,7 +130,7 @@ class Sender(threading.Thread):
         self._number = number
         self._enough = threading.Event()
         self.sent = 0
-        self.answered = 0  # orders that we were told are safe
+        self.answered = 0  # orders that were answered as safe
 
     def stop(self) -> None:
         self._enough.set()

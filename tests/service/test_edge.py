@@ -225,12 +225,12 @@ def test_a_queue_that_could_not_be_emptied_in_time_is_said(
     assert "Queue is closed. queue=relay left=2" in [record.getMessage() for record in caplog.records]
 
 
-Told = BaseException | Mapping[int, BaseException] | None  # to whoever hands over
+PushResult = BaseException | Mapping[int, BaseException] | None
 
 
-def kinds(told: Told) -> dict[int, type[BaseException]]:
-    assert isinstance(told, Mapping)
-    return {place: type(error) for place, error in told.items()}
+def kinds(result: PushResult) -> dict[int, type[BaseException]]:
+    assert isinstance(result, Mapping)
+    return {place: type(error) for place, error in result.items()}
 
 
 def senders(tmp_path: Path, *exporters: MemoryExporter, **settings: Any) -> list[SendQueue]:
@@ -243,7 +243,7 @@ def senders(tmp_path: Path, *exporters: MemoryExporter, **settings: Any) -> list
 def test_a_request_goes_to_the_destinations_that_understand_it(tmp_path: Path) -> None:
     both, otlp = senders(tmp_path, MemoryExporter(), MemoryExporter())
     relay = RelayPipeline({"a": (both, ("otlp", "remote_write")), "b": (otlp, ("otlp",))})
-    answers: list[Told] = []
+    answers: list[PushResult] = []
 
     relay.submit_raw(Format.OTLP, [b"1", b"2"], answers.append)
     relay.submit_raw(Format.REMOTE_WRITE, [b"3"], answers.append)
@@ -259,14 +259,14 @@ def test_a_request_goes_to_the_destinations_that_understand_it(tmp_path: Path) -
 def test_a_full_queue_refuses_before_anything_was_taken(tmp_path: Path) -> None:
     (full,) = senders(tmp_path, MemoryExporter(), max_bytes=1000, full_behavior="drop_newest", adaptive_enabled=False)
     relay = RelayPipeline({"a": (full, ("otlp",))})
-    answers: list[Told] = []
+    answers: list[PushResult] = []
 
     assert relay.submit_raw(Format.OTLP, [b"x" * 900], answers.append)
     assert not relay.submit_raw(Format.OTLP, [b"x" * 900], answers.append)
     assert relay.submit_raw(Format.OTLP, [b"x" * 50, b"x" * 2000, b"x" * 900, b"x"], answers.append)
 
     assert answers[0] is None
-    assert kinds(answers[1]) == {1: BlockTooLarge, 2: QueueFull, 3: QueueFull}  # the last one passes nobody
+    assert kinds(answers[1]) == {1: BlockTooLarge, 2: QueueFull, 3: QueueFull}  # no later body passes an earlier one
     assert len(full) == 2
     full.close()
 
@@ -275,7 +275,7 @@ def test_without_a_queue_each_request_hears_what_the_destination_said_of_it(tmp_
     never = PermanentExportError("400 Bad Request: no such tenant")
     (direct,) = senders(tmp_path, FailingExporter(poison=(b"poison", never)), enabled=False)
     relay = RelayPipeline({"a": (direct, ("otlp",))})
-    answers: list[Told] = []
+    answers: list[PushResult] = []
 
     assert relay.submit_raw(Format.OTLP, [b"a", b"poison", b"b"], answers.append)
 
@@ -288,7 +288,7 @@ def test_without_a_queue_each_request_hears_what_the_destination_said_of_it(tmp_
 def test_a_queue_that_syncs_is_waited_for_by_threads_of_its_own(tmp_path: Path) -> None:
     (safe,) = senders(tmp_path, MemoryExporter(), durability="fsync")
     relay = RelayPipeline({"a": (safe, ("otlp",))})
-    answers: list[Told] = []
+    answers: list[PushResult] = []
     for _ in range(10):
         assert relay.submit_raw(Format.OTLP, [b"1", b"2", b"3"], answers.append)
 
@@ -373,15 +373,15 @@ def test_a_sender_hears_what_a_destination_without_a_queue_will_never_take(tmp_p
         service.start()
         try:
             ports = service.ports()
-            told = post(ports["http"], "/v1/metrics", body.SerializeToString(), Content_Type=PROTOBUF)
+            replied = post(ports["http"], "/v1/metrics", body.SerializeToString(), Content_Type=PROTOBUF)
             with grpc.insecure_channel(f"127.0.0.1:{ports['grpc']}") as channel:
                 export: Any = MetricsServiceStub(channel).Export  # type: ignore[no-untyped-call]  # generated
                 with pytest.raises(grpc.RpcError) as refused:
                     export(body, timeout=10)
         finally:
             assert service.close() == []
-    assert told.status == 400
-    assert "Retry-After" not in told.headers
-    assert b"400 Bad Request: no such tenant" in told.body
+    assert replied.status == 400
+    assert "Retry-After" not in replied.headers
+    assert b"400 Bad Request: no such tenant" in replied.body
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "no such tenant" in refused.value.details()

@@ -1,4 +1,4 @@
-"""From clients that nobody here wrote to tables and on to a backend that nobody here wrote."""
+"""From third-party clients to tables, and on to a third-party backend."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Logs: for people in a terminal, for programs otherwise."""
+"""Logs: readable lines in a terminal, JSON otherwise."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Queues that nobody serves any more: what was answered for arrives all the same, once."""
+"""Orphan queues: answered requests arrive all the same, once."""
 
 import http.client
 import http.server
@@ -78,7 +78,7 @@ def test_everything_that_three_processes_took_arrives_once_after_a_kill_and_a_st
         "spark: {enabled: false}\nsegments: {interval: 1h}\n"
         "exporter: {type: otlp_http, url: 'http://127.0.0.1:%d', compression: none}\n"
     )
-    with Running(tmp_path, text % 9, processes="3") as running:  # port 9: nobody is there
+    with Running(tmp_path, text % 9, processes="3") as running:  # port 9: no server listens
         bodies = [orders(10, number) for number in range(60)]
         for body in bodies:
             connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
@@ -86,12 +86,12 @@ def test_everything_that_three_processes_took_arrives_once_after_a_kill_and_a_st
             assert connection.getresponse().status == 200
             connection.close()
         assert running.process is not None
-        everyone = psutil.Process(running.process.pid).children(recursive=True)
-        running.signal(signal.SIGSTOP)  # so that nobody sees another die, and drains its queue first
-        for one in everyone:
+        processes = psutil.Process(running.process.pid).children(recursive=True)
+        running.signal(signal.SIGSTOP)  # so that no process sees another die and drains its queue first
+        for one in processes:
             one.kill()
         running.kill()
-        psutil.wait_procs(everyone, PATIENCE)
+        psutil.wait_procs(processes, PATIENCE)
         left = [(one.name, one.index) for one in find_orphan_queues(config_of(tmp_path, "exporter: {type: console}"))]
         assert left == [("relay", 1), ("relay", 2), ("rollup", 1), ("rollup", 2)]  # none was spared
 

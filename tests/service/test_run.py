@@ -62,11 +62,11 @@ def test_sigterm_under_load_loses_nothing_that_was_answered_for(tmp_path: Path) 
 def test_kill_9_under_load_loses_nothing_that_was_answered_for(tmp_path: Path, processes: int) -> None:
     with Running(tmp_path, processes=str(processes)) as running:
         senders = under_load(running)
-        everyone = psutil.Process(running.process.pid).children(recursive=True) if running.process else []
+        children = psutil.Process(running.process.pid).children(recursive=True) if running.process else []
         running.kill()
-        for one in everyone:
+        for one in children:
             one.kill()  # workers have sessions of their own
-        psutil.wait_procs(everyone, PATIENCE)
+        psutil.wait_procs(children, PATIENCE)
         answered, sent = account(senders)
 
         running.start()
@@ -139,7 +139,7 @@ def test_a_restart_in_good_order_loses_nothing_of_a_cumulative_stream_and_a_kill
         shop.report(30)
         running.kill()
         running.start()
-        shop.report(50)  # only measured from: what was counted up to it nobody knows
+        shop.report(50)  # only measured from: what was counted before is unknown
         shop.report(51)
         assert running.stop() == 0, running.text()
         assert sealed_sum(tmp_path / "segments", "orders") == 30 + 1
@@ -220,7 +220,7 @@ def test_a_reload_that_a_worker_cannot_do_is_no_reload(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    """A destination that takes and never answers holds the drain up; whoever is in a hurry says so again."""
+    """A destination that takes and never answers holds the drain up; a second signal ends it at once."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = {"exporter_type": "otlp_http", "exporter_url": url, "pipelines_rollup": "false"}
@@ -233,11 +233,11 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
             assert running.wait(20) == 4  # well within shutdown.timeout, which the drain would take
             assert "Stopped at once" in running.text()
-            account(senders)  # or they would go on, and send to whoever gets the port next
+            account(senders)  # or they would go on, and send to the next process on that port
 
 
 class SlowService:
-    """Starts when it is told to; `killed` says that somebody lost patience."""
+    """Starts when the test says so; `killed` is set when the service was ended at once."""
 
     def __init__(self) -> None:
         self.go_on, self.killed = threading.Event(), threading.Event()

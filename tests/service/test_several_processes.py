@@ -108,7 +108,7 @@ class Program:
 
 
 def until_taken(act: Callable[[], int]) -> None:
-    """As a sender that is told to come again."""
+    """As a sender that retries."""
     wait_until(lambda: act() in (200, 204), PATIENCE)
 
 
@@ -186,8 +186,8 @@ def test_senders_that_change_connection_for_every_request_are_counted_exactly(tm
 
 def owner_of(program: Program, name: str, processes: int) -> int:
     """The process that keeps that counter of the program."""
-    place = next(walk(program.otlp().SerializeToString()))
-    return StreamOwners(0, processes).of_family(Family(*place.head[:2], name.encode(), SUM, CUMULATIVE, 1))
+    (resource, scope, _), _, _ = next(walk(program.otlp().SerializeToString()))
+    return StreamOwners(0, processes).of_family(Family(resource, scope, name.encode(), SUM, CUMULATIVE, 1))
 
 
 @pytest.mark.timeout(300)
@@ -227,7 +227,7 @@ def test_a_process_that_hangs_is_told_in_time_and_nothing_is_counted_twice_when_
         program.more(10)
         victim.suspend()
         try:
-            # Connections that reach it hang with it; one that reaches the other is told to come again. Chance says
+            # Connections that reach it hang with it; one that reaches the other is answered to retry. Chance says
             # which: of 40 one does, but for one time in a million millions.
             with ThreadPoolExecutor(40) as pool:
                 asked = [pool.submit(program.report) for _ in range(40)]

@@ -88,7 +88,7 @@ def test_files_that_are_not_complete_are_not_shared_out(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     runs.run(3, killed=1)
 
-    assert runs.run(2) == 0.0  # one that is missing could not be told from one that is new
+    assert runs.run(2) == 0.0  # one that is missing could not be distinguished from a new one
     assert runs.run(2) == 2.0 * 2 * len(NAMES)
 
 

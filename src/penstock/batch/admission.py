@@ -32,7 +32,7 @@ class Admission:
         self._byte_limit = config.buffer_bytes
         self._size_of = config.size_of
         self._patience = None if config.strategy is BufferStrategy.BLOCKING else 0.0
-        self._hinted = False
+        self._warned = False
 
     def patience(self, timeout: float | None) -> float | None:
         """How long to wait for room: 0.0 is not at all, None for ever."""
@@ -90,7 +90,7 @@ class Admission:
         try:
             if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
                 wake_owner(partition.asleep)
-                self._hint_at_idle_threads()
+                self._warn_of_idle_threads()
                 waiter.wait(patience)
         finally:
             granted = partition.withdraw(waiter)
@@ -105,7 +105,7 @@ class Admission:
         try:
             if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
                 wake_owner(partition.asleep)
-                self._hint_at_idle_threads()
+                self._warn_of_idle_threads()
                 await waiter.wait(patience)
         finally:
             granted = partition.withdraw(waiter)
@@ -131,7 +131,7 @@ class Admission:
         """Count items that were not tried, since one before them was turned away."""
         for item in items:
             lane = self._layout.lane_for(item)
-            lane.partition.leave_out(lane)
+            lane.partition.count_untried(lane)
 
     def _refuse(self, lane: Lane, count: int) -> None:
         if lane.partition.refuse(lane, count):
@@ -139,14 +139,14 @@ class Admission:
                 "Queue started dropping. queue=%s partition=%d type=%s",
                 self._queue_name, lane.partition.index, lane.registration.type,
             )  # fmt: skip
-            self._hint_at_idle_threads()
+            self._warn_of_idle_threads()
 
-    def _hint_at_idle_threads(self) -> None:
+    def _warn_of_idle_threads(self) -> None:
         """Types that all live in a few partitions leave the other threads idle: that must not pass in silence."""
         threads = len(self._layout.tasks)
-        if self._hinted or threads < 2:
+        if self._warned or threads < 2:
             return
-        self._hinted = True
+        self._warned = True
         busy = len({lane.partition.owner.index for lane in self._layout.lanes()})
         if busy < threads:
             log.warning(

@@ -73,19 +73,19 @@ class Rebalancer:
         self._interval = config.balance_interval or math.inf
         self._layout = layout
         self._due = clock.monotonic() + self._interval
-        # _looking guards everything below.
-        self._looking = threading.Lock()
+        # _busy guards everything below.
+        self._busy = threading.Lock()
         self._totals: list[float] = []
         self.moves = 0
 
-    def if_due(self, now: float) -> None:
+    def rebalance_if_due(self, now: float) -> None:
         """Called by the drain threads after a cycle: the first one after the due time looks."""
         if now >= self._due:
-            self.look(now)
+            self.rebalance(now)
 
-    def look(self, now: float) -> bool:
+    def rebalance(self, now: float) -> bool:
         """Have the balancer look at what came since the last time; True if partitions changed threads."""
-        if self._balancer is None or not self._looking.acquire(blocking=False):
+        if self._balancer is None or not self._busy.acquire(blocking=False):
             return False
         try:
             self._due = now + self._interval
@@ -102,11 +102,11 @@ class Rebalancer:
             log.exception("Balancer failed. queue=%s", self._queue_name)
             return False
         finally:
-            self._looking.release()
+            self._busy.release()
 
     def reset(self) -> None:
         """Start over in the child of a fork."""
-        self._looking = threading.Lock()
+        self._busy = threading.Lock()
         self._totals = []
         self.moves = 0
 

@@ -84,7 +84,7 @@ class DrainTask:
 
     def cycle(self, first: Partition) -> None:
         """Drain and dispatch what is ready, then let go of it."""
-        mine = self._all_ready(first) if self._merges else [first] if self._is_mine(first) else []
+        mine = self._all_ready(first) if self._merges else [first] if self._owns_or_forwards(first) else []
         if not mine:
             return
         started = self._clock.monotonic()
@@ -109,13 +109,13 @@ class DrainTask:
         partition: Partition | None = first
         try:
             while True:
-                if partition is not None and self._is_mine(partition):
+                if partition is not None and self._owns_or_forwards(partition):
                     mine.append(partition)
                 partition = self.ready.get_nowait()
         except Empty:
             return mine
 
-    def _is_mine(self, partition: Partition) -> bool:
+    def _owns_or_forwards(self, partition: Partition) -> bool:
         """Whether this task owns it; otherwise the partition is passed on to its owner."""
         if partition.owner is self:
             return True
@@ -182,7 +182,7 @@ class DrainTask:
             for lane, count in parts:
                 lane.unregistered += count
             self._report_unhandled(registration, batch)
-        elif (error := _error_of(consume, batch, registration.exclusion)) is None:
+        elif (error := _consume_and_catch(consume, batch, registration.exclusion)) is None:
             for lane, count in parts:
                 lane.consumed += count
         else:
@@ -276,7 +276,7 @@ def wake_owner(asleep: list[Partition]) -> None:
         pass  # the token is gone, taken by this thread or another
 
 
-def _error_of(
+def _consume_and_catch(
     consume: Callable[[list[Any]], object], batch: list[Any], exclusion: IdleExclusion | None
 ) -> BaseException | None:
     """What `consume` raised, if anything."""

@@ -177,10 +177,10 @@ class Layout:
             for partition in moved:
                 partition.owner = self.tasks[owners[partition.index]]
             if moved:
-                self._deal_out_locked()
+                self._tell_tasks_locked()
         return bool(moved)
 
-    def _deal_out_locked(self) -> None:
+    def _tell_tasks_locked(self) -> None:
         """Tell the tasks which partitions are theirs."""
         for task in self.tasks:
             task.partitions = tuple(partition for partition in self.partitions if partition.owner is task)
@@ -200,7 +200,7 @@ class Layout:
             partition.reset()
         for task in self.tasks:
             task.reset()
-        self._deal_out_locked()  # the parent may have been moving some
+        self._tell_tasks_locked()  # the parent may have been moving some
 
 
 def callbacks(handler: Handler) -> tuple[Callable[..., object], Callable[[], object] | None]:

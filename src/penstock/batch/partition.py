@@ -149,7 +149,7 @@ class Partition:
             self._dropping = True
         return began
 
-    def leave_out(self, lane: Lane) -> None:
+    def count_untried(self, lane: Lane) -> None:
         """Count an item that was not tried: there may be room for it."""
         with self._lock:
             lane.dropped += 1
@@ -158,7 +158,7 @@ class Partition:
         """Append from `items[start:]` what fits; how many that were."""
         count = wanted = len(items) - start
         size, credit = 0, 0
-        while wanted > self._spare and self._uncredit_locked():
+        while wanted > self._spare and self._take_back_credit_locked():
             self._spare += 1
         if sizes is not None:
             count, size = self._fitting_locked(sizes, start, min(wanted, self._spare))
@@ -187,7 +187,7 @@ class Partition:
             count += 1
         return count, size
 
-    def _uncredit_locked(self) -> bool:
+    def _take_back_credit_locked(self) -> bool:
         try:
             self.credits.pop()
         except IndexError:
@@ -243,7 +243,7 @@ class Partition:
         with self._lock:
             self.closed = True
             self._takes_many = False
-            while self._uncredit_locked():
+            while self._take_back_credit_locked():
                 self._spare += 1
             waiters = list(self._waiters)
         for waiter in waiters:
@@ -254,7 +254,7 @@ class Partition:
         with self._lock:
             return self.closed and self._spare >= self.capacity  # more, if a slot was forgiven that was not lost
 
-    def forgive(self) -> None:
+    def reclaim_lost_slots(self) -> None:
         """Give back the slots of producers that were interrupted between taking one and using it."""
         with self._lock:
             if self.closed:

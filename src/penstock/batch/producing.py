@@ -1,8 +1,4 @@
-"""What runs once per item or per batch of a hot path: `produce_many`, and the handles for items of one type.
-
-It is plain Python, and the one module that may also be compiled (by mypyc, see `hatch_build.py`); either way it means
-the same. The annotations name built-in lists, dictionaries and tuples because the compiler is quick with them.
-"""
+"""How items get into their lanes: `produce_many`, and the handles for items of one type."""
 
 from collections.abc import Iterable
 from operator import countOf
@@ -18,13 +14,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COMPILED = not __file__.endswith((".py", ".pyc"))
-"""Whether this module runs compiled."""
-
 
 def put_many(layout: "Layout", admission: "Admission", items: Iterable[object], timeout: float | None) -> int:
     """Put `items` in; how many were accepted."""
-    batch: list[object] = items if type(items) is list else listed(items)
+    batch: list[object] = items if type(items) is list else as_list(items)
     if not batch:
         return 0
     kind, count = type(batch[0]), len(batch)
@@ -109,7 +102,7 @@ def batch_producer_of(lane: "Lane", admission: "Admission") -> "BatchProducer[T]
     """A `produce_many` that knows the lane."""
 
     def emit(items: Iterable[T], timeout: float | None = None) -> int:
-        batch = items if type(items) is list or type(items) is tuple else listed(items)
+        batch = items if type(items) is list or type(items) is tuple else as_list(items)
         count = len(batch)
         partition = lane.partition
         if not count or not partition.put_all(lane, batch, count):
@@ -121,7 +114,7 @@ def batch_producer_of(lane: "Lane", admission: "Admission") -> "BatchProducer[T]
     return emit
 
 
-def listed(items: Iterable[T]) -> list[T]:
+def as_list(items: Iterable[T]) -> list[T]:
     """The items as a list; TypeError for a text, most likely one item that was to be listed."""
     if isinstance(items, (str, bytes, bytearray)):
         raise TypeError(f"produce_many takes a list of items, got one {type(items).__name__}: produce it, or list it")
@@ -130,9 +123,4 @@ def listed(items: Iterable[T]) -> list[T]:
 
 def _all_of(items: list[object], kind: type) -> bool:
     """Whether all are of exactly this kind."""
-    if not COMPILED:
-        return countOf(map(type, items), kind) == len(items)  # a tenth less than the loop
-    for item in items:  # noqa: SIM110
-        if type(item) is not kind:
-            return False
-    return True
+    return countOf(map(type, items), kind) == len(items)

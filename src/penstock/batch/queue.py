@@ -30,7 +30,7 @@ from penstock.batch.config import BatchQueueConfig, HandlerConsumer, check_handl
 from penstock.batch.drain import DrainTask, call_on_idle, report_batch, wake_owner
 from penstock.batch.layout import Layout
 from penstock.batch.partition import Partition
-from penstock.batch.producing import batch_producer_of, listed, producer_of, put_many, put_without_route
+from penstock.batch.producing import as_list, batch_producer_of, producer_of, put_many, put_without_route
 from penstock.batch.scheduler import OwnTask, SharedScheduler, SharedTask, drains_for
 from penstock.batch.stats import BatchQueueStats, snapshot
 from penstock.clock import Clock, SystemClock
@@ -100,7 +100,7 @@ class BatchQueue:
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._closing = False
-        self._loud = 0  # partitions that have not yet seen their last item
+        self._unfinished = 0  # partitions that have not yet seen their last item
         self._abandoned = 0
         try:
             for task in self._tasks:
@@ -130,8 +130,8 @@ class BatchQueue:
         for index in range(threads):
             named: dict[str, Any] = {
                 "merges": merges,
-                "on_quiet": self._partition_is_quiet,
-                "on_cycle": (lambda now: self._rebalancer.if_due(now)) if balances else None,
+                "on_quiet": self._on_partition_quiet,
+                "on_cycle": (lambda now: self._rebalancer.rebalance_if_due(now)) if balances else None,
             }
             arguments = (self.name, index, config, self._clock)
             if self._scheduler is None:
@@ -221,7 +221,7 @@ class BatchQueue:
     ) -> int:
         """`produce_many` for a coroutine."""
         deadline = self._admission.deadline(self._admission.patience(timeout))
-        accepted, tried, everything = 0, 0, listed(items)
+        accepted, tried, everything = 0, 0, as_list(items)
         self._admission.check_sizes(everything)
         for lane, run in groupby(everything, self._layout.lane_for):
             batch = list(run)
@@ -235,7 +235,7 @@ class BatchQueue:
 
     def rebalance(self) -> bool:
         """Have the balancer look at what came since the last time; True if partitions changed threads."""
-        return not self._closing and self._rebalancer.look(self._clock.monotonic())
+        return not self._closing and self._rebalancer.rebalance(self._clock.monotonic())
 
     # Statistics
 
@@ -254,7 +254,7 @@ class BatchQueue:
         """Answer every `produce` False from now on, also one that waits; what is held is still consumed."""
         with self._lock:
             if not self._closing:
-                self._loud = self._layout.freeze()
+                self._unfinished = self._layout.freeze()
                 self._closing = True
         # Also when it is closing already: the first call may have been interrupted.
         for partition in self._layout.partitions:
@@ -276,7 +276,7 @@ class BatchQueue:
             return False
         if self._admission.interrupted:
             self._finished.wait(min(INTERRUPTED_GRACE, max(0.0, deadline - self._clock.monotonic())))
-            self._forgive()
+            self._reclaim_lost_slots()
         if not self._finished.wait(max(0.0, deadline - self._clock.monotonic())):
             self._abandon()
             return False
@@ -285,10 +285,10 @@ class BatchQueue:
                 task.thread.join(max(0.0, deadline - self._clock.monotonic()))
         return self._abandoned == 0
 
-    def _partition_is_quiet(self, partition: Partition) -> None:
+    def _on_partition_quiet(self, partition: Partition) -> None:
         with self._lock:
-            self._loud -= 1
-            if self._loud:
+            self._unfinished -= 1
+            if self._unfinished:
                 return
         # No token is left: no handler is called any more.
         for registration in list(self._layout.registrations.values()):
@@ -304,9 +304,9 @@ class BatchQueue:
             elif isinstance(task, SharedTask) and self._scheduler is not None:
                 self._scheduler.remove(task)
 
-    def _forgive(self) -> None:
+    def _reclaim_lost_slots(self) -> None:
         for partition in self._layout.partitions:
-            partition.forgive()
+            partition.reclaim_lost_slots()
             wake_owner(partition.asleep)
 
     def _abandon(self) -> None:

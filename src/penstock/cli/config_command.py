@@ -36,12 +36,12 @@ def load_config(ctx: click.Context, file: Path | None) -> Any:
 
 
 def default_file() -> Path | None:
-    """The file that holds where none is named."""
+    """The file that is read where none is named."""
     return Path(FILE) if Path(FILE).exists() else None
 
 
 def configured_tables(file: Path | None) -> str:
-    """Where the configuration says that the tables are. It is read only where it can matter: it takes its time."""
+    """Where the tables are. Loading the configuration is slow: it is read only where it can matter."""
     if file is None and not Path(FILE).exists() and "PENSTOCK_TABLES_LOCATION" not in os.environ:
         return "./tables"
     location: str = load_config(click.get_current_context(), file).config.tables_location
@@ -83,7 +83,7 @@ def check(ctx: click.Context, file: Path | None) -> None:
 
 
 def _describe_sources(loaded: Any) -> str:
-    """How many keys the file sets; what else sets some, by name: it may have been forgotten."""
+    """How many keys the file sets, and which variables set others: those are easily forgotten."""
     origins = [one.origin for path, one in loaded.given.items() if not _is_heading(path, loaded.given)]
     variables = [origin for origin in origins if origin.startswith(f"{PREFIX}_")]
     flags = [origin for origin in origins if origin.startswith("--")]
@@ -95,7 +95,7 @@ def _describe_sources(loaded: Any) -> str:
 
 
 def _is_heading(path: Any, given: Any) -> bool:
-    """Whether it is only the name of something that other keys set, as `exporters.backup`."""
+    """Whether it is only the name of a section, as `exporters.backup`."""
     return any(other[: len(path)] == path and other != path for other in given)
 
 

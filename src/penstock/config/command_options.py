@@ -1,4 +1,4 @@
-"""Every key as a flag: click options that are made from the schema when a command needs them, not before."""
+"""Every key as a flag: click options, made from the schema when a command needs them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ _METAVARS = {
 
 
 class ConfigCommand(click.Command):
-    """A command that takes every key of the configuration as a flag; `given_flags` are those that were given."""
+    """A command that takes every key of the configuration as a flag; `given_flags` returns the flags of a call."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         own = super().get_params(ctx)
@@ -68,7 +68,7 @@ class ExporterCommand(ConfigCommand):
 
 
 def given_flags(ctx: click.Context) -> Mapping[str, str]:
-    """The flags of the configuration that were given, as `load` takes them."""
+    """The configuration flags of this call, as `load` takes them."""
     flags: Mapping[str, str] = ctx.meta.get(FLAGS, {})
     return flags
 
@@ -104,9 +104,9 @@ def _option(key: Key, flag: str) -> click.Option:
 
 
 def _take_open_ended_flags(args: list[str], flags: dict[str, str]) -> list[str]:
-    """`args` without flags that no list of options can hold; they go to `flags`, and `load` says what is wrong.
+    """Move flags that no list of options can hold from `args` to `flags`; returns the rest. `load` checks them.
 
-    Names of destinations are the user's, as in `--exporters-backup-url URL`; of a refused section every key is refused.
+    These are flags of named sections, as `--exporters-backup-url URL`, and keys of refused sections.
     """
     heads = {_flag_prefix(key.path) for key in _schema().walk() if NAME in key.path}
     heads |= {flag_of(path) for path, _ in _schema().walk_refused()}
@@ -124,5 +124,5 @@ def _take_open_ended_flags(args: list[str], flags: dict[str, str]) -> list[str]:
 
 
 def _flag_prefix(path: KeyPath) -> str:
-    """What the flags of a named section begin with: `--exporters-`."""
+    """The prefix of the flags of a named section: `--exporters-`."""
     return flag_of(path[: path.index(NAME)]) + "-"

@@ -4,7 +4,7 @@ A new exporter gets an entry in `DESTINATIONS`, and a field of `ExporterConfig` 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -71,6 +71,12 @@ class ExporterConfig:
     @property
     def formats(self) -> tuple[str, ...]:
         return self.kind.formats if self.kind else ()
+
+    def keys_without_effect(self) -> list[str]:
+        """Keys that are set, and that this kind of destination does not read."""
+        default, read = ExporterConfig(), {"type", "queue", *(self.kind.options if self.kind else ())}
+        names = [one.name for one in fields(self) if one.name not in read]
+        return [name for name in names if getattr(self, name) != getattr(default, name)]
 
     @property
     def keeps_order(self) -> bool:

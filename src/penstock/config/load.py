@@ -1,4 +1,4 @@
-"""From a file, the environment and flags to one checked configuration; each value remembers where it came from.
+"""Reads file, environment and flags into one checked configuration. Each value keeps its origin.
 
     flag  >  environment variable  >  file  >  default
 
@@ -32,7 +32,7 @@ class GivenValue:
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig(Generic[T]):
-    """The configuration, what was set where, and what deserves a look though it is no error."""
+    """A configuration, the origin of each value that was set, and warnings."""
 
     config: T
     given: Mapping[KeyPath, GivenValue]
@@ -50,11 +50,11 @@ def load(
     beneath: Mapping[KeyPath, GivenValue] | None = None,
     aliases: Mapping[str, KeyPath] | None = None,
 ) -> LoadedConfig[T]:
-    """The configuration of that class. ConfigError lists every problem with its key, value, bound and place.
+    """Read a configuration of class `kind`. ConfigError lists every problem with its key, value, bound and place.
 
-    `environ`: variables by name, only ours are looked at. `flags`: texts by flag, as `--admin-listen`.
-    `text`: the file's content, where it was read already.
-    `path`: where the class stands in the tree, if it is a section of it; `beneath`: what was given for it before.
+    `environ`: variables by name; only `PENSTOCK_…` count. `flags`: texts by flag, as `--admin-listen`.
+    `text`: the content of the file, in place of reading it.
+    `path`: the place of the class in the tree. `beneath`: values of an earlier load, which any other origin overrides.
     `aliases`: further flags, each with the key that it sets.
     """
     schema = schema_of(kind, path)
@@ -117,7 +117,7 @@ def _values_of_named_section(
         if not is_section_name(name):
             problems.append(f"{file}:{entry.line}: {'.'.join(path)}.{name}: a name must be {VALID_NAME}")
             continue
-        yield (*path, name), GivenValue(None, f"{file}:{entry.line}")  # that it is there, though it may set nothing
+        yield (*path, name), GivenValue(None, f"{file}:{entry.line}")  # the section exists, even if it sets no key
         yield from _values_of_document(section, entry, file, problems, (*path, name))
 
 
@@ -151,7 +151,7 @@ def _values_of_flags(
 
 
 def _remedy(spelled: str, refused: Mapping[str, str], between: str) -> str | None:
-    """What to do instead of setting that, where it is refused or in a section that is."""
+    """The remedy for a refused key, or for a key in a refused section; None if it is not refused."""
     for name, remedy in refused.items():
         if spelled == name or spelled.startswith(name + between):
             return remedy
@@ -167,7 +167,7 @@ def _values_of_text(
     unknowns: list[str],
     schema: Section,
 ) -> Iterator[tuple[KeyPath, GivenValue]]:
-    """What a flag or a variable sets."""
+    """The values that a flag or a variable sets."""
     key = known.get(spelled) or _named_key(spelled, known, between)
     if key is None:
         unknowns.append(describe_unknown(spelled, spelled, list(known), f"{PREFIX}_" if between == "_" else "--"))
@@ -207,7 +207,7 @@ def _is_named_at(schema: Section, path: KeyPath) -> bool:
 
 
 def _build(section: Section, path: KeyPath, given: Mapping[KeyPath, GivenValue], problems: list[str]) -> Any:
-    """An instance of the section's class; None, and a problem, if it refuses what it is given."""
+    """Build the class of the section. None if it refuses the values; then `problems` has a new entry."""
     values = {word: given[(*path, word)].value for word in section.keys if (*path, word) in given}
     found = len(problems)
     for word, inner in section.sections.items():
@@ -227,17 +227,17 @@ def _build(section: Section, path: KeyPath, given: Mapping[KeyPath, GivenValue],
         made = section.kind(**values)
         return made if len(problems) == found else None
     except ConfigError as error:
-        problems.append(_placed(error, section, path, given))
+        problems.append(_describe_error(error, section, path, given))
     except TypeError:
         missing = [word for word, key in section.keys.items() if word not in values and key.default is MISSING]
         if not missing:
             raise
-        problems.append(_placed(ConfigError("must be set", field=missing[0]), section, path, given))
+        problems.append(_describe_error(ConfigError("must be set", field=missing[0]), section, path, given))
     return None
 
 
-def _placed(error: ConfigError, section: Section, path: KeyPath, given: Mapping[KeyPath, GivenValue]) -> str:
-    """The error of a class with the whole key in front of it, and where that was set."""
+def _describe_error(error: ConfigError, section: Section, path: KeyPath, given: Mapping[KeyPath, GivenValue]) -> str:
+    """The text of a class's error, with the origin of the value and the whole key."""
     words = tuple(error.field.split(".")) if error.field else ()
     # A class may name its own section, too: `circuit_breaker.threshold`.
     if words and path[-1:] == words[:1] and words[0] not in {*section.keys, *section.sections}:
@@ -255,7 +255,7 @@ def is_section_name(text: str) -> bool:
 
 
 def describe_unknown(name: str, word: str, known: list[str], prefix: str = "") -> str:
-    """That there is no such thing, and what may have been meant. `prefix`: what all of them begin with."""
+    """The text for an unknown name, with the closest known one. `prefix`: what all known names begin with."""
     bare = [one.removeprefix(prefix) for one in known]
     close = difflib.get_close_matches(word.removeprefix(prefix), bare, n=1, cutoff=0.6)
     hint = f"did you mean {prefix}{close[0]}?" if close else f"known are {', '.join(sorted(known))}"

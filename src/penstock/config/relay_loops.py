@@ -1,4 +1,4 @@
-"""A destination that is our own receiver: what is sent there comes in again, and one request becomes thousands."""
+"""Refuses a destination that is one of our own receivers: each request would come in again, for ever."""
 
 from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit

@@ -1,11 +1,11 @@
-"""What can be set, read off the configuration classes: keys, their kinds, their flags and environment variables.
+"""The keys of the configuration classes, with their kinds, flags and environment variables.
 
     class QueueConfig:                    schema_of(ServiceConfig)
         max_bytes: int | str = "1Gi"  ──►   Key("exporter.queue.max_bytes", SIZE, default "1Gi",
         'Most bytes.'                         --exporter-queue-max-bytes, PENSTOCK_EXPORTER_QUEUE_MAX_BYTES)
 
 The annotation says the kind: `int | str` is a size, `float | str` a duration, a dataclass a section, a mapping of
-dataclasses a section for every name that the user gives.
+dataclasses a named section.
 """
 
 import ast
@@ -23,7 +23,7 @@ from penstock.errors import ConfigError
 from penstock.units import parse_bytes, parse_duration
 
 PREFIX = "PENSTOCK"
-NAME = "NAME"  # stands for what the user calls an entry of a mapping of sections
+NAME = "NAME"  # stands for the name that a user gives a section, as in `exporters.NAME`
 _YES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 # Of the short flags, those that are not spelled like their key.
@@ -48,7 +48,7 @@ def variable_of(path: KeyPath) -> str:
 
 
 class KeyKind(Enum):
-    """What a value is; the text is what `--help` and the documentation call it."""
+    """The kind of a value, with its name in `--help` and in the reference."""
 
     BOOL = "true or false"
     INT = "a whole number"
@@ -104,7 +104,7 @@ class Key:
         return (self.short_flag, self.flag) if self.short_flag else (self.flag,)
 
     def checked(self, value: Any) -> Any:
-        """`value`, as a file gives it, if it is of this kind; ConfigError says what is expected."""
+        """The value of a file, converted to this kind; ConfigError says what is expected."""
         name = self.name
         if value is None and (self.is_optional or self.default is None):
             return None
@@ -168,17 +168,17 @@ class Section:
     doc: str
     keys: Mapping[str, Key]
     sections: Mapping[str, "Section"]
-    is_optional: bool = False  # None unless something in it is set
-    is_named: bool = False  # one for every name that the user gives
+    is_optional: bool = False  # None unless one of its keys is set
+    is_named: bool = False  # one for each name that the user gives
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Words that other sections of the kind have and this one refuses, each with what to do instead."""
+        """Keys that similar sections have and this one refuses, each with a remedy."""
         words: Mapping[str, str] = getattr(self.kind, "REFUSED", {})
         return words
 
     def walk_refused(self) -> Iterator[tuple[KeyPath, str]]:
-        """Every refused key or section in it and below, and what to do instead."""
+        """Every refused key or section in it and below, with its remedy."""
         for word, remedy in self.refused.items():
             yield (*self.path, word), remedy
         for section in self.sections.values():
@@ -192,7 +192,7 @@ class Section:
 
 
 def schema_of(kind: type[Any], path: KeyPath = ()) -> Section:
-    """Everything that can be set in a configuration class; `path` is where it stands."""
+    """The keys and sections of a configuration class; `path` is its place in the tree."""
     if (kind, path) not in _read:
         _read[(kind, path)] = _schema(kind, path)
     return _read[(kind, path)]
@@ -214,9 +214,9 @@ def _schema(kind: type[Any], path: KeyPath) -> Section:
         doc = docs.get(field.name, "")
         if is_dataclass(plain):
             found = schema_of(plain, here)  # type: ignore[arg-type]  # a class, never an instance
-            sections[field.name] = _placed(found, doc, is_optional=is_optional)
+            sections[field.name] = _with_context(found, doc, is_optional=is_optional)
         elif get_origin(plain) in (Mapping, dict) and is_dataclass(get_args(plain)[1]):
-            sections[field.name] = _placed(schema_of(get_args(plain)[1], (*here, NAME)), doc, is_named=True)
+            sections[field.name] = _with_context(schema_of(get_args(plain)[1], (*here, NAME)), doc, is_named=True)
         else:
             value_kind, choices = _kind_of(plain, ".".join(here))
             default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -224,7 +224,7 @@ def _schema(kind: type[Any], path: KeyPath) -> Section:
     return Section(path, kind, inspect.cleandoc(kind.__doc__ or ""), keys, sections)
 
 
-def _placed(section: Section, doc: str, *, is_optional: bool = False, is_named: bool = False) -> Section:
+def _with_context(section: Section, doc: str, *, is_optional: bool = False, is_named: bool = False) -> Section:
     return Section(
         section.path, section.kind, doc or section.doc, section.keys, section.sections, is_optional, is_named
     )

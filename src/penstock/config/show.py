@@ -1,4 +1,4 @@
-"""The configuration as text: what holds now, with its origins; a file to begin with; every key in one list."""
+"""The configuration as text: effective values with their origins, a commented template, a list of all keys."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ HIDDEN = "***"
 
 
 def as_yaml(loaded: LoadedConfig[Any], *, with_origin: bool = False, with_secrets: bool = False) -> str:
-    """Everything that holds, as a file that gives the same; secrets are masked. With origins as comments."""
+    """All effective values as a file that loads to the same configuration. Secrets are masked."""
     masking = (lambda _, value: value) if with_secrets else mask_secrets
     lines = list(_lines(schema_of(type(loaded.config)), (), loaded.config, loaded.given, masking))
     if not with_origin:
@@ -52,7 +52,7 @@ def _lines(
 
 
 def entries(loaded: LoadedConfig[Any]) -> Iterator[tuple[str, Any, str]]:
-    """Every key that holds: its name, its value as JSON has it, where it was set."""
+    """Every key with its name, its value for JSON, and its origin."""
     yield from _entries(schema_of(type(loaded.config)), (), loaded.config, loaded.given)
 
 
@@ -100,7 +100,7 @@ def _is_plain(text: str) -> bool:
 
 
 def mask_secrets(key: Key, value: Any) -> Any:
-    """`value` with what may be secret replaced: passwords in URLs, the values of headers."""
+    """`value` without secrets: passwords in URLs and the values of headers are replaced."""
     if key.kind is KeyKind.TABLE and key.path[-1] == "headers":
         return dict.fromkeys(value or {}, HIDDEN)
     if isinstance(value, str) and "://" in value and (password := urlsplit(value).password):
@@ -109,7 +109,7 @@ def mask_secrets(key: Key, value: Any) -> Any:
 
 
 def key_list(kind: type[Any]) -> Iterator[tuple[Key, str]]:
-    """Every key, in the order of the file, and its default as the file would say it."""
+    """Every key, in the order of the file, with its default as YAML."""
     for key in schema_of(kind).walk():
         yield key, yaml_text(key, key.default)
 

@@ -26,14 +26,14 @@ class PipelinesConfig:
     """What happens to received requests. With both on, a request is answered when both have it safely."""
 
     relay: bool = True
-    """Hand requests on to every exporter that is set."""
+    """Forward requests to every exporter that is set."""
     rollup: bool = True
     """Merge points at the edge and seal them into segments for Spark."""
 
     def __post_init__(self) -> None:
         if not self.relay and not self.rollup:
             raise ConfigError(
-                "must be true where relay is false: nothing would happen to what comes in", field="rollup"
+                "must be true where relay is false: nothing would happen to received requests", field="rollup"
             )
 
 
@@ -256,7 +256,7 @@ class ServiceConfig:
                 raise error.within(self._key_of(name)) from error
 
     def notes(self) -> Iterator[str]:
-        """What is allowed, and yet worth a second look."""
+        """Warnings: settings that are valid but probably not intended."""
         receivers = self.receivers.enabled()
         if not receivers:
             yield "no receiver is enabled: nothing comes in here"
@@ -268,6 +268,8 @@ class ServiceConfig:
         if self.exporter.type == "none" and self.exporter.url:
             yield "exporter.url is set and exporter.type is none: nothing is sent there. Say what it speaks"
         for name, exporter in self.relays().items():
+            for key in exporter.keys_without_effect():
+                yield f"{self._key_of(name)}.{key} has no effect on a destination of type {exporter.type}"
             if exporter.queue.durability is Durability.MEMORY:
                 yield f"{name}: queue.durability is memory, so kill -9 loses requests that were answered for"
             if exporter.queue.full_behavior is FullBehavior.DROP_OLDEST:

@@ -1,4 +1,4 @@
-"""A YAML file as values that remember their line. Safe YAML only, no key twice."""
+"""A YAML file as values with their lines. Safe YAML only, no duplicate keys."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -53,9 +53,7 @@ def may_try_again(attempt: int, max_attempts: int) -> bool:
     return attempt < max_attempts
 
 
-def for_another_attempt(
-    headers: Mapping[str, Any] | None, attempt: int, exchange: str, routing_key: str
-) -> dict[str, Any]:
+def retry_headers(headers: Mapping[str, Any] | None, attempt: int, exchange: str, routing_key: str) -> dict[str, Any]:
     """The headers of a message that goes back to its queue after `attempt` failed.
 
     It goes there directly, so the first one to send it back notes how it had come.
@@ -67,7 +65,7 @@ def for_another_attempt(
     return kept
 
 
-def for_the_dead_letters(headers: Mapping[str, Any], queue: str, reason: str) -> dict[str, Any]:
+def dead_letter_headers(headers: Mapping[str, Any], queue: str, reason: str) -> dict[str, Any]:
     """The headers for another attempt, made those of a message that is given up: where it was, and why it failed.
 
     A message sent back to its queue is to be tried afresh, so the count of attempts changes its name.

@@ -173,7 +173,7 @@ class BrokerConnection:
             arguments=subscription.arguments(),
             callback=done,
         )
-        subscription.begun()
+        subscription.on_consuming()
 
     def _open_channel(self, on_closed: Callable[[Channel, Exception], None]) -> Step:
         def step(answered: Callable[[Any], None]) -> None:

@@ -6,7 +6,16 @@ from collections import deque
 from time import perf_counter
 
 from penstock.clock import Clock
-from penstock.consume.delivery import RETURNED, Delivery, HandlerOutcome, Job, Outcomes, each, judge, judge_answers
+from penstock.consume.delivery import (
+    RETURNED,
+    Delivery,
+    HandlerOutcome,
+    Job,
+    Outcomes,
+    outcome_of_error,
+    outcome_per_delivery,
+    outcomes_of_answers,
+)
 from penstock.consume.thread_workers import THREADS, Reports, log_failure
 
 
@@ -92,20 +101,20 @@ class CoroutineWorkers:
     async def _perform(self, job: Job) -> Outcomes:
         try:
             if isinstance(job, list):
-                return judge_answers(await job[0].route.call([delivery.message for delivery in job]), len(job))
+                return outcomes_of_answers(await job[0].route.call([delivery.message for delivery in job]), len(job))
             await job.route.call(job.message)
         except asyncio.CancelledError as error:
             # By our own deadline, so the outcome stays unknown; or by something that it awaited.
-            return RETURNED if self._stopping.is_set() else judge(error)
+            return RETURNED if self._stopping.is_set() else outcome_of_error(error)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything; the worker outlives it
-            return judge(error)
+            return outcome_of_error(error)
         return None
 
     async def _until_settled(self, job: Job, outcome: Outcomes, number: int) -> Outcomes:
         if isinstance(job, list):
             return [
                 one if one is None else await self._one_until_settled(delivery, one, number)
-                for delivery, one in zip(job, each(job, outcome))
+                for delivery, one in zip(job, outcome_per_delivery(job, outcome))
             ]
         assert isinstance(outcome, HandlerOutcome)
         return await self._one_until_settled(job, outcome, number)

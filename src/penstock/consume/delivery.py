@@ -63,7 +63,7 @@ RETURNED = HandlerOutcome(Verdict.RETURN)
 Outcomes = HandlerOutcome | list[HandlerOutcome | None] | None
 
 
-def judge(error: BaseException) -> HandlerOutcome:
+def outcome_of_error(error: BaseException) -> HandlerOutcome:
     """What a handler's exception means. It is the handler's own, and may fail at whatever it is asked."""
     try:
         if isinstance(error, Retry):
@@ -81,7 +81,7 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def judge_answer(answer: object) -> Outcomes:
+def outcome_of_answer(answer: object) -> Outcomes:
     """What a handler's return value means: that it is done. A coroutine is none, and would be acknowledged unrun."""
     if isinstance(answer, Awaitable):
         if isinstance(answer, Coroutine):
@@ -90,19 +90,19 @@ def judge_answer(answer: object) -> Outcomes:
     return None
 
 
-def judge_answers(answers: object, size: int) -> Outcomes:
+def outcomes_of_answers(answers: object, size: int) -> Outcomes:
     """What a batch handler's return value means: nothing, or one entry per message."""
     if answers is None:
         return None
-    judge_answer(answers)
+    outcome_of_answer(answers)
     if not isinstance(answers, Sequence) or len(answers) != size:
         raise TypeError(f"a batch handler returns None or one entry for each of its {size} messages")
     for entry in answers:
         if entry is not None and not isinstance(entry, BaseException):
             raise TypeError(f"a batch handler answers None, Retry or Reject for a message, got {entry!r}")
-    return [None if entry is None else judge(entry) for entry in answers]
+    return [None if entry is None else outcome_of_error(entry) for entry in answers]
 
 
-def each(job: list[Delivery], outcomes: Outcomes) -> list[HandlerOutcome | None]:
+def outcome_per_delivery(job: list[Delivery], outcomes: Outcomes) -> list[HandlerOutcome | None]:
     """One outcome per delivery of a batch."""
     return outcomes if isinstance(outcomes, list) else [outcomes] * len(job)

@@ -20,7 +20,7 @@ class TakesManyBlocks(TakesBlocks, Protocol):
     def push_many(self, blocks: Sequence[bytes]) -> object: ...
 
 
-AGAIN = 1.0  # seconds until a queue that had no room is asked again
+RETRY_DELAY = 1.0  # seconds until a queue that had no room is asked again
 
 
 def body_of(message: Message) -> bytes:
@@ -40,7 +40,7 @@ def into_queue(queue: TakesBlocks, encode: Callable[[Message], bytes] = body_of)
         except BlockTooLarge as error:
             raise Reject(str(error)) from error
         except (QueueError, OSError) as error:
-            raise Retry(AGAIN, f"{type(error).__name__}: {error}", counted=False) from error
+            raise Retry(RETRY_DELAY, f"{type(error).__name__}: {error}", counted=False) from error
 
     return handle
 

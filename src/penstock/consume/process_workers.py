@@ -21,9 +21,9 @@ from penstock.consume.delivery import (
     Job,
     Outcomes,
     Verdict,
-    judge,
-    judge_answer,
-    judge_answers,
+    outcome_of_answer,
+    outcome_of_error,
+    outcomes_of_answers,
 )
 from penstock.consume.message import Message
 from penstock.consume.thread_workers import THREADS, Reports, ThreadWorkers
@@ -113,7 +113,7 @@ class ProcessWorkers(ThreadWorkers):
                 self._child(number)  # the next job need not wait for an interpreter to start
             return HandlerOutcome(Verdict.RETRY, f"the worker process died ({how})")
         except Exception as error:  # noqa: BLE001 - what cannot be pickled fails as the handler would
-            return judge(error)
+            return outcome_of_error(error)
 
 
 class _Child:
@@ -170,7 +170,9 @@ def _serve(pipe: "Connection[Any, Any]", calls: Sequence[Callable[[Any], Any]]) 
             return
         try:
             answer = calls[index](messages)
-            outcomes = judge_answers(answer, len(messages)) if isinstance(messages, list) else judge_answer(answer)
+            outcomes = (
+                outcomes_of_answers(answer, len(messages)) if isinstance(messages, list) else outcome_of_answer(answer)
+            )
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; SystemExit does end the process
-            outcomes = judge(error)
+            outcomes = outcome_of_error(error)
         pipe.send(outcomes)

@@ -50,9 +50,9 @@ class ConsumerRegistry:
         declarations.validate()
         self._broker = Broker(url, username_file, password_file, tls)
         self._clock: Clock = clock or SystemClock()
-        self._link = BrokerConnection(self._broker, declarations, reconnect or BackoffPolicy())
-        self._link.subscriptions = [
-            Subscription(consumer, self._link, self._clock) for consumer in declarations.consumers()
+        self._connection = BrokerConnection(self._broker, declarations, reconnect or BackoffPolicy())
+        self._connection.subscriptions = [
+            Subscription(consumer, self._connection, self._clock) for consumer in declarations.consumers()
         ]
         self._telemetry = telemetry
         self._unwatch: Callable[[], None] = lambda: None
@@ -72,18 +72,18 @@ class ConsumerRegistry:
                 raise RuntimeError(f"a registry starts once, this one is {self._state}")
             self._state = "running"
         try:
-            for subscription in self._link.subscriptions:
+            for subscription in self._connection.subscriptions:
                 self._announce(subscription)
                 workers = self._workers(subscription)
                 workers.start()
                 subscription.workers = workers
-            self._link.start(timeout)
+            self._connection.start(timeout)
         except BaseException:
             self._state = "failed"
             self._close_workers(self._clock.monotonic())
             raise
         if self._telemetry is not None:
-            self._unwatch = self._telemetry.watch(lambda: samples_of(self._link))
+            self._unwatch = self._telemetry.watch(lambda: samples_of(self._connection))
 
     def stop(self, timeout: float = 30.0) -> list[str]:
         """Stop consuming, let what is in hand finish, acknowledge, close; name the workers that would not end.
@@ -99,12 +99,12 @@ class ConsumerRegistry:
             self._state = "stopped"
         deadline = self._clock.monotonic() + timeout
         closing = min(1.0, timeout * 0.2)  # kept for the last acks and the good-bye
-        self._link.call(self._stop_consuming)
+        self._connection.call(self._stop_consuming)
         self._quiet.wait(max(0.0, deadline - closing - self._clock.monotonic()))
         unfinished = self._close_workers(self._clock.monotonic() if self._at_once else deadline - closing)
         if unfinished:
             log.warning("Workers did not end in time; the broker has their messages back. workers=%s", unfinished)
-        if not self._link.close(max(0.2, deadline - self._clock.monotonic())):
+        if not self._connection.close(max(0.2, deadline - self._clock.monotonic())):
             log.warning("The connection did not close in time. broker=%s", self._broker)
         self._unwatch()
         log.info("Consumers stopped. broker=%s unfinished=%d", self._broker, len(unfinished))
@@ -132,15 +132,15 @@ class ConsumerRegistry:
 
     def stats(self) -> RegistryStats:
         """The counts of this moment."""
-        return stats_of(self._link)
+        return stats_of(self._connection)
 
     def samples(self) -> Iterable[Sample | Buckets]:
         """For `Telemetry.watch`, where no telemetry was handed over."""
-        return samples_of(self._link)
+        return samples_of(self._connection)
 
     def health(self) -> Health:
         """Whether every consumer consumes, and why not."""
-        return health_of(self._link)
+        return health_of(self._connection)
 
     def __enter__(self) -> Self:
         self.start()
@@ -153,14 +153,14 @@ class ConsumerRegistry:
 
     def _stop_consuming(self) -> None:
         """On the I/O thread."""
-        waiting = {subscription.name for subscription in self._link.subscriptions}
+        waiting = {subscription.name for subscription in self._connection.subscriptions}
 
         def quiet(name: str) -> None:
             waiting.discard(name)
             if not waiting:
                 self._quiet.set()
 
-        for subscription in self._link.subscriptions:
+        for subscription in self._connection.subscriptions:
             subscription.stop(partial(quiet, subscription.name))
         if not waiting:
             self._quiet.set()
@@ -168,7 +168,7 @@ class ConsumerRegistry:
     def _close_workers(self, deadline: float) -> list[str]:
         return [
             name
-            for subscription in self._link.subscriptions
+            for subscription in self._connection.subscriptions
             if subscription.workers is not None
             for name in subscription.workers.close(deadline)
         ]

@@ -61,9 +61,11 @@ class Health:
     reason: str = ""
 
 
-def stats_of(link: BrokerConnection) -> RegistryStats:
+def stats_of(connection: BrokerConnection) -> RegistryStats:
     return RegistryStats(
-        link.connected, link.reconnects, {one.name: _consumer_stats(one) for one in link.subscriptions}
+        connection.connected,
+        connection.reconnects,
+        {one.name: _consumer_stats(one) for one in connection.subscriptions},
     )
 
 
@@ -85,12 +87,12 @@ def _consumer_stats(one: Subscription) -> ConsumerStats:
     )
 
 
-def health_of(link: BrokerConnection) -> Health:
-    if not link.connected:
-        return Health(False, link.failure or "not started")
-    missing = [one.name for one in link.subscriptions if not one.consuming]
+def health_of(connection: BrokerConnection) -> Health:
+    if not connection.connected:
+        return Health(False, connection.failure or "not started")
+    missing = [one.name for one in connection.subscriptions if not one.consuming]
     reasons = [f"not consuming: {', '.join(missing)}"] if missing else []
-    reasons += [f"{name}: {reason}" for name, reason in link.topology.refused.items()]
+    reasons += [f"{name}: {reason}" for name, reason in connection.topology.refused.items()]
     return Health(not reasons, "; ".join(reasons))
 
 
@@ -105,11 +107,11 @@ _BY_TYPE = {
 }
 
 
-def samples_of(link: BrokerConnection) -> Iterator[Sample | Buckets]:
+def samples_of(connection: BrokerConnection) -> Iterator[Sample | Buckets]:
     """What `/metrics` shows."""
-    yield Sample("penstock_amqp_connected", float(health_of(link).healthy))
-    yield Sample("penstock_amqp_reconnects_total", link.reconnects)
-    for one in link.subscriptions:
+    yield Sample("penstock_amqp_connected", float(health_of(connection).healthy))
+    yield Sample("penstock_amqp_reconnects_total", connection.reconnects)
+    for one in connection.subscriptions:
         stats = _consumer_stats(one)
         queue = (stats.queue,)
         yield Sample("penstock_amqp_workers", stats.workers, queue)

@@ -13,16 +13,16 @@ from penstock.clock import Clock
 from penstock.consume.acknowledger import Acknowledger, StreamPosition
 from penstock.consume.attempts import (
     attempt_of,
-    for_another_attempt,
-    for_the_dead_letters,
+    dead_letter_headers,
     origin_of,
+    retry_headers,
     returned_too_often,
 )
 from penstock.consume.backoff_policy import BackoffPolicy, RetryDelay
 from penstock.consume.batches import Batcher, Timers
 from penstock.consume.consumer_options import pool_size
 from penstock.consume.declarations import Consumer
-from penstock.consume.delivery import RETURNED, Delivery, HandlerOutcome, Job, Outcomes, Verdict, each
+from penstock.consume.delivery import RETURNED, Delivery, HandlerOutcome, Job, Outcomes, Verdict, outcome_per_delivery
 from penstock.consume.message import MAX_RETRY_DELAY, Message
 from penstock.consume.publisher import Done, with_headers
 from penstock.consume.routes import RouteTable
@@ -50,7 +50,7 @@ class SubscriptionPort(Timers, Protocol):
 class Subscription:
     """One consumer. I/O thread only, but for what `stats` reads."""
 
-    def __init__(self, consumer: Consumer, link: SubscriptionPort, clock: Clock) -> None:
+    def __init__(self, consumer: Consumer, port: SubscriptionPort, clock: Clock) -> None:
         self.consumer = consumer
         self.name = consumer.name
         self.table = RouteTable(consumer)
@@ -59,20 +59,20 @@ class Subscription:
         self.position = StreamPosition() if consumer.queue.kind == "stream" else None
         # For order, or for want of a way back to the broker, retries are the worker's own.
         self.in_place = self.size.workers == 1 or self.early_ack or self.position is not None
-        self.acks = Acknowledger(link, self.size.prefetch, self.position)
-        self.reports = Reports(lambda: link.call(self.drain))
+        self.acks = Acknowledger(port, self.size.prefetch, self.position)
+        self.reports = Reports(lambda: port.call(self.drain))
         self.workers: WorkerPool | None = None
         self.backoff = RetryDelay(BackoffPolicy(first=0.1, limit=10.0))
         self.consuming = False
         self.restores = 0
         self.handed = 0  # jobs with the workers
-        self._link = link
+        self._port = port
         self._clock = clock
         # What is acknowledged before its turn must be little. Of the rest the broker sends no more than the prefetch,
         # and the more the workers can take without asking us, the less often the threads must change places.
         self._room = self.size.buffer if self.early_ack else self.size.prefetch
         self._waiting: deque[Job] = deque()  # jobs that the workers' buffer has no room for; bounded by the prefetch
-        self._batcher = Batcher(link, self._enqueue)
+        self._batcher = Batcher(port, self._enqueue)
         self._held: dict[Delivery, tuple[object, Callable[[], None]]] = {}  # what waits for its next attempt
         self._publishing = 0
         self._quiet: Callable[[], None] | None = None  # set once we stop
@@ -84,12 +84,12 @@ class Subscription:
         self._waiting.clear()
         self._batcher.clear()
         for timer, _ in self._held.values():
-            self._link.cancel(timer)
+            self._port.cancel(timer)
         self._held.clear()
         self._publishing = 0
         self._tell_if_quiet()
 
-    def begun(self) -> None:
+    def on_consuming(self) -> None:
         """The broker sends from now on."""
         self.consuming = True
         self.backoff.succeeded()
@@ -179,7 +179,7 @@ class Subscription:
         deliveries = job if isinstance(job, list) else [job]
         if not isinstance(outcomes, HandlerOutcome) or outcomes.verdict is not Verdict.RETURN:
             deliveries[0].route.handler_seconds.observe(seconds)
-        for delivery, outcome in zip(deliveries, each(deliveries, outcomes)):
+        for delivery, outcome in zip(deliveries, outcome_per_delivery(deliveries, outcomes)):
             self._settle(delivery, outcome, now)
 
     def _settle(self, delivery: Delivery, outcome: HandlerOutcome | None, now: float) -> None:
@@ -213,7 +213,7 @@ class Subscription:
             del self._held[delivery]
             action()
 
-        self._held[delivery] = self._link.call_later(wait, due), action
+        self._held[delivery] = self._port.call_later(wait, due), action
 
     def _give_back(self, delivery: Delivery) -> None:
         delivery.route.counts.nacked += 1
@@ -231,7 +231,7 @@ class Subscription:
     def _try_again(self, delivery: Delivery, failed: int) -> None:
         """Send the message to the end of its queue with its attempts counted, then acknowledge the old one."""
         message = delivery.message
-        headers = for_another_attempt(message.headers, failed, message.exchange, message.routing_key)
+        headers = retry_headers(message.headers, failed, message.exchange, message.routing_key)
 
         def done(taken: bool) -> None:
             if taken:
@@ -268,8 +268,8 @@ class Subscription:
                 wait = DEAD_LETTER_AGAIN.delay(tries, 0.0)
                 self._hold(delivery, wait, lambda: self._give_up(delivery, reason, tries + 1))
 
-        headers = for_the_dead_letters(
-            for_another_attempt(message.headers, message.attempt, message.exchange, message.routing_key), queue, reason
+        headers = dead_letter_headers(
+            retry_headers(message.headers, message.attempt, message.exchange, message.routing_key), queue, reason
         )
         key = route.dead_letters.routing_key
         self._publish(delivery, route.dead_letters.exchange, message.routing_key if key is None else key, headers, done)
@@ -286,7 +286,7 @@ class Subscription:
                 self._tell_if_quiet()
 
         properties = with_headers(delivery.message.properties, headers)
-        self._link.publish(exchange, key, delivery.message.body, properties, confirmed)
+        self._port.publish(exchange, key, delivery.message.body, properties, confirmed)
 
     # The end
 
@@ -302,7 +302,7 @@ class Subscription:
             self._give_back(delivery)
         held, self._held = self._held, {}
         for timer, action in held.values():
-            self._link.cancel(timer)
+            self._port.cancel(timer)
             action()
         self._tell_if_quiet()
 

@@ -19,10 +19,10 @@ from penstock.consume.delivery import (
     Job,
     Outcomes,
     Verdict,
-    each,
-    judge,
-    judge_answer,
-    judge_answers,
+    outcome_of_answer,
+    outcome_of_error,
+    outcome_per_delivery,
+    outcomes_of_answers,
 )
 
 log = logging.getLogger(__name__)
@@ -135,18 +135,18 @@ class ThreadWorkers:
     def _perform(self, job: Job, number: int) -> Outcomes:
         try:
             if isinstance(job, list):
-                return judge_answers(job[0].route.call([delivery.message for delivery in job]), len(job))
+                return outcomes_of_answers(job[0].route.call([delivery.message for delivery in job]), len(job))
             answer = job.route.call(job.message)
-            return None if answer is None else judge_answer(answer)
+            return None if answer is None else outcome_of_answer(answer)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything; the worker outlives it
-            return judge(error)
+            return outcome_of_error(error)
 
     def _until_settled(self, job: Job, outcome: Outcomes, number: int) -> Outcomes:
         """Try again here for as long as there are attempts, each message of a failed batch on its own."""
         if isinstance(job, list):
             return [
                 one if one is None else self._one_until_settled(delivery, one, number)
-                for delivery, one in zip(job, each(job, outcome))
+                for delivery, one in zip(job, outcome_per_delivery(job, outcome))
             ]
         assert isinstance(outcome, HandlerOutcome)
         return self._one_until_settled(job, outcome, number)
@@ -168,7 +168,7 @@ class ThreadWorkers:
 def log_failure(name: str, number: int, job: Job, outcomes: Outcomes) -> None:
     """One line per failure, with the worker's number: the messages of a stuck worker can be found by it."""
     deliveries = job if isinstance(job, list) else [job]
-    for delivery, outcome in zip(deliveries, each(deliveries, outcomes)):
+    for delivery, outcome in zip(deliveries, outcome_per_delivery(deliveries, outcomes)):
         if outcome is None or outcome.verdict is Verdict.RETURN:
             continue
         log.warning(

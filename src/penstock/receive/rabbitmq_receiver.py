@@ -15,7 +15,7 @@ from typing import Any, Self
 from penstock.broker import Tls
 from penstock.consume.consumer_options import Answer as BatchAnswer
 from penstock.consume.declarations import Declarations
-from penstock.consume.into_queue import AGAIN
+from penstock.consume.into_queue import RETRY_DELAY
 from penstock.consume.message import Message, Reject, Retry
 from penstock.consume.registry import ConsumerRegistry
 from penstock.decode.outcome import Answer, Format, Status
@@ -170,4 +170,4 @@ def _outcome(answer: Answer) -> Retry | Reject | None:
         case Status.TAKEN | Status.BAD | Status.TOO_LARGE:
             return Reject(answer.message)
         case _:
-            return Retry(AGAIN, answer.message, counted=False)
+            return Retry(RETRY_DELAY, answer.message, counted=False)

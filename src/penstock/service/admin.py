@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 _TIMEOUT = 5.0  # seconds for a request to arrive: an operator's tool is never slower
-_MOST = 32  # connections at a time
+_MAX_CONNECTIONS = 32  # connections at a time
 
 
 class AdminSource(Protocol):
-    """What the admin server can be asked about."""
+    """The service as the admin server sees it."""
 
     def metrics(self) -> bytes: ...
 
@@ -26,11 +26,11 @@ class AdminSource(Protocol):
         ...
 
     def unready(self) -> list[str]:
-        """Why nothing should be sent here now; empty if all is well."""
+        """Why requests should not be sent here now; empty if they should."""
         ...
 
     def notes(self) -> list[str]:
-        """What is wrong and yet no reason to send elsewhere."""
+        """Problems that are no reason to send requests elsewhere."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -77,9 +77,9 @@ class _AdminHttpServer(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Where there is no room the oldest connection goes: clients that dawdle must not keep a probe out."""
+        """Beyond the limit the oldest connection is closed: slow clients must not keep a probe out."""
         with self._lock:
-            oldest = next(iter(self._open)) if len(self._open) >= _MOST else None
+            oldest = next(iter(self._open)) if len(self._open) >= _MAX_CONNECTIONS else None
             if oldest is not None:
                 del self._open[oldest]
             self._open[request] = None

@@ -1,4 +1,4 @@
-"""The metric definitions that the configuration names, and those that hold while a process runs."""
+"""Metric definitions: read from the configured file, and kept current over reloads."""
 
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
@@ -8,7 +8,7 @@ from penstock.model.level import Level
 
 
 def read_definitions(config: ServiceConfig) -> Definitions:
-    """As the file says now; ConfigError names the mistake in it."""
+    """Read the definitions file; ConfigError names the mistake in it."""
     if config.definitions is None:
         return Definitions()
     try:
@@ -18,7 +18,7 @@ def read_definitions(config: ServiceConfig) -> Definitions:
 
 
 class CurrentDefinitions:
-    """The definitions that hold, for threads that ask again with every batch: a reload changes the answer.
+    """The current definitions, for threads that read them with every batch; a reload replaces them.
 
     Threads: every method may be called from any thread.
     """

@@ -56,7 +56,7 @@ class Edge:
     # -- start: back to front ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Every stage has its consumer when it starts. What fails takes down what was started, and is raised."""
+        """Start each stage after its consumer. If one fails, those that run are closed and its error is raised."""
         try:
             self._start_relay()
             if self.config.pipelines.rollup:
@@ -156,7 +156,7 @@ class Edge:
         return self._receivers.ports() if self._receivers is not None else {}
 
     def unready(self) -> list[str]:
-        """Why nothing should be sent here now."""
+        """Why requests should not be sent here now; empty if they should."""
         return [f"{self.state}"] if self.state != "running" else list(self._full())
 
     def _full(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Texts of others on a screen or in a log: names and values come from senders, and a terminal obeys them."""
+"""Makes foreign text safe to print: names and values come from senders, and a terminal obeys control characters."""
 
 
 def printable(text: str) -> str:

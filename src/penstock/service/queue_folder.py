@@ -1,4 +1,4 @@
-"""Where a durable queue lies: known by its files, so that a command refuses a folder that was named by mistake."""
+"""Recognises the folder of a durable queue by its files, so that a command refuses any other folder."""
 
 import os
 import re
@@ -9,17 +9,17 @@ import click
 
 from penstock.errors import ConfigError
 
-_OF_A_QUEUE = re.compile(r"fastqueue\.meta|[0-9a-f]{16}")  # its state, or a chunk that lost it
+_QUEUE_FILE = re.compile(r"fastqueue\.meta|[0-9a-f]{16}")  # its state, or a chunk that lost it
 _MOST_NAMED = 3
 
 
 def is_queue_folder(folder: Path) -> bool:
-    """Whether a queue lies there: else one would be made, and found to be empty. OSError if that cannot be seen."""
-    return folder.is_dir() and any(_OF_A_QUEUE.fullmatch(entry.name) for entry in folder.iterdir())
+    """Whether the folder holds a queue: opening any other would make an empty one. OSError if it is unreadable."""
+    return folder.is_dir() and any(_QUEUE_FILE.fullmatch(entry.name) for entry in folder.iterdir())
 
 
 def explain_missing_queue(folder: Path) -> str:
-    """What was looked for in a folder that holds no queue, what there is, and which folders below it do hold one."""
+    """The text for a folder without a queue: what was expected, what is there, and which folders below hold one."""
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     there = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "")
     below = sorted(str(meta.parent) for meta in folder.glob("*/fastqueue.meta"))

@@ -1,4 +1,4 @@
-"""The relay pipeline: requests as they came, pushed to the queue of every destination that understands them."""
+"""The relay pipeline: pushes each request, unchanged, to the queue of every destination that takes its format."""
 
 import logging
 import threading
@@ -38,7 +38,7 @@ class RelayPipeline:
     Delivery: at least once. If one destination's queue takes a request and another's refuses it, the answer asks the
         sender to send it again, and the first destination gets it twice.
     Threads: every method may be called from any thread.
-    Blocks: never; a queue that may keep a pusher waiting is pushed to by threads of ours.
+    Blocks: never; a push that may block runs on a thread of the pipeline.
     """
 
     def __init__(self, senders: Mapping[str, tuple[SendQueue, Iterable[str]]]) -> None:
@@ -77,13 +77,13 @@ class RelayPipeline:
         return True
 
     def close(self) -> None:
-        """Take nothing more. What is still under way is answered: by its queue, or because that is closed."""
+        """Refuse new requests. Pushes under way are answered by their queue."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
 
 class _PushGroup:
-    """Pushes of several threads that have one answer: the first error of each body, or None, when all are done."""
+    """Pushes on several threads with one answer when all are done: the first error of each body, or None."""
 
     def __init__(self, count: int, done: "DoneByPlace") -> None:
         self._done = done

@@ -74,7 +74,7 @@ class Service:
     # -- start and stop ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Return when everything that takes requests does. What fails takes down what was started, and is raised."""
+        """Return when all receivers listen. If a part fails, those that run are closed and its error is raised."""
         config = self.config
         if config.admin.enabled:
             host, port = parse_address(config.admin.listen, "admin.listen")
@@ -226,7 +226,7 @@ class Service:
         return [f"{worker.name}: {reason}" for worker in self._workers for reason in _unready_reasons(worker)]
 
     def notes(self) -> list[str]:
-        """What is wrong and yet no reason to send elsewhere."""
+        """Problems that are no reason to send requests elsewhere."""
         problem = self._spark.problem() if self._spark is not None else None
         waiting = [f"{problem}; what is received waits in {self.config.segments.path}"] if problem else []
         return waiting + self._orphan_queues.notes()

@@ -20,7 +20,7 @@ class Demand(NamedTuple):
     bytes: int
     largest: int  # bytes of its largest block
     deadline: float  # FullBehavior.BLOCK waits until then
-    may_drop: bool = True  # False: no block has to go for it, and a refusal is not counted as a drop
+    may_drop: bool = True  # False: no block is evicted for it, and a refusal is not counted as a drop
 
 
 class SequencesExhausted(Exception):

@@ -120,7 +120,7 @@ class DeadLetterQueue:
         self.pushed = 0
 
     def push(self, lease: Lease, reason: str) -> None:
-        """Keep the block; a QueueError says that it is not kept."""
+        """Keep the block. Raises QueueError if it is not kept."""
         letter = pack(lease, reason, self._clock.time())
         with self._lock:
             self._opened_locked().push(letter)
@@ -128,7 +128,7 @@ class DeadLetterQueue:
 
     @property
     def dropped(self) -> int:
-        """Letters that had to go since there was no room for more."""
+        """Letters that were evicted for lack of room."""
         queue = self._queue
         return self._dropped + (queue.dropped if queue is not None else 0)
 

@@ -154,7 +154,7 @@ def check(
 def _check_chunk(
     files: Files, state: RecoveredState, chunk: ChunkFile, report: CheckReport, expected: int | None, *, repair: bool
 ) -> int | None:
-    """Read one chunk; the sequence after its last block, None if no frame has said one yet."""
+    """Read one chunk. Returns the sequence after its last block, None if no frame has said one yet."""
     is_last = chunk is state.chunks.chunks[-1]
     for start, end, header, reason in _pieces(state, chunk):
         report.bytes_read += end - start

@@ -89,7 +89,7 @@ class FastQueue:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def push(self, block: bytes, *, timeout: float | None = None) -> int:
-        """Take one block; its sequence. `timeout` replaces `block_timeout` under FullBehavior.BLOCK.
+        """Take one block. Returns its sequence. `timeout` replaces `block_timeout` under FullBehavior.BLOCK.
 
         Raises QueueFull, BlockTooLarge, DiskFull, DiskFailed or QueueClosed: the block was not taken (after a failed
         sync at FSYNC it may be delivered all the same).
@@ -101,7 +101,7 @@ class FastQueue:
         return self._push_batch((block,), timeout)
 
     def push_many(self, blocks: Iterable[bytes], *, timeout: float | None = None) -> range:
-        """Take all of the blocks or none; their sequences. Raises as `push` does."""
+        """Take all of the blocks or none. Returns their sequences. Raises as `push` does."""
         batch = [block if type(block) is bytes else as_block(block) for block in blocks]
         if not batch:
             return range(0)
@@ -132,7 +132,7 @@ class FastQueue:
         return await asyncio.to_thread(self.push, block, timeout=timeout)
 
     def _push_batch(self, batch: Sequence[bytes], timeout: float | None, *, may_drop: bool = True) -> int:
-        """Take the blocks as the policies say; the first sequence."""
+        """Take the blocks as `full_behavior` and `durability` say. Returns the first sequence."""
         lengths = list(map(len, batch))
         deadline = self._clock.monotonic() + (self._block_timeout if timeout is None else timeout)
         demand = Demand(len(batch), sum(lengths), max(lengths), deadline, may_drop)
@@ -148,7 +148,7 @@ class FastQueue:
                     self._state.wait_for_disk(error, demand)
 
     def _push_synced(self, batch: Sequence[bytes], demand: Demand) -> int:
-        """Take the blocks with all others that come before the next sync, and wait for it; the first sequence.
+        """Take the blocks with all others that come before the next sync, and wait for it. Returns the first sequence.
 
         An OSError says that they could not be written. What was written and could not be synced is not tried again:
         it may be delivered as it is.
@@ -166,7 +166,7 @@ class FastQueue:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def lease(self, max_blocks: int = 1, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Lease]:
-        """Take up to `max_blocks` blocks on loan, in order; empty if there is none.
+        """Lease up to `max_blocks` blocks, in order. Returns an empty list if there is none.
 
         With `max_bytes` they are no more than that together, unless the first one is by itself.
         With `timeout` it waits so long for the first one; without, not at all. What is not acked in the end is
@@ -183,14 +183,14 @@ class FastQueue:
                 return taken
 
     def ack(self, leases: Lease | Iterable[Lease]) -> None:
-        """The blocks are done with. A lease that is not out any more (acked, nacked, dropped) is passed over."""
+        """Take the blocks as done. A lease that is not out any more (acked, nacked, dropped) is passed over."""
         if type(leases) is not list:
             leases = [leases] if isinstance(leases, Lease) else list(leases)
         if leases:
             self._state.ack(leases)
 
     def exchange(self, lease: Lease) -> Lease | None:
-        """Ack the block and lease the next one; None if there is none."""
+        """Ack the block and lease the next one. Returns None if there is none."""
         self.ack(lease)
         return next(iter(self.lease()), None)
 
@@ -217,9 +217,9 @@ class FastQueue:
         return most is not None and lease.attempts >= most
 
     def reject(self, lease: Lease, reason: str) -> None:
-        """The block can never succeed: move it to the dead-letter queue.
+        """Move a block that can never succeed to the dead-letter queue.
 
-        First it is written there, then acked here; if the first fails it stays here and comes again.
+        It is written there first, then acked here. If writing fails it stays here and comes again.
         """
         if not self._state.is_leased(lease):
             return
@@ -235,7 +235,7 @@ class FastQueue:
         self.ack(lease)
 
     def bury(self, block: bytes, reason: str) -> None:
-        """Keep a block that is not in the queue as a dead letter; a QueueError says that it is not kept."""
+        """Keep a block that is not in the queue as a dead letter. Raises QueueError if it is not kept."""
         self._state.check_open()
         self._dead.push(Lease(-1, 1, block, self._clock.time()), reason)
 
@@ -244,7 +244,7 @@ class FastQueue:
     ) -> tuple[int, int]:
         """Put dead letters whose reason contains `reason` back, with no attempts counted; how many, how many stay.
 
-        A letter leaves the dead-letter queue only when this one has it. No block has to go for it, whatever
+        A letter leaves the dead-letter queue only when this one has it. No block is evicted for it, whatever
         `full_behavior` says: where there is no room (under BLOCK none in time) the rest stays, and so does a letter
         that exceeds `max_block_bytes`. Raises DiskFull, DiskFailed or QueueClosed as `push` does: those that it has
         taken by then are here, the others stay. `advance` gets the number of letters of every portion.
@@ -252,7 +252,7 @@ class FastQueue:
         return self._dead.replay(self._put_back, self._state.capacity.max_block, reason, advance)
 
     def _put_back(self, blocks: Sequence[bytes]) -> int:
-        """Take as many of the blocks, from the first on, as there is room for; how many, 0 if there is none."""
+        """Take as many of the blocks, from the first on, as there is room for. Returns how many."""
         while True:
             count = self._state.count_fitting(blocks)
             try:
@@ -264,7 +264,7 @@ class FastQueue:
                 return count
 
     def pop(self) -> bytes | None:
-        """The next block, lease and ack in one; None if there is none. A crash after it has lost the block."""
+        """Lease and ack the next block. Returns None if there is none. A crash after it has lost the block."""
         leases = self.lease()
         if not leases:
             return None
@@ -279,7 +279,7 @@ class FastQueue:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def resize(self, max_size: int) -> None:
-        """Have another limit of blocks, from the next push on."""
+        """Change the limit of blocks, from the next push on."""
         self._state.resize(max_size)
 
     def __len__(self) -> int:
@@ -293,7 +293,7 @@ class FastQueue:
 
     @property
     def dropped(self) -> int:
-        """Blocks that had to go or were not taken, for every reason."""
+        """Blocks that were evicted or refused, for every reason."""
         return sum(self._state.capacity.dropped.values())
 
     def stats(self) -> QueueStats:

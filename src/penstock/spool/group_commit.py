@@ -30,9 +30,8 @@ class SyncRound:
         self.error: OSError | None = None
         self.following: SyncRound | None = None
         self._waiting: list[threading.Lock] = []
-        self.waiters_by_loop: dict[
-            asyncio.AbstractEventLoop, list[asyncio.Future[None]]
-        ] = {}  # each is its loop's alone
+        # Each list belongs to its event loop: only that loop's thread touches it.
+        self.waiters_by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
 
     def add_waiter(self) -> threading.Lock:
         """Returns a lock that is released when the round is over, or when the waiting thread has to lead it."""

@@ -33,7 +33,7 @@ class MemoryQueue:
         self.evicted = 0
 
     def push(self, block: bytes) -> int:
-        """Take the block; how many old ones had to go for it. BlockTooLarge if it could never fit."""
+        """Take the block. Returns how many old ones were evicted for it. Raises BlockTooLarge if it can never fit."""
         if type(block) is not bytes:
             block = as_block(block)
         if len(block) > self.max_bytes:

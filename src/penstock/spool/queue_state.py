@@ -69,9 +69,8 @@ class QueueState:
 
     def push_one(self, block: bytes) -> int:
         """Take one block if it needs no waiting, evicting or syncing. Returns its sequence, -1 otherwise."""
-        backlog, capacity = self.backlog, self.capacity
+        backlog, capacity, length = self.backlog, self.capacity, len(block)
         with self._lock:
-            length = len(block)
             if (
                 backlog.count >= capacity.max_size
                 or backlog.bytes + length > capacity.max_bytes
@@ -85,7 +84,9 @@ class QueueState:
             except OSError:
                 return -1  # once more, and then as the policy says
             if sequence >= 0:
-                self._accepted_locked(1, not self._in_memory)
+                self._counters.pushed += 1
+                if capacity.is_dropping or self._waiting_to_lease:
+                    self._announce_locked(1, not self._in_memory)
             return sequence
 
     def push(self, batch: Sequence[bytes], demand: Demand) -> int:
@@ -96,7 +97,8 @@ class QueueState:
         with self._lock:
             self._make_room_locked(demand)
             first = self.backlog.add(batch, demand.bytes, self._time())
-            self._accepted_locked(demand.blocks, True)
+            self._counters.pushed += demand.blocks
+            self._announce_locked(demand.blocks, True)
             return first
 
     def stage(self, batch: Sequence[bytes], demand: Demand) -> tuple[int, StagedBlocks, SyncRound]:
@@ -124,10 +126,10 @@ class QueueState:
     def _write_staged_locked(self) -> None:
         count = self.backlog.write_staged()
         if count:
-            self._accepted_locked(count, True)
+            self._counters.pushed += count
+            self._announce_locked(count, True)
 
-    def _accepted_locked(self, count: int, on_disk: bool) -> None:
-        self._counters.pushed += count
+    def _announce_locked(self, count: int, on_disk: bool) -> None:
         if self.capacity.is_dropping:
             self.capacity.accepted(on_disk=on_disk)
         if self._waiting_to_lease:

@@ -150,16 +150,16 @@ class OtlpReader:
     def _find(self, body: bytes, base: int, request: int, hits: list[ShapeHit], metrics: list[MetricData]) -> None:
         """Sorts the metrics of one request into those of a known shape and the others."""
         data = np.frombuffer(body, np.uint8)
-        for span in walk(body):
+        for head, start, end in walk(body):
             number = len(hits) + len(metrics)
-            shape = self.shapes.find(span, body, data)
+            shape = self.shapes.find(head, body, data, start, end)
             if shape is not None:
-                hits.append(ShapeHit(shape, base + span.start, request, number))
+                hits.append(ShapeHit(shape, base + start, request, number))
                 continue
-            name, kind, first, after = data_of(body, span.start, span.end)
+            name, kind, first, after = data_of(body, start, end)
             if kind:
-                whole = base + span.start, base + span.end
-                metrics.append(MetricData(span.head, name, kind, base + first, base + after, request, number, whole))
+                whole = base + start, base + end
+                metrics.append(MetricData(head, name, kind, base + first, base + after, request, number, whole))
 
     def _scan(self, blob: bytes, data: Bytes, metrics: list[MetricData], context: DecodeContext) -> _ReadMetrics:
         """Reads the points of metrics that have no known shape."""
@@ -299,8 +299,8 @@ def _rewritten(body: bytes, request: int, outcomes: RequestOutcomes) -> bytes:
 
     try:
         return as_request(
-            (span.head.resource, span.head.scope, Metric.FromString(body[span.start : span.end]).SerializeToString())
-            for span in walk(body)
+            (resource, scope, Metric.FromString(body[start:end]).SerializeToString())
+            for (resource, scope, _), start, end in walk(body)
         )
     except DecodeError as error:
         outcomes.fail(request, f"not an ExportMetricsServiceRequest: {error}")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.decode.column_scan import Bytes, Ints, within
 from penstock.decode.otlp.scanned_points import ScannedPoints
-from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUM, SUMMARY, MetricData, MetricHead, MetricSpan
+from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUM, SUMMARY, MetricData, MetricHead
 from penstock.decode.series import NO_STREAM
 
 _ABSENT = -(1 << 30)  # a position that no request has, whatever is added to it
@@ -137,12 +137,14 @@ class ShapeCache:
     def __len__(self) -> int:
         return sum(map(len, list(self._known.values())))
 
-    def find(self, span: MetricSpan, body: bytes, data: Bytes) -> Shape | None:
+    def find(self, head: MetricHead, body: bytes, data: Bytes, start: int, end: int) -> Shape | None:
         """Returns the shape of the metric there; `data` is `body` as numbers."""
-        start, length = span.start, span.end - span.start
-        for shape in self._known.get(span.head, ()):
-            is_likely = shape.length == length and body.startswith(shape.probe, start + shape.probe_at)
-            if is_likely and shape.fits(data, start):
+        for shape in self._known.get(head, ()):
+            if (
+                shape.length == end - start
+                and body.startswith(shape.probe, start + shape.probe_at)
+                and shape.fits(data, start)
+            ):
                 return shape
         return None
 

@@ -26,20 +26,11 @@ class Family(NamedTuple):
     is_monotonic: int
 
 
-class MetricHead(NamedTuple):
-    """What can be known of a metric without reading it, as its sender wrote it."""
+MetricHead = tuple[bytes, bytes, bytes]
+"""The resource, scope and name of a metric as its sender wrote them. One is made for every metric, so it is plain.
 
-    resource: bytes
-    scope: bytes
-    name: bytes  # with tag and length; empty if the metric does not start with its name
-
-
-class MetricSpan(NamedTuple):
-    """Where a metric is, and what is known of it."""
-
-    head: MetricHead
-    start: int
-    end: int
+The name is with tag and length; it is empty if the metric does not start with its name.
+"""
 
 
 class MetricData(NamedTuple):
@@ -60,11 +51,14 @@ class MetricData(NamedTuple):
         return SUM if self.kind == GAUGE else self.kind
 
     def family(self, temporality: int, is_monotonic: int) -> Family:
-        return Family(self.head.resource, self.head.scope, self.name, self.kind, temporality, is_monotonic)
+        return Family(*self.head[:2], self.name, self.kind, temporality, is_monotonic)
 
 
-def walk(body: bytes) -> Iterator[MetricSpan]:
-    """Yields the metrics of one request; ValueError or IndexError if it is none, TooMany beyond a bound."""
+def walk(body: bytes) -> Iterator[tuple[MetricHead, int, int]]:
+    """Yields the metrics of one request, and where each starts and ends.
+
+    ValueError or IndexError if it is no request, TooMany beyond a bound.
+    """
     left = _MAX_METRICS
     for outer, at, end in fields(body):
         if outer != RESOURCE_METRICS:
@@ -81,7 +75,7 @@ def walk(body: bytes) -> Iterator[MetricSpan]:
             for start, stop in metrics:
                 is_named = stop > start + 1 and body[start] == NAME and body[start + 1] < 128
                 name = body[start : start + 2 + body[start + 1]] if is_named else b""
-                yield MetricSpan(MetricHead(resource, scope, name), start, stop)
+                yield (resource, scope, name), start, stop
 
 
 def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple[int, int]]]:
