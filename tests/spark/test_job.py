@@ -5,15 +5,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.model.function import Function
+from penstock.model.function import AVG, Function
 from penstock.model.level import Level
 from penstock.model.packed import PACKED
-from penstock.model.partial import IDENTITY, PARTIALS, of_columns
+from penstock.model.partial import IDENTITY, PARTIALS, merged, of_columns
 from penstock.model.point import POINTS
 from penstock.model.segment import Segment, seal
 from penstock.spark import job as spark_job
@@ -22,6 +23,7 @@ from penstock.spark.rollup import rolled_up
 from penstock.spark.source import PACKED_SCHEMA, SCHEMA
 from penstock.tables import delta
 from penstock.tables.port import open_tables, read_top_n
+from tests.servers import PostgreSQL
 from tests.spark.engine import Engine
 from tests.spark.pipeline import Edge, Job, assert_exact
 
@@ -88,6 +90,40 @@ def test_a_batch_is_one_job_of_two_stages_and_nothing_is_cached(job: Job, edge: 
     assert read.shuffleWriteBytes() == wrote.shuffleReadBytes() > 0
     assert (read.numFailedTasks(), wrote.numFailedTasks()) == (0, 0)
     assert spark.sparkContext._jsc.getPersistentRDDs().isEmpty()
+
+
+def test_parquet_is_written_by_the_same_plan(spark: SparkSession, tmp_path: Path, edge: Edge) -> None:
+    for _ in range(3):
+        edge.seal(points=200)
+    job = Job(spark, tmp_path, f"parquet:{tmp_path / 'tables'}")
+    job.run(max_files=2)
+
+    assert_exact(job.tables, edge)
+
+
+@pytest.mark.server
+def test_executors_stage_rows_in_postgresql_and_one_transaction_takes_a_batch_of_any_size(
+    spark: SparkSession, tmp_path: Path, edge: Edge
+) -> None:
+    edge.seal(points=200)
+    with PostgreSQL(tmp_path / "postgres") as server:
+        job = Job(spark, tmp_path, server.url)
+        job.run()
+        assert_exact(job.tables, edge)
+
+        many = 120_000
+        times = pa.repeat(pa.scalar(0, POINTS.field("time").type), many)
+        entities = pa.array([f"e{n}" for n in range(many)])
+        partials = of_columns("many", AVG, entities, times, pa.array([1.0] * many))
+        seal(edge.folder, Segment("other", 0, 0), merged(partials))
+        job.run()
+
+        for level in Level:
+            rows = job.tables.partials(level, metric="many")
+            assert (rows.num_rows, pc.sum(rows["count"]).as_py()) == (many, many)
+        with psycopg.connect(server.url) as connection:
+            left = connection.execute("select count(*) from pg_tables where tablename like 'penstock_staged%'")
+            assert left.fetchone() == (0,)
 
 
 def test_a_batch_of_which_spark_has_made_more_rows_than_its_tasks_report_is_refused(

@@ -340,6 +340,33 @@ def test_odd_names_are_kept_apart_and_exactly(tables: Tables) -> None:
     assert all((name, some, 2) in found for name in names for some in labels)
 
 
+@pytest.mark.server
+def test_no_staging_table_outlives_its_batch(postgres_server: PostgreSQL) -> None:
+    """Neither of a table that gets no rows, nor of a batch that was never committed."""
+    tables = open_tables(postgres_server.url)
+
+    def staged() -> int:
+        with psycopg.connect(postgres_server.url) as connection:
+            found = connection.execute("select count(*) from pg_tables where tablename like 'penstock_staged%'")
+            return int((found.fetchone() or (0,))[0])
+
+    before = staged()  # of tests that did not close theirs
+    tables.landing("failed").close()
+    landing = tables.landing("test")
+    assert staged() == before + len(SCHEMAS)
+    writer = landing.writer("minute")
+    writer.write(rows(1.0).cast(SCHEMAS["minute"]))
+    written = writer.close()
+    assert written is not None
+    for name in SCHEMAS:
+        assert tables.append(name, [written] if name == "minute" else [], batch(0))
+
+    landing.close()
+    assert staged() == before
+    assert sums(tables) == [1.0]
+
+
+@pytest.mark.server
 def test_tables_of_an_earlier_version_go_on(postgres_server: PostgreSQL) -> None:
     with psycopg.connect(postgres_server.url) as connection:
         connection.execute(

@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC as ZONE
 from datetime import date, datetime, time
@@ -71,18 +72,21 @@ def backfill(
                     "difference (--allow-loss does it all the same)"
                 )
     found = Backfilled(sum(before[Level.DAY].values()), sum(after.values()))
-    order = Order(tables.landing("backfill"), {level.value: left_out.get(level, ()) for level in Level})
-    with tempfile.TemporaryDirectory(prefix="penstock-sink-") as exchange:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-sink-") as exchange,
+        closing(tables.landing("backfill")) as landing,
+    ):
+        order = Order(landing, {level.value: left_out.get(level, ()) for level in Level})
         reports = written_by(rows.transform(rolled_up), order, Path(exchange))
-    for level in Level:
-        written = sum(report.points[level.value] for report in reports)
-        if written != found.after:
-            raise RowsMissing(
-                f"the segments hold {found.after} points of these days, {written} were written for table "
-                f"{level.value!r}: nothing was replaced"
-            )
-    for name in SCHEMAS:
-        tables.replace(name, written_for(reports, name), start, end, check)
+        for level in Level:
+            written = sum(report.points[level.value] for report in reports)
+            if written != found.after:
+                raise RowsMissing(
+                    f"the segments hold {found.after} points of these days, {written} were written for table "
+                    f"{level.value!r}: nothing was replaced"
+                )
+        for name in SCHEMAS:
+            tables.replace(name, written_for(reports, name), start, end, check)
     return found
 
 

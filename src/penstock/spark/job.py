@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -225,11 +226,12 @@ def _into(
             raise RuntimeError(_INTERRUPTED)
         # Adaptive execution would run each stage as a job of its own; there is nothing for it to adapt.
         rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
-        order = Order(tables.landing(f"batch-{number}"), {name: config.left_out(name) for name in SCHEMAS})
         began = time.monotonic()
-        reports = written_by(rows.transform(rolled_up), order, Path(exchange.name))
-        wrote = time.monotonic()
-        covered = commit_batch(tables, reports)
+        with closing(tables.landing(f"batch-{number}")) as landing:
+            order = Order(landing, {name: config.left_out(name) for name in SCHEMAS})
+            reports = written_by(rows.transform(rolled_up), order, Path(exchange.name))
+            wrote = time.monotonic()
+            covered = commit_batch(tables, reports)
         phases = {"write": wrote - began, "commit": time.monotonic() - wrote}
         if not set(covered.end) <= checkpoint.noted(covered.source):
             checkpoint.note(covered.source, set(covered.end))

@@ -3,6 +3,7 @@
     driver   landing = tables.landing(label)        makes the folders (or staging tables) of one batch
     task     landing.writer("minute") ─► Written    one file for each table and task attempt, unseen by any reader
     driver   tables.append("minute", written, …)    commits exactly what was reported
+    driver   landing.close()                        drops staging tables
 
 A landing is pickled and sent to the tasks. An attempt that fails or is overtaken leaves a file that no report names:
 it is never seen by a reader, and `vacuum` removes it.
@@ -52,6 +53,10 @@ class Landing(Protocol):
 
     def writer(self, name: str) -> TableWriter: ...
 
+    def close(self) -> None:
+        """Give up what a landing no longer needs, once its batch is committed or refused."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FileLanding:
@@ -61,6 +66,9 @@ class FileLanding:
 
     def writer(self, name: str) -> "FileWriter":
         return FileWriter(name, Path(self.folders[name]))
+
+    def close(self) -> None:
+        pass  # what was committed stays where it is, the rest is removed by vacuum
 
 
 class FileWriter:

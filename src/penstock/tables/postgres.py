@@ -5,15 +5,15 @@
 
     penstock_staged_<time>_<id>_<table>                              what the tasks of one batch have copied
 
-Tasks copy their rows into staging tables. One transaction of the driver merges them with one statement and drops them:
-there is nothing to compact, and any client reads the tables as they are.
+Tasks copy their rows into staging tables. One transaction of the driver merges them with one statement, so there is
+nothing to compact, and any client reads the tables as they are. Then the staging tables go.
 """
 
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -194,7 +194,7 @@ class PostgresTables:
             connection.execute("select pg_advisory_unlock(hashtext('penstock'))")
 
     def _merge(self, connection: psycopg.Connection[Any], name: str, written: Sequence[Written]) -> None:
-        """Add the staged rows that were reported, and drop what was staged. A row occurs in them once."""
+        """Add the staged rows that were reported. A row occurs in them once."""
         columns = sql.SQL(", ").join(map(sql.Identifier, SCHEMAS[name].names))
         merging = sql.SQL(
             "insert into {} ({}) select {} from {} where attempt = any(%s) on conflict ({}) do update set {}"
@@ -209,7 +209,6 @@ class PostgresTables:
             if added != sum(one.rows for one in reported):
                 rows = sum(one.rows for one in reported)
                 raise RowsMissing(f"tasks have staged {rows} rows of table {name!r}, PostgreSQL has {added} of them")
-            connection.execute(sql.SQL("drop table {}").format(table))
 
     def _rows(
         self, name: str, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
@@ -234,6 +233,13 @@ class StagedLanding:
 
     def writer(self, name: str) -> "StagedWriter":
         return StagedWriter(self.dsn, name, self.staged[name])
+
+    def close(self) -> None:
+        """Drop the staging tables; what cannot be dropped now, `vacuum` drops later."""
+        with suppress(psycopg.OperationalError), psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute("set lock_timeout = '1s'")  # a task attempt that was overtaken may still copy
+            for table in self.staged.values():
+                connection.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(table)))
 
 
 class StagedWriter:
