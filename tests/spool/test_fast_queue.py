@@ -53,20 +53,6 @@ def test_sequences_grow_by_one_within_a_batch(open_queue: Open) -> None:
     assert [lease.sequence for lease in queue.lease(3)] == [first, first + 1, first + 2]
 
 
-def test_an_exchange_is_an_ack_and_the_next_lease(open_queue: Open) -> None:
-    queue = open_queue()
-    for block in numbered(200):
-        queue.push(block)
-    lease: Lease | None = queue.lease()[0]
-    came = []
-    while lease is not None:
-        came.append(lease.data)
-        assert (lease.attempts, len(queue)) == (1, 200 - len(came) + 1)
-        lease = queue.exchange(lease)
-    assert came == numbered(200)
-    assert queue.stats().acked == 200
-
-
 def test_acks_may_come_in_any_order(open_queue: Open) -> None:
     queue = open_queue()
     queue.push_many(numbered(20))

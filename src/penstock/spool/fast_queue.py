@@ -189,11 +189,6 @@ class FastQueue:
         if leases:
             self._state.ack(leases)
 
-    def exchange(self, lease: Lease) -> Lease | None:
-        """Ack the block and lease the next one. Returns None if there is none."""
-        self.ack(lease)
-        return next(iter(self.lease()), None)
-
     def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
         """Deliver the block again, in its order, `delay` seconds from now; after `max_attempts` it is a dead letter.
 
