@@ -54,7 +54,8 @@ class SegmentFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._names: set[str] | None = None  # of everything in the folder when it was listed last
+        self._is_listed = False
+        self._names: set[str] = set()  # of everything in the folder when it was listed last
         self._segments: dict[str, list[Segment]] = {}  # of each writer, in the order of its sequences
         self._fresh: list[Segment] = []  # came since the last `admit`
         self._first: dict[Segment, tuple[int, int]] = {}  # inode and time of what has sequence 0
@@ -65,16 +66,20 @@ class SegmentFolder:
 
     def refresh(self) -> None:
         """List the folder; the only place that costs what is kept there."""
-        names = set(os.listdir(self.folder))
+        names = os.listdir(self.folder)
         aside = self.folder / QUARANTINE
-        names.update(os.listdir(aside) if aside.is_dir() else ())
-        before = self._names or set()
-        self._names = names
-        for segment in filter(None, map(parse_name, before - names)):
+        if aside.is_dir():
+            names = list({*names, *os.listdir(aside)})
+        new = [name for name in names if name not in self._names]
+        gone = self._names.difference(names) if len(names) - len(new) < len(self._names) else set()
+        self._names -= gone
+        self._names.update(new)
+        self._is_listed = True
+        for segment in filter(None, map(parse_name, gone)):
             held = self._segments[segment.writer]
             del held[bisect_left(held, segment)]
             self._outlines.pop(segment, None)  # another segment of that name may come
-        fresh = sorted(filter(None, map(parse_name, names - before)))
+        fresh = sorted(filter(None, map(parse_name, new)))
         for segment in fresh:
             held = self._segments.setdefault(segment.writer, [])
             if held and segment < held[-1]:
@@ -119,7 +124,7 @@ class SegmentFolder:
 
     def after(self, offset: Offset) -> list[Segment]:
         """What is known to be sealed since `offset`, quarantined ones included, by writer and sequence."""
-        if self._names is None:
+        if not self._is_listed:
             self.refresh()
         found = []
         for writer in sorted(self._segments):
@@ -132,7 +137,7 @@ class SegmentFolder:
 
     def passed_over(self, offset: Offset) -> dict[str, list[Segment]]:
         """Of each writer the segments at or below `offset`."""
-        if self._names is None:
+        if not self._is_listed:
             self.refresh()
         return {
             writer: [s for s in held if s.last <= offset[writer]["last"]]
@@ -245,7 +250,7 @@ class SegmentFolder:
 
     def reach(self) -> Offset:
         """How far the segments that are there go, whatever became of those before them."""
-        if self._names is None:
+        if not self._is_listed:
             self.refresh()
         return {
             writer: {"last": held[-1].last, "segments": len(held)} for writer, held in self._segments.items() if held
@@ -335,7 +340,7 @@ class SegmentFolder:
 
         The newest segment of a writer always stays: after a crash its writer learns from it what is sealed already.
         """
-        if self._names is None:
+        if not self._is_listed:
             self.refresh()
         deleted = 0
         for writer, held in self._segments.items():
