@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pyspark
 import pytest
 from click.testing import CliRunner
@@ -156,6 +158,12 @@ class Cluster:
         environ = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home), "SPARK_NO_DAEMONIZE": "1"}
         self._processes.append(spawn(*command, log=self._folder / f"{name}.log", **environ))
 
+    def kill_executor(self) -> None:
+        """One of the two, with its Python processes."""
+        for child in psutil.Process(self._processes[-1].pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it ends with its parent
+                child.kill()
+
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
             os.killpg(process.pid, signal.SIGKILL)
@@ -169,21 +177,31 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield running
 
 
-def test_a_standalone_cluster_of_two_workers_fills_the_same_tables(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_standalone_cluster_fills_the_same_tables_although_an_executor_is_killed_and_attempts_race(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     edge = Edge(tmp_path / "segments")
-    for _ in range(4):
+    for _ in range(8):
         edge.seal(points=200)
     script = Path(spark_commands.__file__)
     submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", cluster.url]
-    submit += ["--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1", str(script), "run"]
-    submit += ["--segments", str(tmp_path / "segments"), "--tables", str(tmp_path / "tables"), "--available-now"]
+    racing = {"spark.speculation": "true", "spark.speculation.interval": "10ms", "spark.speculation.quantile": "0.1"}
+    racing |= {"spark.speculation.multiplier": "1.0", "spark.speculation.minTaskRuntime": "1ms"}
+    settings = {"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1", **racing}
+    submit += [text for key, value in settings.items() for text in ("--conf", f"{key}={value}")]
+    submit += [str(script), "run", "--segments", str(tmp_path / "segments"), "--tables", str(tmp_path / "tables")]
+    submit += ["--available-now", "--max-files", "2"]
     log = tmp_path / "submit.log"
     process = spawn(*submit, log=log, SPARK_LOCAL_IP="127.0.0.1", PYSPARK_DRIVER_PYTHON=sys.executable)
+    wait_until(lambda: committed(tmp_path, "minute", 1) or process.poll() is not None, timeout=200)
+    cluster.kill_executor()
     assert process.wait(timeout=240) == 0, log.read_text()[-4000:]
 
     assert_exact(open_tables(str(tmp_path / "tables")), edge)
     master = (tmp_path / "cluster" / "master.log").read_text()
-    assert len(set(re.findall(r"Launching executor \S+ on worker (\S+)", master))) == 2
+    launched = re.findall(r"Launching executor \S+ on worker (\S+)", master)
+    assert len(set(launched)) == 2
+    assert len(launched) > 2  # one took the place of the one that was killed
 
 
 def test_the_commands_show_compact_and_expire_the_tables(spark: SparkSession, tmp_path: Path) -> None:

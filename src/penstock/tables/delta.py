@@ -268,7 +268,7 @@ class DeltaTables:
         self._maintain(name, step)
 
     def _maintain(self, name: str, step: Any) -> None:
-        """Commit what `step` makes of the table; with others who maintain it, one at a time."""
+        """Commit what `step` makes of the table; one maintaining process at a time."""
         for _ in range(ATTEMPTS):
             table = self._open(name)
             if not table:
