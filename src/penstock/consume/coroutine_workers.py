@@ -11,9 +11,9 @@ from penstock.consume.delivery import (
     Job,
     Outcomes,
     argument_of,
+    note_outcomes,
     outcomes_of_answer,
     outcomes_of_failure,
-    settle_job,
 )
 from penstock.consume.worker_pool import THREADS, PoolSettings
 
@@ -73,11 +73,11 @@ class CoroutineWorkers:
                 reports.put_back(job)
                 continue
             started = perf_counter()
-            settle_job(job, await self._perform(job))
+            note_outcomes(job, await self._perform(job))
             seconds = perf_counter() - started
             for wait, delivery in settings.retries(job, number):
                 stopped = await self._stopped_within(wait, delivery)
-                settle_job([delivery], [RETURNED] if stopped else await self._perform([delivery]))
+                note_outcomes([delivery], [RETURNED] if stopped else await self._perform([delivery]))
             reports.put(job, seconds)
 
     async def _stopped_within(self, wait: float, delivery: Delivery) -> bool:

@@ -104,7 +104,7 @@ def outcomes_of_failure(error: BaseException, argument: Message | list[Message])
     return [outcome_of_error(error)] * (len(argument) if isinstance(argument, list) else 1)
 
 
-def settle_job(job: Job, outcomes: Outcomes) -> None:
+def note_outcomes(job: Job, outcomes: Outcomes) -> None:
     """Note how an attempt ended with each of its messages."""
     for place, delivery in enumerate(job):
         delivery.outcome = outcomes[place] if outcomes is not None else None

@@ -9,9 +9,9 @@ from penstock.consume.delivery import (
     Job,
     Outcomes,
     argument_of,
+    note_outcomes,
     outcomes_of_answer,
     outcomes_of_failure,
-    settle_job,
 )
 from penstock.consume.worker_pool import THREADS, PoolSettings
 
@@ -64,11 +64,11 @@ class ThreadWorkers:
                 reports.put_back(job)
                 continue
             started = perf_counter()
-            settle_job(job, self._perform(job, number))
+            note_outcomes(job, self._perform(job, number))
             seconds = perf_counter() - started
             for wait, delivery in settings.retries(job, number):
                 stopped = stopping.wait(wait) or (delivery.generation.lost and not settings.finish_all)
-                settle_job([delivery], [RETURNED] if stopped else self._perform([delivery], number))
+                note_outcomes([delivery], [RETURNED] if stopped else self._perform([delivery], number))
             reports.put(job, seconds)
 
     def _perform(self, job: Job, number: int) -> Outcomes:
