@@ -12,13 +12,11 @@ if TYPE_CHECKING:
     from penstock.consume.routes import Route
 
 
+@dataclass(slots=True, eq=False)
 class Generation:
     """One life of a consumer's channel. Delivery tags mean nothing beyond it."""
 
-    __slots__ = ("lost",)
-
-    def __init__(self) -> None:
-        self.lost = False  # set by the I/O thread; workers read it to leave alone what the broker sends anew anyway
+    lost: bool = False  # set by the I/O thread; workers read it to leave alone what the broker sends anew anyway
 
 
 @dataclass(slots=True, eq=False)

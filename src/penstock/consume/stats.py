@@ -62,11 +62,8 @@ class Health:
 
 
 def stats_of(connection: BrokerConnection) -> RegistryStats:
-    return RegistryStats(
-        connection.connected,
-        connection.reconnects,
-        {one.name: _consumer_stats(one) for one in connection.subscriptions},
-    )
+    consumers = {one.name: _consumer_stats(one) for one in connection.subscriptions}
+    return RegistryStats(connection.connected, connection.reconnects, consumers)
 
 
 def _consumer_stats(one: Subscription) -> ConsumerStats:

@@ -165,7 +165,7 @@ class Subscription:
             if self.early_ack:
                 for delivery in job:
                     self.acks.ack(delivery)
-                self.acks.flush()
+                self.reports.wake()  # `drain` sends the acks of all that is handed over until then
             self.workers.submit(job)
 
     # From the workers

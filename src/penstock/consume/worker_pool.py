@@ -39,16 +39,20 @@ class WorkerPool(Protocol):
 class Reports:
     """Outcomes on their way to the I/O thread, which is woken once for any number of them."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake_drain: Callable[[], None]) -> None:
         self._waiting: deque[Report] = deque()
-        self._wake = wake
+        self._wake_drain = wake_drain
         self._woken = False
 
     def put(self, job: Job, seconds: float) -> None:
         self._waiting.append((job, seconds))
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the I/O thread look for reports soon."""
         if not self._woken:
             self._woken = True
-            self._wake()
+            self._wake_drain()
 
     def put_back(self, job: Job) -> None:
         """Report a job that was not begun."""
