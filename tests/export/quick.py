@@ -7,6 +7,14 @@ from penstock.export import BreakerConfig, FailoverConfig, PipelineSplitConfig, 
 from penstock.export.send_gate import SendGate, SendPermit
 from penstock.spool import FastQueue
 from penstock.spool.dead_letters import unpack
+from penstock.testing import MemoryExporter
+
+
+class Deaf(MemoryExporter):
+    """One whose `close` cuts nothing off."""
+
+    def close(self) -> None: ...
+
 
 DOWN = ConnectionRefusedError("no server listens")
 SPLIT = PipelineSplitConfig(enabled=True, preparer_count=1, sender_count=1)

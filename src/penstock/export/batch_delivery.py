@@ -21,7 +21,7 @@ from penstock.errors import (
 )
 from penstock.export.classify import of_exception
 from penstock.export.exporter import Exporter, PartialSuccess, Prepared, check_result
-from penstock.export.lease_source import LeaseSource
+from penstock.export.leased_memory import LeaseSource
 from penstock.export.scaler import Ewma
 from penstock.export.send_gate import SendGate, SendPermit
 from penstock.export.stats import ExportCounters
