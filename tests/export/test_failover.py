@@ -20,7 +20,7 @@ from penstock.export import (
 )
 from penstock.spool import FastQueue
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
-from tests.export.quick import DOWN, SPLIT, Deaf, dead_letters, numbered, quick
+from tests.export.quick import DOWN, SPLIT, Deaf, dead_letters, failing, numbered, push_all, quick
 
 Switch = Callable[[bool], None]
 
@@ -51,8 +51,7 @@ def test_batches_wait_in_memory_and_are_sent_from_there(
     exporter = FailingExporter([DOWN])
     exporter.hold()
     with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=0.02, drain_batch=10))) as sender:
-        for batch in numbered(25):
-            sender.push(batch)
+        push_all(sender, numbered(25))
         assert sender.stats().failover_size > 0
         assert sender.stats().failover_bytes > 0
         exporter.release()
@@ -101,8 +100,7 @@ def test_nothing_of_it_goes_into_an_open_circuit(queue: FastQueue, full: Switch)
     sender = SendQueue(queue, exporter, quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=60.0)))
     failover = sender._failover
     assert failover is not None
-    for batch in numbered(3):
-        sender.push(batch)
+    push_all(sender, numbered(3))
     assert failover.drain(10) == 1
     assert failover.drain(10) == 0
     assert exporter.attempts == numbered(1)
@@ -111,12 +109,10 @@ def test_nothing_of_it_goes_into_an_open_circuit(queue: FastQueue, full: Switch)
 
 
 def test_its_oldest_go_when_there_is_no_room_and_that_is_data_loss(queue: FastQueue, full: Switch) -> None:
-    exporter = FailingExporter()
-    exporter.fail_with(DOWN)
+    exporter = failing()
     config = quick(failover=FailoverConfig(max_size=3, drain_interval=60.0))
     sender = SendQueue(queue, exporter, config).start()
-    for batch in numbered(5):
-        sender.push(batch)
+    push_all(sender, numbered(5))
     assert sender.stats().failover_evicted == 2
     assert sender.stats().data_loss == 2
     full(False)
@@ -154,8 +150,7 @@ def test_so_many_of_it_are_sent_every_so_often(queue: FastQueue, full: Switch, m
 def test_what_the_destination_refuses_at_the_end_holds_up_none_of_the_others(queue: FastQueue, full: Switch) -> None:
     exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")))
     with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0, drain_batch=1))) as sender:
-        for batch in (b"one", b"bad", b"two", b"bad, too", b"three"):
-            sender.push(batch)
+        push_all(sender, (b"one", b"bad", b"two", b"bad, too", b"three"))
     assert exporter.batches == [b"one", b"two", b"three"]
     assert sender.stats().data_loss == 0
     assert sender.stats().queue.dead_lettered == 2
@@ -167,8 +162,7 @@ def test_what_fails_of_it_holds_up_none_of_the_others_and_moves_to_a_disk_that_h
     exporter = FailingExporter([TimeoutError()])
     config = quick(retry_interval=60.0, max_retry_delay=60.0, failover=FailoverConfig(drain_interval=0.01))
     sender = SendQueue(queue, exporter, config)
-    for batch in (b"one", b"two", b"three"):
-        sender.push(batch)
+    push_all(sender, (b"one", b"two", b"three"))
     wait_until(lambda: exporter.batches == [b"two", b"three"])
     full(False)
     sender.close()
@@ -328,8 +322,7 @@ def test_what_it_holds_at_the_end_is_counted_as_lost(
     queue: FastQueue, full: Switch, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(queue, "bury", refuse)
-    exporter = FailingExporter()
-    exporter.fail_with(error)
+    exporter = failing(error)
     sender = SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0))).start()
     sender.push(b"one")
     sender.close(timeout=0.2)

@@ -132,8 +132,10 @@ class SendQueue:
         if not self.config.enabled:
             self._send_direct(batch)
             return
-        if not self.config.always_queue and not len(self) and self._try_direct(batch):
-            return
+        if not self.config.always_queue and not len(self):
+            with suppress(ExportError):  # else it is queued, and a worker settles it
+                self._send_direct(batch)
+                return
         if self._limit is not None and (limit := self._limit.record(len(batch))):
             self._source.resize(limit)
         failover = self._failover
@@ -151,13 +153,6 @@ class SendQueue:
     def _send_direct(self, batch: bytes) -> None:
         assert self._delivery is not None  # an exporter of groups always queues
         self._delivery.send_direct(batch)
-
-    def _try_direct(self, batch: bytes) -> bool:
-        try:
-            self._send_direct(batch)
-        except ExportError:
-            return False  # it is queued, and a worker settles it
-        return True
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
