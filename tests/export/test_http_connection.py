@@ -144,9 +144,10 @@ def test_what_comes_unasked_or_the_end_of_the_connection_is_noticed() -> None:
         assert not connection.is_quiet()
 
 
-def test_a_server_that_does_not_read_is_held_to_the_deadline() -> None:
+@pytest.mark.parametrize("left", [0.05, 0.0])
+def test_a_server_that_does_not_read_is_held_to_the_deadline(left: float) -> None:
     with pair() as (connection, _), pytest.raises(TimeoutError):
-        connection.send("/", {"Host": "server"}, bytes(10_000_000), time.monotonic() + 0.05)
+        connection.send("/", {"Host": "server"}, bytes(10_000_000), time.monotonic() + left)
 
 
 def test_addresses_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
