@@ -33,7 +33,7 @@ from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.outcome import Answer, Format, Refusal, Status, TooMany
 from penstock.decode.stream_owners import HandoverBodies
-from penstock.receive.bodies import Encoding, TooLarge, decompress
+from penstock.receive.bodies import Encoding, TooLarge, decompress_body
 from penstock.receive.peers import Peers
 from penstock.receive.request_group import Deliver, PendingParts, ReceivedRequest, RequestGroup
 from penstock.receive.request_queue import RequestQueue
@@ -200,7 +200,7 @@ class Intake:
                 self._queue.put_back(requests[place:])
                 break
             try:
-                body = decompress(request.body, request.encoding, request.max_decompressed)
+                body = decompress_body(request.body, request.encoding, request.max_decompressed)
             except TooLarge as error:
                 self._answer([(request, Answer(Status.TOO_LARGE, str(error)))])
             except ValueError as error:
