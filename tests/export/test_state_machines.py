@@ -59,6 +59,28 @@ def test_the_probe_decides() -> None:
     assert opens.allow(165.0)
 
 
+def test_a_probe_that_sent_nothing_gives_its_place_to_another() -> None:
+    breaker = opened()
+    assert breaker.allow(130.0)
+    breaker.released(breaker.generation)
+    assert breaker.allow(130.0)
+    assert not breaker.allow(130.0)
+
+
+def test_what_was_sent_before_the_circuit_opened_does_not_settle_the_probe() -> None:
+    breaker = CircuitBreaker(BreakerConfig(threshold=1))
+    before = breaker.generation
+    assert breaker.allow(0.0)
+    assert breaker.allow(0.0)
+    breaker.failed(0.0, before)
+    assert breaker.allow(30.0)
+    breaker.succeeded(before)
+    breaker.failed(30.0, before)
+    breaker.released(before)
+    assert breaker.state is CircuitState.HALF_OPEN
+    assert not breaker.allow(30.0)
+
+
 def test_a_breaker_that_is_not_enabled_never_opens() -> None:
     breaker = CircuitBreaker(BreakerConfig(enabled=False, threshold=1))
     for _ in range(10):
@@ -105,6 +127,13 @@ def test_a_success_ends_the_backoff() -> None:
     backoff.succeeded()
     assert backoff.delay == 0.0
     assert backoff.failed(backoff.step) == 5.0
+
+
+def test_sends_that_fail_together_are_one_failure() -> None:
+    backoff = Backoff(STEADY)
+    began = backoff.step
+    assert [backoff.failed(began) for _ in range(16)] == [5.0] * 16
+    assert backoff.failed(backoff.step) == 10.0
 
 
 def test_without_backoff_every_delay_is_the_retry_interval() -> None:
