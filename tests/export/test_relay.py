@@ -276,6 +276,7 @@ def test_a_mistake_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arg
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("- 1\n", "p.yaml:1: the file must be a mapping of keys, got [1]"),
         ("exporter: {queue: ", "not YAML"),
         (
             "exporter:\n  queue:\n    max_byts: 1Gi",

@@ -236,8 +236,10 @@ def test_a_send_that_hangs_does_not_keep_close_beyond_its_deadline(tmp_path: Pat
         sender = SendQueue(queue, exporter, quick(workers=1)).start()
         sender.push(b"one")
         wait_until(lambda: exporter.at_once)
+        began = time.monotonic()
         late = sender.close(timeout=1.0)  # time enough for the others to end
         assert late == ["penstock-worker-0"]
+        assert time.monotonic() - began < 15.0  # and not the 30 that it has otherwise
         assert len(queue) == 1
         exporter.release()
 
