@@ -1,7 +1,7 @@
 """What a registry says about itself."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from penstock.consume.broker_connection import BrokerConnection
 from penstock.consume.subscription import Subscription
@@ -70,10 +70,7 @@ def stats_of(connection: BrokerConnection) -> RegistryStats:
 
 
 def _consumer_stats(one: Subscription) -> ConsumerStats:
-    types = {
-        route.label: RouteStats(*(getattr(route.counts, name) for name in RouteStats.__slots__))
-        for route in one.table.routes
-    }
+    types = {route.label: RouteStats(**asdict(route.counts)) for route in one.table.routes}
     return ConsumerStats(
         queue=one.consumer.queue.name,
         workers=one.size.workers,
