@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from penstock.cli.main import main
-from penstock.cli.query_screen import metrics_table, plot, rows_table
+from penstock.cli.query_screen import metrics_listing, plot, rows_table
 from penstock.model.function import AVG
 from penstock.model.level import Level
 from penstock.model.partial import merged, of_columns
@@ -79,7 +79,7 @@ def test_nothing_of_a_name_is_taken_for_markup() -> None:
     assert r"\x1bodd" in drawn
     assert "\x1bodd" not in drawn
     assert "\x07" not in drawn
-    assert metrics_table([]).row_count == 0
+    assert metrics_listing([]).row_count == 0
 
 
 def test_programs_are_output_names_exactly(location: str) -> None:

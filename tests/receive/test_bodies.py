@@ -10,7 +10,7 @@ from collections.abc import Callable
 import cramjam
 import pytest
 
-from penstock.receive.bodies import Encoding, TooLarge, decompress
+from penstock.receive.bodies import Encoding, TooLarge, decompress_body
 
 TEXT = b"what comes in " * 1000
 COMPRESSED = [
@@ -28,13 +28,13 @@ COMPRESSED = [
 
 @pytest.mark.parametrize(("encoding", "body"), COMPRESSED, ids=range(len(COMPRESSED)))
 def test_every_encoding_is_read(encoding: Encoding, body: bytes) -> None:
-    assert decompress(body, encoding, len(TEXT)) == TEXT
+    assert decompress_body(body, encoding, len(TEXT)) == TEXT
 
 
 @pytest.mark.parametrize(("encoding", "body"), COMPRESSED, ids=range(len(COMPRESSED)))
 def test_one_byte_too_many_is_too_large(encoding: Encoding, body: bytes) -> None:
     with pytest.raises(TooLarge, match=f"more than {len(TEXT) - 1} bytes"):
-        decompress(body, encoding, len(TEXT) - 1)
+        decompress_body(body, encoding, len(TEXT) - 1)
 
 
 @pytest.mark.parametrize("encoding", [encoding for encoding in Encoding if encoding is not Encoding.IDENTITY])
@@ -45,7 +45,7 @@ def test_one_byte_too_many_is_too_large(encoding: Encoding, body: bytes) -> None
 )
 def test_what_is_not_compressed_so_is_refused(encoding: Encoding, body: bytes) -> None:
     with pytest.raises(ValueError, match="the body"):
-        decompress(body, encoding, 10_000)
+        decompress_body(body, encoding, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_bomb_does_not_go_off(encoding: Encoding, made: Callable[[], bytes]) -
     bomb = made()
     tracemalloc.start()
     with pytest.raises(TooLarge):
-        decompress(bomb, encoding, 1_000_000)
+        decompress_body(bomb, encoding, 1_000_000)
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
 
@@ -70,7 +70,7 @@ def test_a_bomb_of_empty_members_is_given_up() -> None:
     bomb = gzip.compress(b"") * (1 << 20)
     before = time.thread_time()
     with pytest.raises(ValueError, match="more than 10000 members"):
-        decompress(bomb, Encoding.GZIP, 1_000_000)
+        decompress_body(bomb, Encoding.GZIP, 1_000_000)
     assert time.thread_time() - before < 2.0  # it had taken minutes
 
 
@@ -78,6 +78,6 @@ def test_a_bomb_of_empty_members_is_given_up() -> None:
 def test_a_body_of_any_length_is_read_whole(size: int) -> None:
     noise = random.Random(size).randbytes(size)
     for body in (gzip.compress(noise, 0), gzip.compress(noise) + gzip.compress(TEXT), gzip.compress(noise) * 3):
-        assert decompress(body, Encoding.GZIP, 1_000_000) == gzip.decompress(body)
+        assert decompress_body(body, Encoding.GZIP, 1_000_000) == gzip.decompress(body)
         with pytest.raises(ValueError, match="ends too early"):
-            decompress(body[:-1], Encoding.GZIP, 1_000_000)
+            decompress_body(body[:-1], Encoding.GZIP, 1_000_000)

@@ -11,7 +11,7 @@ from penstock.cli import demo_screen
 from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.service import demo
-from penstock.service.demo import claim_folder
+from penstock.service.demo import claim_demo_folder
 from penstock.service.generator import Day, generate
 from penstock.tables.delta import DeltaTables
 
@@ -63,7 +63,7 @@ def test_the_exit_code_says_whether_every_point_was_found(
 def test_a_folder_that_is_not_a_demo_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
 
-    with pytest.raises(ConfigError, match="not a demo"), claim_folder(tmp_path):
+    with pytest.raises(ConfigError, match="not a demo"), claim_demo_folder(tmp_path):
         pass
 
     assert (tmp_path / "precious").read_text() == "mine"
@@ -71,19 +71,19 @@ def test_a_folder_that_is_not_a_demo_is_left_alone(tmp_path: Path) -> None:
 
 def test_an_earlier_demo_is_replaced_also_behind_a_link(tmp_path: Path) -> None:
     folder, link = tmp_path / "demo", tmp_path / "link"
-    with claim_folder(folder):
+    with claim_demo_folder(folder):
         (folder / "tables").mkdir()
         (folder / "old").touch()
     link.symlink_to(folder)
 
-    with claim_folder(link):
+    with claim_demo_folder(link):
         assert [entry.name for entry in folder.iterdir()] == [demo.MARK]
 
 
 def test_a_demo_that_is_running_is_left_alone(tmp_path: Path) -> None:
-    with claim_folder(tmp_path / "demo"):
+    with claim_demo_folder(tmp_path / "demo"):
         (tmp_path / "demo" / "running").touch()
-        with pytest.raises(ConfigError, match="in use"), claim_folder(tmp_path / "demo"):
+        with pytest.raises(ConfigError, match="in use"), claim_demo_folder(tmp_path / "demo"):
             pass
         assert (tmp_path / "demo" / "running").exists()
 

@@ -81,7 +81,7 @@ def test_a_failed_query_is_started_again_and_the_tables_are_exact(
         return found
 
     monkeypatch.setattr(backfilling, "_points", overtaken)
-    with pytest.raises(TableConflict, match="the job has added a batch meanwhile"):
+    with pytest.raises(TableConflict, match="the job has added a batch during the backfill"):
         backfill(spark, tables, tmp_path / "segments", date(1970, 1, 1), date(1970, 1, 3))
     monkeypatch.setattr(backfilling, "_points", count)
     assert_exact(tables, edge)

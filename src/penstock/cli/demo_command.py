@@ -33,12 +33,12 @@ def demo(points: int, folder: Path) -> None:
 
     require_extra("spark", "pyspark", "pyarrow", "deltalake")
     from penstock.cli.demo_screen import DemoScreen, summary
-    from penstock.service.demo import claim_folder, run_demo
+    from penstock.service.demo import claim_demo_folder, run_demo
     from penstock.service.generator import Day
 
     console = Console()
     try:
-        with claim_folder(folder):
+        with claim_demo_folder(folder):
             with DemoScreen(console, points) as screen:
                 outcome = run_demo(folder, Day(points=points), screen.show)
             summary(console, outcome)

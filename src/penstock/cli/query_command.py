@@ -141,9 +141,9 @@ def _list(found: list[Any], *, as_json: bool, as_csv: bool) -> None:
     else:
         from rich.console import Console
 
-        from penstock.cli.query_screen import metrics_table
+        from penstock.cli.query_screen import metrics_listing
 
-        Console().print(metrics_table(found))
+        Console().print(metrics_listing(found))
 
 
 def _show(rows: list[Any], title: str, *, as_plot: bool, is_top: bool) -> None:

@@ -43,7 +43,7 @@ def _heading(function: Function) -> str:
     return "avg" if function.spec.has_percentiles else function.name
 
 
-def metrics_table(found: Sequence[MetricSummary]) -> Table:
+def metrics_listing(found: Sequence[MetricSummary]) -> Table:
     table = Table(title="Metrics", title_justify="left", header_style="bold")
     table.add_column("metric", overflow="fold")
     table.add_column("function")

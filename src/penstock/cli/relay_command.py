@@ -41,7 +41,7 @@ _KEYS = {
 _NAMES = [name.replace("_", "-") for name in DESTINATIONS]
 
 
-def relay_config(file: Path | None, given: Mapping[str, Any], key_flags: Mapping[str, str]) -> ExporterConfig:
+def read_relay_options(file: Path | None, given: Mapping[str, Any], key_flags: Mapping[str, str]) -> ExporterConfig:
     """The destination and its queue: `exporter` as `penstock run` reads it, with the options of this command on top.
 
     The file's destination does not count where --to or --url names another one: a token for the one must not reach
@@ -165,7 +165,7 @@ def relay(ctx: click.Context, /, config: Path | None, timeout: float, **given: A
     """
     from penstock.service.relay_pipeline import make_exporter
 
-    destination = relay_config(config, given, given_flags(ctx))
+    destination = read_relay_options(config, given, given_flags(ctx))
     if destination.type == "none":
         where = f"{config} sets no exporter.type" if config is not None else "or a file that does, with -c"
         raise ConfigError(f"must say what the destination speaks: {', '.join(_NAMES)}; {where}", field="--to")

@@ -29,7 +29,7 @@ from penstock.decode.otlp.summaries import summary_numbers
 from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUMMARY
 from penstock.decode.outcome import Format
 from penstock.decode.remote_write import RemoteWriteReader
-from penstock.decode.rows import NumberPoints, Rows
+from penstock.decode.rows import DecodedNumbers, Rows
 from penstock.decode.series import Namespace, SeriesTable
 from penstock.decode.stream_memory import RestoredStreams, Snapshot, join_streams, name_of, rows_of, take, write
 from penstock.decode.stream_owners import HandoverBodies, HandoverParts, StreamOwners
@@ -140,7 +140,7 @@ class Decoder:
                 numbers.append(points.numbers(context))
         pieces = []
         if numbers:  # all at once: summaries of known shapes are among the numbers, and their streams stay in order
-            pieces.append(NumberPoints.join(numbers).increments(context, self._deltas))
+            pieces.append(DecodedNumbers.join(numbers).increments(context, self._deltas))
         if distributions:
             pieces.append(Rows.join(distributions))
         return pieces

@@ -17,7 +17,7 @@ from penstock.decode.column_scan import PADDING, Ints, MessageLayout, float64_at
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import locate_messages, repeated_messages
 from penstock.decode.outcome import Refusal
-from penstock.decode.rows import NumberPoints, Rows
+from penstock.decode.rows import DecodedNumbers, Rows
 from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
 from penstock.decode.stream_owners import SERIES, StreamOwners
 from penstock.model.name import name_fault
@@ -47,7 +47,7 @@ class RemoteWriteReader:
         self.namespaces = {"remote write": Namespace(self._described, owners=owners)}
         self.types: dict[str, int] = {}
 
-    def read(self, bodies: list[bytes], context: DecodeContext) -> NumberPoints:
+    def read(self, bodies: list[bytes], context: DecodeContext) -> DecodedNumbers:
         """Returns the samples of all readable bodies."""
         starts: list[int] = []
         ends: list[int] = []
@@ -69,7 +69,7 @@ class RemoteWriteReader:
         requests = np.repeat(np.arange(len(bodies)), counts)
         return self._samples(blob, np.array(starts, np.int64), np.array(ends, np.int64), requests, context)
 
-    def _samples(self, blob: bytes, starts: Ints, ends: Ints, requests: Ints, context: DecodeContext) -> NumberPoints:
+    def _samples(self, blob: bytes, starts: Ints, ends: Ints, requests: Ints, context: DecodeContext) -> DecodedNumbers:
         data = np.frombuffer(blob, np.uint8)
         series = scan(data, starts, ends, _SERIES)
         columns = series.columns
@@ -112,7 +112,7 @@ class RemoteWriteReader:
         is_taken &= is_timely & (values.view(np.uint64) != _STALE)
         series_of = series_of[is_taken]
         rows = Rows(requests[series_of], streams[series_of], times[is_taken] * 1_000_000, values[is_taken])
-        return NumberPoints(rows, np.zeros(len(series_of), np.int64))
+        return DecodedNumbers(rows, np.zeros(len(series_of), np.int64))
 
     @staticmethod
     def _put_aside(blob: bytes, starts: Ints, ends: Ints, requests: Ints, owners: Ints, context: DecodeContext) -> None:

@@ -61,26 +61,26 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class NumberPoints:
+class DecodedNumbers:
     """Gauges, sums and counters as they came, and when their streams began (0: unknown)."""
 
     rows: Rows
     starts: Ints
 
     @staticmethod
-    def with_stream(rows: Rows, starts: Ints) -> "NumberPoints":
+    def with_stream(rows: Rows, starts: Ints) -> "DecodedNumbers":
         """Leaves out the rows that have no stream."""
         has_stream = rows.streams != NO_STREAM
-        return (
-            NumberPoints(rows, starts) if has_stream.all() else NumberPoints(rows.take(has_stream), starts[has_stream])
-        )
+        if has_stream.all():
+            return DecodedNumbers(rows, starts)
+        return DecodedNumbers(rows.take(has_stream), starts[has_stream])
 
     @staticmethod
-    def join(pieces: "Sequence[NumberPoints]") -> "NumberPoints":
+    def join(pieces: "Sequence[DecodedNumbers]") -> "DecodedNumbers":
         if len(pieces) == 1:
             return pieces[0]
         rows = Rows.join([piece.rows for piece in pieces])
-        return NumberPoints(rows, np.concatenate([piece.starts for piece in pieces]))
+        return DecodedNumbers(rows, np.concatenate([piece.starts for piece in pieces]))
 
     def increments(self, context: DecodeContext, deltas: Deltas) -> Rows:
         """Returns the rows as they are added up: those of cumulative streams as increments."""

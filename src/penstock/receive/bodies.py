@@ -30,7 +30,7 @@ class Encoding(Enum):
     SNAPPY = "snappy"  # one block, or framed
 
 
-def decompress(body: bytes, encoding: Encoding, most: int) -> bytes:
+def decompress_body(body: bytes, encoding: Encoding, most: int) -> bytes:
     """Returns the body as it was; TooLarge beyond `most` bytes, ValueError if it is not of that encoding."""
     try:
         match encoding:

@@ -65,7 +65,7 @@ class DemoOutcome:
 
 
 @contextmanager
-def claim_folder(folder: Path) -> Iterator[None]:
+def claim_demo_folder(folder: Path) -> Iterator[None]:
     """Empty the folder and lock it for one demo; one that holds anything but an earlier, finished demo is refused."""
     try:
         if folder.exists() and not (folder / MARK).exists() and any(folder.iterdir()):

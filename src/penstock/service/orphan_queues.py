@@ -18,10 +18,10 @@ from penstock.export.send_queue import SendQueue
 from penstock.service.queues import (
     SEGMENTS,
     SegmentQueue,
-    are_emptying,
     config_for_process,
     open_relay_queue,
     path_for_process,
+    queues_are_draining,
     wait_until_drained,
 )
 from penstock.spool.examine import overview
@@ -115,7 +115,7 @@ class OrphanQueues:
         deadline = self._clock.monotonic() + ORDER_PATIENCE
         ordered = [sender for orphan, sender in self._open_queues() if self._is_ordered(orphan)]
         pause = threading.Event()
-        while are_emptying(ordered) and self._clock.monotonic() < deadline:
+        while queues_are_draining(ordered) and self._clock.monotonic() < deadline:
             pause.wait(0.01)
 
     def _is_ordered(self, orphan: OrphanQueue) -> bool:

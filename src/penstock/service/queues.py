@@ -12,9 +12,9 @@ from penstock.config.tree import SegmentQueueConfig, ServiceConfig
 from penstock.errors import PenstockError, QueueLocked
 from penstock.export.breaker import CircuitState
 from penstock.export.config import SendQueueConfig
+from penstock.export.paced_exporter import PacedExporter
 from penstock.export.send_queue import SendQueue
 from penstock.service.relay_pipeline import make_exporter
-from penstock.service.segment_pace import PacedExporter
 from penstock.spool import FastQueue
 from penstock.telemetry import Sample
 
@@ -94,22 +94,22 @@ def wait_until_drained(senders: Mapping[str, SendQueue], deadline: float, clock:
     """
     pause = threading.Event()
     while deadline - clock.monotonic() > CLOSING_RESERVE:
-        if not are_emptying(senders.values()):
+        if not queues_are_draining(senders.values()):
             return []
         pause.wait(0.01)
     return [
         f"queue {name} holds {len(sender)} batches, the next start goes on with them"
         for name, sender in senders.items()
-        if _is_emptying(sender)
+        if _queue_is_draining(sender)
     ]
 
 
-def are_emptying(senders: Iterable[SendQueue]) -> bool:
+def queues_are_draining(senders: Iterable[SendQueue]) -> bool:
     """Whether any of them has batches and a destination that takes them."""
-    return any(_is_emptying(sender) for sender in senders)
+    return any(_queue_is_draining(sender) for sender in senders)
 
 
-def _is_emptying(sender: SendQueue) -> bool:
+def _queue_is_draining(sender: SendQueue) -> bool:
     if not len(sender):
         return False
     stats = sender.stats()

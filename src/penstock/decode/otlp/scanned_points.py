@@ -11,7 +11,7 @@ from penstock.decode.column_scan import Bytes, Ints, float64_at, texts, uint64_a
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.otlp.walk import Family
 from penstock.decode.outcome import Refusal
-from penstock.decode.rows import NumberPoints, Rows
+from penstock.decode.rows import DecodedNumbers, Rows
 from penstock.decode.series import NO_STREAM, Namespace
 
 _NO_VALUE = 1  # the flag of a point that only says that its stream has ended
@@ -79,7 +79,7 @@ class ScannedPoints:
         self.learn(self, streams)
         return streams
 
-    def numbers(self, context: DecodeContext) -> NumberPoints:
+    def numbers(self, context: DecodeContext) -> DecodedNumbers:
         """Returns gauges and sums as numbers."""
         times, is_valid = self.times(context)
         double, integer = self.fields["double"], self.fields["int"]
@@ -93,7 +93,7 @@ class ScannedPoints:
             is_valid &= has_number
         starts = starts_at(self.data, self.fields)
         streams = self.resolve_streams(is_valid, context)
-        return NumberPoints.with_stream(Rows(self.requests, streams, times, values), starts)
+        return DecodedNumbers.with_stream(Rows(self.requests, streams, times, values), starts)
 
 
 def starts_at(data: Bytes, fields: dict[str, Ints]) -> Ints:

@@ -18,7 +18,7 @@ from penstock.decode.otlp.otlp_reader import OtlpReader
 from penstock.decode.otlp.scanned_points import ScannedPoints, starts_at
 from penstock.decode.otlp.walk import CUMULATIVE, GAUGE, SUM, Family
 from penstock.decode.outcome import TooMany
-from penstock.decode.rows import NumberPoints, Rows
+from penstock.decode.rows import DecodedNumbers, Rows
 from penstock.protobuf import field_bytes
 
 _QUANTILE = MessageLayout(fixed={0x09: "quantile", 0x11: "value"})
@@ -27,7 +27,7 @@ _MAX_LABEL_BYTES = 512 << 20  # of the quantiles' labels: each has all of its po
 _PARTS = 3  # of each summary: its count, its sum, its quantiles
 
 
-def summary_numbers(points: ScannedPoints, context: DecodeContext, reader: OtlpReader) -> NumberPoints:
+def summary_numbers(points: ScannedPoints, context: DecodeContext, reader: OtlpReader) -> DecodedNumbers:
     """Returns the numbers that summaries are made of."""
     times, is_valid = points.times(context)
     columns, data = points.fields, points.data
@@ -69,7 +69,7 @@ def summary_numbers(points: ScannedPoints, context: DecodeContext, reader: OtlpR
     )
     values = np.concatenate([counts, sums, float64_at(data, inner["value"]) * (inner["value"] > 0)])
     streams = made.resolve_streams(is_valid[rows], context, pa.concat_arrays([keys, keys, labelled]))
-    return NumberPoints.with_stream(Rows(made.requests, streams, times[rows], values), starts_at(data, columns)[rows])
+    return DecodedNumbers.with_stream(Rows(made.requests, streams, times[rows], values), starts_at(data, columns)[rows])
 
 
 def _parts(family: Family) -> tuple[Family, Family, Family]:
