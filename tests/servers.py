@@ -352,3 +352,12 @@ class Prometheus(Server):
         with urllib.request.urlopen(f"{self.url}/api/v1/query?{parameters}", timeout=10) as answer:
             result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return result
+
+
+def self_signed(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> tuple[Path, Path]:
+    """A key and a certificate for these names, that is its own authority."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    options = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    files = ["-subj", "/CN=test", "-addext", f"subjectAltName={names}", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", *options, *files], check=True, capture_output=True)
+    return key, certificate

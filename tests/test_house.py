@@ -31,6 +31,7 @@ DOORS = {
         "exporters.remote_write_exporter",
         "exporters.segment_exporter",
         "http_client",
+        "paced_exporter",
         "send_queue",
     },
     "model": {

@@ -11,12 +11,30 @@ from typing import Any
 import pika
 import pytest
 
-from penstock.amqp import ConsumerRegistry, Declarations
+from penstock.amqp import BackoffPolicy, ConsumerRegistry, DeadLetters, Declarations
+from penstock.telemetry import Telemetry
+from penstock.testing import wait_until
 from tests.consume.proxy import Proxy
+from tests.receive.fixtures import intake, sink
 from tests.servers import RabbitMQ
+
+__all__ = ["intake", "sink"]
 
 _numbers = itertools.count(1)
 _OPTIONS = "?heartbeat=0&blocked_connection_timeout=60"  # else a broker with an alarm is waited for for ever
+
+
+Consume = Callable[..., ConsumerRegistry]
+AT_ONCE = BackoffPolicy(first=0.05, limit=0.2)
+SOON = BackoffPolicy(first=0.01, limit=0.02)
+
+
+def with_dead_letters(queue: str, **settings: Any) -> Declarations:
+    """A queue whose dead letters go to a queue of their own."""
+    declarations = Declarations()
+    declarations.queue(f"{queue}.dead")
+    declarations.queue(queue, dead_letter=DeadLetters(exchange="", routing_key=f"{queue}.dead"), **settings)
+    return declarations
 
 
 class Client:
@@ -60,6 +78,13 @@ class Client:
             taken.append(message[0])
         return taken
 
+    def dead_letter(self, queue: str) -> tuple[bytes, pika.BasicProperties]:
+        """The next dead letter of the queue."""
+        wait_until(lambda: self.depth(f"{queue}.dead") > 0)
+        letter = self.take(f"{queue}.dead")
+        assert letter is not None
+        return letter
+
     def close(self) -> None:
         if self._connection.is_open:
             self._connection.close()
@@ -79,12 +104,26 @@ def queue() -> str:
 
 
 @pytest.fixture
-def consume(shared_rabbitmq: RabbitMQ) -> Iterator[Callable[..., ConsumerRegistry]]:
-    """Start a registry on the shared broker; it is stopped when the test ends."""
+def consume(shared_rabbitmq: RabbitMQ, queue: str) -> Iterator[Consume]:
+    """Start a registry with these declarations, or with a consumer of these options for the test's own queue.
+
+    It is stopped when the test ends.
+    """
     started: list[ConsumerRegistry] = []
 
-    def start(declarations: Declarations, **settings: Any) -> ConsumerRegistry:
-        registry = ConsumerRegistry(shared_rabbitmq.url, declarations, **settings)
+    def start(
+        declarations: Declarations | None = None,
+        *,
+        url: str = shared_rabbitmq.url,
+        reconnect: BackoffPolicy = AT_ONCE,
+        telemetry: Telemetry | None = None,
+        kind: str = "classic",
+        **options: Any,
+    ) -> ConsumerRegistry:
+        if declarations is None:
+            declarations = with_dead_letters(queue, kind=kind)
+            declarations.consumer(queue=queue, **options)
+        registry = ConsumerRegistry(url, declarations, reconnect=reconnect, telemetry=telemetry)
         registry.start()
         started.append(registry)
         return registry
@@ -92,6 +131,13 @@ def consume(shared_rabbitmq: RabbitMQ) -> Iterator[Callable[..., ConsumerRegistr
     yield start
     for registry in started:
         registry.stop(2.0)
+
+
+@pytest.fixture
+def network(shared_rabbitmq: RabbitMQ) -> Iterator[Proxy]:
+    """A network between consumer and broker, to be named before `consume`, which then ends first."""
+    with Proxy(shared_rabbitmq.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture

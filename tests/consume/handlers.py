@@ -37,10 +37,13 @@ def spin(message: Message) -> None:
 
 
 def refuse(message: Message) -> None:
-    if message.body == b"later" and message.attempt == 1:
-        raise Retry(0.0, "later")
-    if message.body == b"never":
-        raise Reject("never")
+    """Refuse what is no JSON, and `"later"` twice."""
+    if message.json() == "later" and message.attempt < 3:
+        raise Retry(0.001, "later")
+
+
+async def refuse_async(message: Message) -> None:
+    refuse(message)
 
 
 def refuse_in_batches(messages: Sequence[Message]) -> list[Reject | None]:

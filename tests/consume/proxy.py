@@ -25,6 +25,10 @@ class Proxy:
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/"
+
     def swallow(self) -> None:
         """Keep every connection, and let nothing through any more."""
         self._swallows = True

@@ -21,8 +21,12 @@ class ModelBroker:
         self.acked.update(done)
         self.unacked = [one for one in self.unacked if one not in done]
 
-    def reject(self, tag: int) -> None:
-        self.unacked.remove(tag)
+
+def tracker_of(*tags: int) -> AckTracker:
+    tracker = AckTracker()
+    for tag in tags:
+        tracker.delivered(tag)
+    return tracker
 
 
 @settings(max_examples=examples(60))
@@ -32,88 +36,60 @@ def test_any_order_of_settling_acknowledges_exactly_what_was_handled(data: st.Da
     open_tags: list[int] = []
     handled: set[int] = set()
     delivered = 0
-    for _ in range(data.draw(st.integers(1, 60))):
-        action = data.draw(st.sampled_from(["deliver", "deliver", "ack", "ack", "reject", "flush", "flush all"]))
+
+    def flush() -> None:
+        newest, rest = tracker.take()
+        if newest is not None:
+            broker.ack(newest, multiple=True)
+        for tag in rest:
+            broker.ack(tag, multiple=False)
+        assert broker.acked == handled
+        assert sorted(broker.unacked) == sorted(open_tags)
+
+    for action in data.draw(st.lists(st.sampled_from(["deliver", "deliver", "ack", "reject", "flush"]), max_size=60)):
         if action == "deliver":
             delivered += 1
             tracker.delivered(delivered)
             broker.unacked.append(delivered)
             open_tags.append(delivered)
-        elif action in ("ack", "reject") and open_tags:
+        elif action == "flush":
+            flush()
+        elif open_tags:
             tag = open_tags.pop(data.draw(st.integers(0, len(open_tags) - 1)))
             tracker.settle(tag, action == "ack")
             if action == "ack":
                 handled.add(tag)
             else:
-                broker.reject(tag)
-        elif action.startswith("flush"):
-            _flush(tracker, broker, everything=action == "flush all")
+                broker.unacked.remove(tag)
         assert tracker.outstanding == len(open_tags)
         assert broker.acked <= handled
-    _flush(tracker, broker, everything=True)
-    assert broker.acked == handled
-    assert broker.unacked == open_tags or sorted(broker.unacked) == sorted(open_tags)
-
-
-def _flush(tracker: AckTracker, broker: ModelBroker, everything: bool) -> None:
-    newest = tracker.take_prefix()
-    if newest is not None:
-        broker.ack(newest, multiple=True)
-    if everything:
-        for tag in tracker.take_rest():
-            broker.ack(tag, multiple=False)
-        assert tracker.held == 0
+    flush()
 
 
 @given(st.permutations(range(1, 101)))
 def test_everything_settled_takes_one_frame_whatever_the_order(order: list[int]) -> None:
-    tracker = AckTracker()
-    for tag in range(1, 101):
-        tracker.delivered(tag)
+    tracker = tracker_of(*range(1, 101))
     for tag in order:
         tracker.settle(tag, True)
 
-    assert tracker.take_prefix() == 100
-    assert tracker.take_rest() == []
-
-
-def test_the_prefix_ends_with_a_tag_that_the_broker_still_knows() -> None:
-    tracker = AckTracker()
-    for tag in (1, 2, 3):
-        tracker.delivered(tag)
-    tracker.settle(1, True)
-    tracker.settle(2, False)
-
-    assert tracker.take_prefix() == 1
-    tracker.settle(3, True)
-    assert tracker.take_prefix() == 3
+    assert tracker.take() == (100, [])
 
 
 def test_a_tag_that_the_client_library_swallowed_does_not_block_the_prefix() -> None:
-    tracker = AckTracker()
-    tracker.delivered(1)
-    tracker.delivered(3)
+    tracker = tracker_of(1, 3)
     tracker.settle(1, True)
     tracker.settle(3, True)
 
     assert tracker.outstanding == 0
-    assert tracker.take_prefix() == 3
+    assert tracker.take() == (3, [])
 
 
 @pytest.mark.parametrize("tag", [0, 1, 3])
 def test_settling_what_is_not_outstanding_is_refused(tag: int) -> None:
-    tracker = AckTracker()
-    tracker.delivered(1)
-    tracker.delivered(2)
+    tracker = tracker_of(1, 2)
     tracker.settle(1, True)
 
     with pytest.raises(ValueError, match=f"delivery tag {tag} is not outstanding"):
         tracker.settle(tag, True)
-
-
-def test_a_tag_cannot_be_delivered_twice() -> None:
-    tracker = AckTracker()
-    tracker.delivered(1)
-
     with pytest.raises(ValueError, match="came after"):
-        tracker.delivered(1)
+        tracker.delivered(2)

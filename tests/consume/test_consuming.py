@@ -2,28 +2,16 @@
 
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from penstock.amqp import BackoffPolicy, ConsumerRegistry, DeadLetters, Declarations, Message, Reject, Retry
+from penstock.amqp import Declarations, Message, Reject, Retry
 from penstock.consume.attempts import QUEUE, REASON, TRIED
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
-from tests.consume.conftest import Client
+from tests.consume.conftest import SOON, Client, Consume
 
 pytestmark = pytest.mark.server
-Consume = Callable[..., ConsumerRegistry]
-SOON = BackoffPolicy(first=0.01, limit=0.02)
-
-
-def with_dead_letters(queue: str, **settings: Any) -> Declarations:
-    """A queue whose dead letters go to a queue of their own."""
-    declarations = Declarations()
-    declarations.queue(f"{queue}.dead")
-    declarations.queue(queue, dead_letter=DeadLetters(exchange="", routing_key=f"{queue}.dead"), **settings)
-    return declarations
 
 
 def test_each_event_type_has_its_handler_and_the_rest_the_default_one(
@@ -46,12 +34,7 @@ def test_each_event_type_has_its_handler_and_the_rest_the_default_one(
 
 def test_a_header_may_name_the_event_type(client: Client, queue: str, consume: Consume) -> None:
     seen: list[str] = []
-    declarations = Declarations()
-    declarations.queue(queue)
-    declarations.consumer(
-        queue=queue, event_type="created", event_type_header="ce-type", handler=lambda m: seen.append(m.event_type)
-    )
-    consume(declarations)
+    consume(event_type="created", event_type_header="ce-type", handler=lambda m: seen.append(m.event_type))
 
     client.publish(queue, b"{}", headers={"ce-type": "created"})
 
@@ -61,16 +44,12 @@ def test_a_header_may_name_the_event_type(client: Client, queue: str, consume: C
 def test_an_event_type_without_a_handler_is_dead_lettered_and_counted(
     client: Client, queue: str, consume: Consume
 ) -> None:
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, event_type="created", handler=lambda m: None)
-    registry = consume(declarations)
+    registry = consume(event_type="created", handler=lambda m: None)
 
     client.publish(queue, b"what is this?", event_type="renamed")
 
-    wait_until(lambda: client.depth(f"{queue}.dead") == 1)
-    body, properties = client.take(f"{queue}.dead") or (b"", None)
+    body, properties = client.dead_letter(queue)
     assert body == b"what is this?"
-    assert properties is not None
     assert properties.headers[REASON] == "no handler for event type 'renamed'"
     wait_until(lambda: registry.stats().consumers[queue].event_types["unknown"].dead_lettered == 1)
 
@@ -89,15 +68,11 @@ def test_a_poison_message_is_tried_a_bounded_number_of_times_then_dead_lettered_
             raise ValueError("cannot digest this")
         handled.append(message.body)
 
-    declarations = with_dead_letters(queue, kind=kind)
-    declarations.consumer(queue=queue, handler=handle, workers=workers, max_attempts=3, retry=SOON)
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=workers, max_attempts=3, retry=SOON, kind=kind)
     client.publish(queue, b"before", b"poison", b"after", event_type="x", message_id="m1")
 
-    wait_until(lambda: client.depth(f"{queue}.dead") == 1)
-    body, properties = client.take(f"{queue}.dead") or (b"", None)
+    body, properties = client.dead_letter(queue)
     assert body == b"poison"
-    assert properties is not None
     assert (properties.type, properties.message_id) == ("x", "m1")
     assert properties.headers[REASON] == "ValueError: cannot digest this"
     assert (properties.headers[QUEUE], properties.headers[TRIED]) == (queue, 3)
@@ -118,50 +93,11 @@ def test_with_one_worker_nothing_overtakes_a_message_that_is_retried(
         if message.body == b"2" and message.attempt < 3:
             raise Retry(0.01)
 
-    declarations = Declarations()
-    declarations.queue(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=1)
-    consume(declarations)
+    consume(handler=handle, workers=1)
     client.publish(queue, b"1", b"2", b"3", b"4")
 
     wait_until(lambda: len(seen) == 6)
     assert seen == [b"1", b"2", b"2", b"2", b"3", b"4"]
-
-
-def test_a_rejected_message_is_dead_lettered_at_once(client: Client, queue: str, consume: Consume) -> None:
-    tried: list[int] = []
-
-    def handle(message: Message) -> None:
-        tried.append(message.attempt)
-        message.json()
-
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle)
-    consume(declarations)
-    client.publish(queue, b"{not json")
-
-    wait_until(lambda: client.depth(f"{queue}.dead") == 1)
-    assert tried == [1]
-
-
-def test_an_uncounted_retry_is_never_given_up(client: Client, queue: str, consume: Consume) -> None:
-    tried: list[int] = []
-    handled = threading.Event()
-
-    def handle(message: Message) -> None:
-        tried.append(message.attempt)
-        if len(tried) <= 10:
-            raise Retry(0.0, "the database is away", counted=False)
-        handled.set()
-
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=2, max_attempts=2)
-    consume(declarations)
-    client.publish(queue, b"patience")
-
-    assert handled.wait(10)
-    assert set(tried) == {1}
-    assert client.depth(f"{queue}.dead") == 0
 
 
 def test_without_a_dead_letter_exchange_of_ours_the_brokers_policy_applies(
@@ -184,52 +120,9 @@ def test_without_a_dead_letter_exchange_of_ours_the_brokers_policy_applies(
     wait_until(lambda: client.depth(f"{queue}.dead") == 1)
 
 
-def test_a_dead_letter_that_no_queue_takes_stays_until_one_does(client: Client, queue: str, consume: Consume) -> None:
-    declarations = Declarations()
-    declarations.exchange(f"{queue}.x", "fanout")
-    declarations.queue(queue, dead_letter=f"{queue}.x")
-
-    def handle(message: Message) -> None:
-        raise Reject("no good")
-
-    declarations.consumer(queue=queue, handler=handle)
-    registry = consume(declarations)
-    client.publish(queue, b"precious")
-    wait_until(lambda: registry.stats().consumers[queue].in_flight == 1)
-
-    client.channel.queue_declare(f"{queue}.dead")
-    client.channel.queue_bind(f"{queue}.dead", f"{queue}.x")
-
-    wait_until(lambda: client.take(f"{queue}.dead") is not None)
-    wait_until(lambda: registry.stats().consumers[queue].in_flight == 0)
-
-
-def test_a_message_that_came_back_too_often_is_given_up_before_it_is_tried_again(
-    client: Client, queue: str, consume: Consume
-) -> None:
-    tried: list[bytes] = []
-    declarations = with_dead_letters(queue, kind="quorum")
-    declarations.consumer(queue=queue, handler=lambda m: tried.append(m.body), max_deliveries=2)
-    client.channel.queue_declare(f"{queue}.dead", durable=True)
-    client.channel.queue_declare(queue, durable=True, arguments=declarations.queues[1].arguments)
-    client.publish(queue, b"kills its consumer")
-    for _ in range(3):  # what the broker sees when consumers die with the message in hand
-        wait_until(lambda: client.depth(queue) == 1)
-        method, _, _ = client.channel.basic_get(queue)
-        client.channel.basic_nack(method.delivery_tag, requeue=True)
-
-    consume(declarations)
-
-    wait_until(lambda: client.depth(f"{queue}.dead") == 1)
-    assert tried == []
-
-
 def test_auto_ack_acknowledges_before_the_handler_has_finished(client: Client, queue: str, consume: Consume) -> None:
     leave = threading.Event()
-    declarations = Declarations()
-    declarations.queue(queue)
-    declarations.consumer(queue=queue, handler=lambda m: leave.wait(10), workers=1, prefetch=1, auto_ack=True)
-    registry = consume(declarations)
+    registry = consume(handler=lambda m: leave.wait(10), workers=1, prefetch=1, auto_ack=True)
     client.publish(queue, b"1", b"2", b"3", b"4", b"5")
 
     def delivered_and_unacknowledged() -> tuple[int, int]:
@@ -246,12 +139,7 @@ def test_a_slow_message_does_not_stop_the_others_when_the_window_is_full(
 ) -> None:
     """Its ack holds back the prefix; the rest must be acknowledged around it, or the broker sends no more."""
     leave = threading.Event()
-    declarations = Declarations()
-    declarations.queue(queue)
-    declarations.consumer(
-        queue=queue, handler=lambda m: leave.wait(20) if m.body == b"slow" else None, workers=2, prefetch=8
-    )
-    registry = consume(declarations)
+    registry = consume(handler=lambda m: leave.wait(20) if m.body == b"slow" else None, workers=2, prefetch=8)
     client.publish(queue, b"slow")
     client.publish_unconfirmed(queue, [b"fast"] * 300)
 
@@ -259,45 +147,24 @@ def test_a_slow_message_does_not_stop_the_others_when_the_window_is_full(
     leave.set()
 
 
-def test_a_stream_is_read_without_a_nack(client: Client, queue: str, consume: Consume) -> None:
-    seen: list[bytes] = []
-    declarations = Declarations()
-    declarations.queue(queue, "stream")
-    declarations.consumer(queue=queue, handler=lambda m: seen.append(m.body), args={"x-stream-offset": "first"})
-    registry = consume(declarations)
-    client.publish(queue, b"1", b"2")
-    wait_until(lambda: sorted(seen) == [b"1", b"2"])
-    wait_until(lambda: registry.stats().consumers[queue].in_flight == 0)
+def test_the_start_and_each_failure_are_logged_with_workers_and_worker(
+    client: Client, queue: str, consume: Consume, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
 
-    assert registry.stop(5) == []
-    assert registry.stats().consumers[queue].total("nacked") == 0
+    def handle(message: Message) -> None:
+        raise ValueError("boom")
 
+    consume(handler=handle, workers=300, prefetch_count=2000, max_attempts=1)
+    client.publish(queue, b"")
+    wait_until(lambda: client.depth(f"{queue}.dead") == 1)
 
-def test_metrics_tell_what_happened_by_queue_and_event_type(client: Client, queue: str, consume: Consume) -> None:
-    telemetry = Telemetry()
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, event_type="good", handler=lambda m: None)
-    registry = consume(declarations, telemetry=telemetry)
-    client.publish(queue, b"", event_type="good")
-    client.publish(queue, b"", event_type="bad")
-    wait_until(lambda: registry.stats().consumers[queue].event_types["unknown"].dead_lettered == 1)
-    wait_until(lambda: registry.stats().consumers[queue].event_types["good"].acked == 1)
-
-    good = f'{{event_type="good",queue="{queue}"}}'
-    unknown = f'{{event_type="unknown",queue="{queue}"}}'
-    lines = (
-        f"penstock_amqp_acks_total{good} 1.0",
-        f"penstock_amqp_deliveries_total{good} 1.0",
-        f"penstock_amqp_dead_letters_total{unknown} 1.0",
-        f"penstock_amqp_handler_seconds_count{good} 1.0",
-        f'penstock_amqp_handler_seconds_bucket{{event_type="good",le="+Inf",queue="{queue}"}} 1.0',
-        f'penstock_amqp_utilisation{{queue="{queue}"}} 0.0',
-        f'penstock_amqp_in_flight{{queue="{queue}"}} 0.0',
-        "penstock_amqp_connected 1.0",
-        "penstock_amqp_reconnects_total 0.0",
-    )
-    for line in lines:  # the thread that counts goes on while we look
-        wait_until(lambda line=line: line in telemetry.render().decode())  # type: ignore[misc]
+    assert f"queue={queue} workers=200 prefetch=1000" in caplog.text
+    assert "workers 300 -> 200" in caplog.text
+    assert "prefetch 2000 -> 1000" in caplog.text
+    assert "attempt=1 verdict=retry reason=ValueError: boom" in caplog.text
+    assert "worker=" in caplog.text
+    assert 'raise ValueError("boom")' in caplog.text  # the traceback
 
 
 def test_every_count_moves(client: Client, queue: str, consume: Consume) -> None:
@@ -312,55 +179,38 @@ def test_every_count_moves(client: Client, queue: str, consume: Consume) -> None
 
     declarations = Declarations()
     declarations.queue(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=2, prefetch=7)
+    declarations.consumer(queue=queue, event_type="good", handler=handle, workers=2, prefetch=7)
     client.channel.queue_declare(queue, durable=True)
-    client.publish(queue, b"redelivered")
+    client.publish(queue, b"redelivered", event_type="good")
     method, _, _ = client.channel.basic_get(queue)
     client.channel.basic_nack(method.delivery_tag, requeue=True)
     registry = consume(declarations, telemetry=telemetry)
-    client.publish(queue, b"retried", b"refused")
+    client.publish(queue, b"retried", b"refused", event_type="good")
+    client.publish(queue, b"without a handler", event_type="bad")
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 2)
-    wait_until(lambda: registry.stats().consumers[queue].total("nacked") == 1)
+    wait_until(lambda: registry.stats().consumers[queue].total("nacked") == 2)
     client.channel.queue_delete(queue)
     wait_until(lambda: registry.stats().consumers[queue].restores == 1)
 
-    text = telemetry.render().decode()
-
-    by_type, by_queue = f'{{event_type="*",queue="{queue}"}}', f'{{queue="{queue}"}}'
+    good, by_queue = f'{{event_type="good",queue="{queue}"}}', f'{{queue="{queue}"}}'
     for line in (
-        f"penstock_amqp_deliveries_total{by_type} 4.0",
-        f"penstock_amqp_redeliveries_total{by_type} 1.0",
-        f"penstock_amqp_acks_total{by_type} 2.0",
-        f"penstock_amqp_nacks_total{by_type} 1.0",
-        f"penstock_amqp_retries_total{by_type} 1.0",
-        f"penstock_amqp_dead_letters_total{by_type} 1.0",
-        f"penstock_amqp_handler_seconds_count{by_type} 4.0",
-        f"penstock_amqp_settle_seconds_count{by_type} 2.0",
+        f"penstock_amqp_deliveries_total{good} 4.0",
+        f"penstock_amqp_redeliveries_total{good} 1.0",
+        f"penstock_amqp_acks_total{good} 2.0",
+        f"penstock_amqp_nacks_total{good} 1.0",
+        f"penstock_amqp_retries_total{good} 1.0",
+        f"penstock_amqp_dead_letters_total{good} 1.0",
+        f'penstock_amqp_dead_letters_total{{event_type="unknown",queue="{queue}"}} 1.0',
+        f"penstock_amqp_handler_seconds_count{good} 4.0",
+        f'penstock_amqp_handler_seconds_bucket{{event_type="good",le="+Inf",queue="{queue}"}} 4.0',
+        f"penstock_amqp_settle_seconds_count{good} 2.0",
         f"penstock_amqp_restores_total{by_queue} 1.0",
         f"penstock_amqp_workers{by_queue} 2.0",
         f"penstock_amqp_prefetch{by_queue} 7.0",
-    ):
-        assert line in text, line
-    assert f"penstock_amqp_ack_frames_total{by_queue} 0.0" not in text
-
-
-def test_the_start_and_each_failure_are_logged_with_workers_and_worker(
-    client: Client, queue: str, consume: Consume, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-
-    def handle(message: Message) -> None:
-        raise ValueError("boom")
-
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=300, prefetch_count=2000, max_attempts=1)
-    consume(declarations)
-    client.publish(queue, b"")
-    wait_until(lambda: client.depth(f"{queue}.dead") == 1)
-
-    assert f"queue={queue} workers=200 prefetch=1000" in caplog.text
-    assert "workers 300 -> 200" in caplog.text
-    assert "prefetch 2000 -> 1000" in caplog.text
-    assert "attempt=1 verdict=retry reason=ValueError: boom" in caplog.text
-    assert "worker=" in caplog.text
-    assert 'raise ValueError("boom")' in caplog.text  # the traceback
+        f"penstock_amqp_utilisation{by_queue} 0.0",
+        f"penstock_amqp_in_flight{by_queue} 0.0",
+        "penstock_amqp_connected 1.0",
+        "penstock_amqp_reconnects_total 0.0",
+    ):  # the thread that counts goes on while we look
+        wait_until(lambda line=line: line in telemetry.render().decode())  # type: ignore[misc]
+    assert f"penstock_amqp_ack_frames_total{by_queue} 0.0" not in telemetry.render().decode()

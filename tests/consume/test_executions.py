@@ -1,32 +1,24 @@
 """Coroutines, processes and batches on a real broker."""
 
 import asyncio
+import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.amqp import BackoffPolicy, ConsumerRegistry, Declarations, Message, Reject, Retry
-from penstock.consume.process_workers import ProcessWorkers
+from penstock.amqp import ConsumerRegistry, Declarations, Message
+from penstock.consume.attempts import REASON, TRIED
 from penstock.testing import wait_until
 from tests.consume import handlers
-from tests.consume.conftest import Client
-from tests.consume.test_consuming import with_dead_letters
+from tests.consume.conftest import SOON, Client, Consume, with_dead_letters
 
 pytestmark = pytest.mark.server
-Consume = Callable[..., ConsumerRegistry]
-SOON = BackoffPolicy(first=0.01, limit=0.02)
-
-
-def pids(registry: ConsumerRegistry) -> list[int]:
-    (subscription,) = registry._connection.subscriptions
-    assert isinstance(subscription.workers, ProcessWorkers)
-    return subscription.workers.processes()
 
 
 def test_coroutines_overlap_up_to_the_number_of_workers(client: Client, queue: str, consume: Consume) -> None:
@@ -43,37 +35,29 @@ def test_coroutines_overlap_up_to_the_number_of_workers(client: Client, queue: s
         await asyncio.sleep(0)
         running -= 1
 
-    declarations = Declarations()
-    declarations.queue(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=20)
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=20)
     client.publish_unconfirmed(queue, [b""] * 100)
 
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 100)
     assert peak == 20
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_a_coroutine_retries_and_rejects_like_any_handler(
-    client: Client, queue: str, consume: Consume, workers: int
+@pytest.mark.parametrize(
+    ("handler", "execution"),
+    [(handlers.refuse, "thread"), (handlers.refuse_async, "async"), (handlers.refuse, "process")],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_handlers_of_every_execution_retry_and_reject(
+    client: Client, queue: str, consume: Consume, handler: Any, execution: str, workers: int
 ) -> None:
-    attempts: dict[bytes, int] = {}
+    registry = consume(handler=handler, workers=workers, execution=execution)
+    client.publish(queue, b'"later"', b"never", b'"fine"')
 
-    async def handle(message: Message) -> None:
-        attempts[message.body] = message.attempt
-        if message.body == b"later" and message.attempt < 3:
-            raise Retry(0.001)
-        if message.body == b"never":
-            raise Reject("never")
-
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=workers)
-    registry = consume(declarations)
-    client.publish(queue, b"later", b"never", b"fine")
-
+    body, properties = client.dead_letter(queue)
+    assert (body, properties.headers[TRIED]) == (b"never", 1)
+    assert properties.headers[REASON].startswith("not JSON")
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 2)
-    assert attempts == {b"later": 3, b"never": 1, b"fine": 1}
-    wait_until(lambda: client.take_all(f"{queue}.dead") == [b"never"])
+    assert registry.stats().consumers[queue].total("retried") == 2
 
 
 def test_a_coroutine_that_does_not_end_in_time_is_cancelled_and_its_message_goes_back(
@@ -85,27 +69,13 @@ def test_a_coroutine_that_does_not_end_in_time_is_cancelled_and_its_message_goes
         inside.set()
         await asyncio.Event().wait()
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=2)
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=2)
     client.publish(queue, b"endless")
     assert inside.wait(10)
 
     assert registry.stop(0.3) == []
     wait_until(lambda: client.depth(queue) == 1)
     assert client.depth(f"{queue}.dead") == 0
-
-
-def test_processes_handle_messages_and_judge_as_threads_do(client: Client, queue: str, consume: Consume) -> None:
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handlers.refuse, workers=2, execution="process")
-    registry = consume(declarations)
-    client.publish(queue, b"later", b"never", b"fine")
-
-    wait_until(lambda: registry.stats().consumers[queue].total("acked") == 2)
-    wait_until(lambda: client.take_all(f"{queue}.dead") == [b"never"])
-    wait_until(lambda: registry.stats().consumers[queue].total("dead_lettered") == 1)
-    assert registry.stats().consumers[queue].total("retried") == 1
 
 
 def test_a_program_without_a_main_guard_is_told_so_at_the_start(shared_rabbitmq_url: str, tmp_path: Path) -> None:
@@ -129,31 +99,23 @@ def test_a_program_without_a_main_guard_is_told_so_at_the_start(shared_rabbitmq_
 def test_the_message_of_a_worker_process_that_dies_is_tried_again_by_a_new_one(
     client: Client, queue: str, consume: Consume, tmp_path: Path
 ) -> None:
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handlers.die_at_first, workers=2, execution="process", retry=SOON)
-    registry = consume(declarations)
-    before = set(pids(registry))
+    registry = consume(handler=handlers.die_at_first, workers=2, execution="process", retry=SOON)
+    before = {child.pid for child in multiprocessing.active_children()}
     client.publish(queue, f"{tmp_path}|a".encode())
 
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 1)
     assert len(list(tmp_path.glob("a.*"))) == 1
-    wait_until(lambda: set(pids(registry)) != before)
+    wait_until(lambda: {child.pid for child in multiprocessing.active_children()} != before)
 
 
 def test_a_message_that_kills_every_worker_process_is_dead_lettered(
     client: Client, queue: str, consume: Consume
 ) -> None:
-    declarations = with_dead_letters(queue)
-    declarations.consumer(
-        queue=queue, handler=handlers.die_always, workers=1, execution="process", retry=SOON, max_attempts=2
-    )
-    consume(declarations)
+    consume(handler=handlers.die_always, workers=1, execution="process", retry=SOON, max_attempts=2)
     client.publish(queue, b"")
 
-    wait_until(lambda: client.depth(f"{queue}.dead") == 1)
-    _, properties = client.take(f"{queue}.dead") or (b"", None)
-    assert properties is not None
-    assert properties.headers["x-penstock-reason"] == "the worker process died (signal 9)"
+    _, properties = client.dead_letter(queue)
+    assert properties.headers[REASON] == "the worker process died (signal 9)"
 
 
 def test_a_handler_that_computes_for_longer_than_the_heartbeat_keeps_the_connection(
@@ -175,19 +137,15 @@ def test_a_handler_that_computes_for_longer_than_the_heartbeat_keeps_the_connect
 def test_a_worker_process_busy_past_the_deadline_is_killed_and_its_message_goes_back(
     client: Client, queue: str, consume: Consume, tmp_path: Path
 ) -> None:
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handlers.spin, workers=1, execution="process")
-    registry = consume(declarations)
-    processes = pids(registry)
+    registry = consume(handler=handlers.spin, workers=1, execution="process")
+    processes = multiprocessing.active_children()
     begun = tmp_path / "begun"
     client.publish(queue, f"60|{begun}".encode())
     wait_until(begun.exists)
 
     assert len(registry.stop(0.5)) == 1
     wait_until(lambda: client.depth(queue) == 1)
-    for pid in processes:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, signal.SIG_DFL)
+    assert not any(process.is_alive() for process in processes)
     assert client.depth(f"{queue}.dead") == 0
 
 
@@ -224,11 +182,7 @@ def test_a_poison_message_takes_no_other_message_of_its_batch_with_it(
         if any(message.body == b"poison" for message in messages):
             raise ValueError("bad batch")
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(
-        queue=queue, handler=handle, workers=workers, batch_size=5, batch_timeout=0.1, max_attempts=2, retry=SOON
-    )
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=workers, batch_size=5, batch_timeout=0.1, max_attempts=2, retry=SOON)
     client.publish(queue, b"1", b"2", b"poison", b"3", b"4")
 
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 4)
@@ -239,11 +193,9 @@ def test_a_poison_message_takes_no_other_message_of_its_batch_with_it(
 def test_a_batch_handler_may_answer_for_each_message(
     client: Client, queue: str, consume: Consume, execution: str
 ) -> None:
-    declarations = with_dead_letters(queue)
-    declarations.consumer(
-        queue=queue, handler=handlers.refuse_in_batches, workers=2, batch_size=4, batch_timeout=0.1, execution=execution
+    registry = consume(
+        handler=handlers.refuse_in_batches, workers=2, batch_size=4, batch_timeout=0.1, execution=execution
     )
-    registry = consume(declarations)
     client.publish(queue, b"0", b"1", b"2", b"3")
 
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 2)
@@ -252,9 +204,7 @@ def test_a_batch_handler_may_answer_for_each_message(
 
 
 def test_a_batch_answer_of_the_wrong_length_is_a_failure(client: Client, queue: str, consume: Consume) -> None:
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=lambda messages: [None], batch_size=2, max_attempts=1)
-    consume(declarations)
+    consume(handler=lambda messages: [None], batch_size=2, max_attempts=1)
     client.publish(queue, b"1", b"2")
 
     wait_until(lambda: client.depth(f"{queue}.dead") == 2)
@@ -266,9 +216,7 @@ def test_a_coroutine_that_something_else_cancelled_has_failed(client: Client, qu
     async def handle(message: Message) -> None:
         raise asyncio.CancelledError("a task that the handler awaited")
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=2, max_attempts=2, retry=SOON)
-    consume(declarations)
+    consume(handler=handle, workers=2, max_attempts=2, retry=SOON)
     client.publish(queue, b"")
 
     wait_until(lambda: client.depth(f"{queue}.dead") == 1)

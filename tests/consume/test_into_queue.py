@@ -3,19 +3,18 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import Durability, FastQueue, FastQueueConfig
-from penstock.amqp import ConsumerRegistry, Message, Reject, Retry, batches_into_queue, into_queue
+from penstock.amqp import Message, Reject, Retry, batches_into_queue, into_queue
 from penstock.consume import into_queue as module
 from penstock.errors import BlockTooLarge, DiskFull, QueueFull
 from penstock.testing import wait_until
-from tests.consume.conftest import Client
-from tests.consume.test_consuming import with_dead_letters
+from tests.consume.conftest import Client, Consume, with_dead_letters
 from tests.servers import RabbitMQ
 
 
@@ -81,7 +80,7 @@ def test_what_is_pushed_may_be_more_than_the_body() -> None:
 def test_nothing_is_acknowledged_while_the_queue_refuses(
     client: Client,
     queue: str,
-    consume: Callable[..., ConsumerRegistry],
+    consume: Consume,
     monkeypatch: pytest.MonkeyPatch,
     batched: bool,
 ) -> None:

@@ -3,18 +3,16 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
 from penstock.amqp import BackoffPolicy, ConsumerRegistry, Declarations, Message
 from penstock.testing import wait_until
-from tests.consume.conftest import Client
+from tests.consume.conftest import AT_ONCE, Client, Consume
 from tests.consume.proxy import Proxy
 from tests.servers import RabbitMQ
 
 pytestmark = pytest.mark.server
-AT_ONCE = BackoffPolicy(first=0.05, limit=0.2)
 
 
 class Tally:
@@ -84,7 +82,7 @@ def test_a_broker_killed_under_load_loses_nothing_and_its_topology_is_declared_a
 
 
 def test_a_cut_connection_repeats_only_what_was_unacknowledged(
-    shared_rabbitmq: RabbitMQ, client: Client, queue: str
+    network: Proxy, client: Client, queue: str, consume: Consume
 ) -> None:
     tally = Tally()
     prefetch = 40
@@ -93,27 +91,24 @@ def test_a_cut_connection_repeats_only_what_was_unacknowledged(
     declarations.consumer(queue=queue, handler=tally, workers=4, prefetch=prefetch)
     client.channel.queue_declare(queue, durable=True)
     client.publish_unconfirmed(queue, [str(number).encode() for number in range(5000)])
-    with Proxy(shared_rabbitmq.port) as network:
-        url = f"amqp://guest:guest@127.0.0.1:{network.port}/"
-        registry = ConsumerRegistry(url, declarations, reconnect=AT_ONCE)
-        registry.start()
-        cuts = 0
-        for share in (500, 1500, 3000):
-            wait_until(lambda share=share: len(tally.times) >= share)  # type: ignore[misc]
-            network.cut()
-            cuts += 1
-            wait_until(lambda cuts=cuts: registry.stats().reconnects == cuts)  # type: ignore[misc]
-        wait_until(lambda: len(tally.times) == 5000, timeout=30)
-        wait_until(lambda: _settled(registry, client, queue))
-        stats = registry.stats().consumers[queue]
-        assert registry.stop(5) == []
+    registry = consume(declarations, url=network.url)
+    cuts = 0
+    for share in (500, 1500, 3000):
+        wait_until(lambda share=share: len(tally.times) >= share)  # type: ignore[misc]
+        network.cut()
+        cuts += 1
+        wait_until(lambda cuts=cuts: registry.stats().reconnects == cuts)  # type: ignore[misc]
+    wait_until(lambda: len(tally.times) == 5000, timeout=30)
+    wait_until(lambda: _settled(registry, client, queue))
+    stats = registry.stats().consumers[queue]
+    assert registry.stop(5) == []
     assert tally.repeated <= cuts * prefetch
     assert tally.repeated <= stats.total("redelivered")
     assert client.depth(queue) == 0
 
 
 def test_handlers_that_outlive_their_channel_are_counted_and_acknowledge_nothing(
-    shared_rabbitmq: RabbitMQ, client: Client, queue: str
+    network: Proxy, client: Client, queue: str, consume: Consume
 ) -> None:
     """An ack on a channel that never saw the tag would close that channel, too."""
     inside, leave = threading.Event(), threading.Event()
@@ -126,23 +121,20 @@ def test_handlers_that_outlive_their_channel_are_counted_and_acknowledge_nothing
             leave.wait(10)
 
     declarations.consumer(queue=queue, handler=handle, workers=2)
-    with Proxy(shared_rabbitmq.port) as network:
-        registry = ConsumerRegistry(f"amqp://guest:guest@127.0.0.1:{network.port}/", declarations, reconnect=AT_ONCE)
-        registry.start()
-        client.publish(queue, b"long")
-        assert inside.wait(10)
-        network.cut()
-        wait_until(lambda: registry.stats().consumers[queue].total("acked") == 1)
-        leave.set()
-        wait_until(lambda: registry.stats().consumers[queue].total("stale") == 1)
-        client.publish(queue, b"next")
-        wait_until(lambda: registry.stats().consumers[queue].total("acked") == 2)
-        assert registry.stats().consumers[queue].restores == 0
-        registry.stop(5)
+    registry = consume(declarations, url=network.url)
+    client.publish(queue, b"long")
+    assert inside.wait(10)
+    network.cut()
+    wait_until(lambda: registry.stats().consumers[queue].total("acked") == 1)
+    leave.set()
+    wait_until(lambda: registry.stats().consumers[queue].total("stale") == 1)
+    client.publish(queue, b"next")
+    wait_until(lambda: registry.stats().consumers[queue].total("acked") == 2)
+    assert registry.stats().consumers[queue].restores == 0
 
 
 def test_a_stream_goes_on_after_the_last_acknowledged_message(
-    shared_rabbitmq: RabbitMQ, client: Client, queue: str
+    network: Proxy, client: Client, queue: str, consume: Consume
 ) -> None:
     tally = Tally()
     declarations = Declarations()
@@ -150,27 +142,23 @@ def test_a_stream_goes_on_after_the_last_acknowledged_message(
     declarations.consumer(queue=queue, handler=tally, workers=2, args={"x-stream-offset": "first"})
     client.channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "stream"})
     client.publish(queue, *[str(number).encode() for number in range(50)])
-    with Proxy(shared_rabbitmq.port) as network:
-        url = f"amqp://guest:guest@127.0.0.1:{network.port}/"
-        registry = ConsumerRegistry(url, declarations, reconnect=AT_ONCE)
-        registry.start()
-        wait_until(lambda: registry.stats().consumers[queue].total("acked") == 50)
-        network.cut()
-        wait_until(lambda: registry.stats().reconnects == 1)
-        client.publish(queue, b"50")
-        wait_until(lambda: len(tally.times) == 51)
-        registry.stop(5)
+    registry = consume(declarations, url=network.url)
+    wait_until(lambda: registry.stats().consumers[queue].total("acked") == 50)
+    network.cut()
+    wait_until(lambda: registry.stats().reconnects == 1)
+    client.publish(queue, b"50")
+    wait_until(lambda: len(tally.times) == 51)
+    wait_until(lambda: registry.stats().consumers[queue].in_flight == 0)
+    assert registry.stop(5) == []
+    assert registry.stats().consumers[queue].total("nacked") == 0  # the broker would close the connection
     assert tally.repeated == 0
 
 
 def test_a_consumer_cancelled_by_the_broker_is_restored_with_its_queue(
-    client: Client, queue: str, consume: Callable[..., ConsumerRegistry]
+    client: Client, queue: str, consume: Consume
 ) -> None:
     tally = Tally()
-    declarations = Declarations()
-    declarations.queue(queue)
-    declarations.consumer(queue=queue, handler=tally, workers=2)
-    registry = consume(declarations)
+    registry = consume(handler=tally, workers=2)
 
     client.channel.queue_delete(queue)  # the broker cancels the consumer and keeps the channel
 
@@ -181,7 +169,7 @@ def test_a_consumer_cancelled_by_the_broker_is_restored_with_its_queue(
 
 
 def test_a_channel_that_the_broker_closes_takes_no_other_consumer_with_it(
-    client: Client, queue: str, consume: Callable[..., ConsumerRegistry]
+    client: Client, queue: str, consume: Consume
 ) -> None:
     tally = Tally()
     declarations = Declarations()
@@ -205,7 +193,7 @@ def test_a_channel_that_the_broker_closes_takes_no_other_consumer_with_it(
     assert stats.consumers[f"{queue}.other"].restores == 0
 
 
-def test_retries_in_wait_survive_a_cut_connection(shared_rabbitmq: RabbitMQ, client: Client, queue: str) -> None:
+def test_retries_in_wait_survive_a_cut_connection(network: Proxy, client: Client, queue: str, consume: Consume) -> None:
     handled = threading.Event()
     failed = threading.Event()
 
@@ -220,26 +208,19 @@ def test_retries_in_wait_survive_a_cut_connection(shared_rabbitmq: RabbitMQ, cli
     declarations.consumer(
         queue=queue, handler=handle, workers=2, retry=BackoffPolicy(first=60.0, limit=60.0, jitter=0.0)
     )
-    with Proxy(shared_rabbitmq.port) as network:
-        url = f"amqp://guest:guest@127.0.0.1:{network.port}/"
-        registry = ConsumerRegistry(url, declarations, reconnect=AT_ONCE)
-        registry.start()
-        client.publish(queue, b"")
-        assert failed.wait(10)
-        wait_until(lambda: registry.stats().consumers[queue].total("retried") == 1)
-        network.cut()
-        assert handled.wait(10)
-        registry.stop(5)
+    registry = consume(declarations, url=network.url)
+    client.publish(queue, b"")
+    assert failed.wait(10)
+    wait_until(lambda: registry.stats().consumers[queue].total("retried") == 1)
+    network.cut()
+    assert handled.wait(10)
 
 
 def test_a_defect_on_the_io_thread_costs_a_connection_and_nothing_else(
-    client: Client, queue: str, consume: Callable[..., ConsumerRegistry], caplog: pytest.LogCaptureFixture
+    client: Client, queue: str, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
     tally = Tally()
-    declarations = Declarations()
-    declarations.queue(queue)
-    declarations.consumer(queue=queue, handler=tally, workers=4)
-    registry = consume(declarations, reconnect=AT_ONCE)
+    registry = consume(handler=tally, workers=4, reconnect=AT_ONCE)
     client.publish_unconfirmed(queue, [str(number).encode() for number in range(1000)])
 
     def defect() -> None:
@@ -256,7 +237,7 @@ def test_a_defect_on_the_io_thread_costs_a_connection_and_nothing_else(
 
 
 def test_a_failed_retry_in_flight_when_the_broker_goes_away_is_no_defect(
-    shared_rabbitmq: RabbitMQ, client: Client, queue: str, caplog: pytest.LogCaptureFixture
+    network: Proxy, client: Client, queue: str, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The publisher's channel closes first, while the consumer's still thinks that it is open."""
 
@@ -268,16 +249,13 @@ def test_a_failed_retry_in_flight_when_the_broker_goes_away_is_no_defect(
     declarations.consumer(
         queue=queue, handler=handle, workers=8, max_attempts=1000, retry=BackoffPolicy(first=0.001, limit=0.001)
     )
-    with Proxy(shared_rabbitmq.port) as network:
-        url = f"amqp://guest:guest@127.0.0.1:{network.port}/"
-        registry = ConsumerRegistry(url, declarations, reconnect=AT_ONCE)
-        registry.start()
-        client.publish_unconfirmed(queue, [b""] * 50)
-        for cuts in (1, 2, 3):
-            wait_until(lambda: registry.stats().consumers[queue].total("retried") > 300)
-            network.cut()
-            wait_until(lambda cuts=cuts: registry.stats().reconnects == cuts)  # type: ignore[misc]
-        assert registry.stop(5) == []
+    registry = consume(declarations, url=network.url)
+    client.publish_unconfirmed(queue, [b""] * 50)
+    for cuts in (1, 2, 3):
+        wait_until(lambda: registry.stats().consumers[queue].total("retried") > 300)
+        network.cut()
+        wait_until(lambda cuts=cuts: registry.stats().reconnects == cuts)  # type: ignore[misc]
+    assert registry.stop(5) == []
     assert "begins anew" not in caplog.text
     wait_until(lambda: client.depth(queue) >= 50)  # the broker gives back what a lost connection had when it notices
 
@@ -297,28 +275,24 @@ def test_a_registry_without_a_broker_stops_at_once(shared_rabbitmq: RabbitMQ, qu
 
 
 def test_a_consumer_that_is_refused_after_a_reconnect_does_not_hold_up_the_others(
-    shared_rabbitmq: RabbitMQ, client: Client, queue: str
+    network: Proxy, client: Client, queue: str, consume: Consume
 ) -> None:
     tally = Tally()
     declarations = Declarations()
     for name in (queue, f"{queue}.other"):
         declarations.queue(name)
         declarations.consumer(queue=name, handler=tally, workers=2)
-    with Proxy(shared_rabbitmq.port) as network:
-        url = f"amqp://guest:guest@127.0.0.1:{network.port}/"
-        registry = ConsumerRegistry(url, declarations, reconnect=AT_ONCE)
-        registry.start()
-        with network.closed():
-            network.cut()
-            wait_until(lambda: client.consumers(queue) == 0)
-            tag = client.channel.basic_consume(queue, lambda *_: None, exclusive=True)  # before we are back
+    registry = consume(declarations, url=network.url)
+    with network.closed():
+        network.cut()
+        wait_until(lambda: client.consumers(queue) == 0)
+        tag = client.channel.basic_consume(queue, lambda *_: None, exclusive=True)  # before we are back
 
-        client.publish(f"{queue}.other", b"1")
-        wait_until(lambda: tally.times[b"1"] == 1)
-        assert registry.health().reason == f"not consuming: {queue}"
+    client.publish(f"{queue}.other", b"1")
+    wait_until(lambda: tally.times[b"1"] == 1)
+    assert registry.health().reason == f"not consuming: {queue}"
 
-        client.channel.basic_cancel(tag)
-        wait_until(lambda: registry.health().healthy)
-        client.publish(queue, b"2")
-        wait_until(lambda: tally.times[b"2"] == 1)
-        registry.stop(5)
+    client.channel.basic_cancel(tag)
+    wait_until(lambda: registry.health().healthy)
+    client.publish(queue, b"2")
+    wait_until(lambda: tally.times[b"2"] == 1)

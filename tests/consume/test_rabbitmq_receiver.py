@@ -2,14 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 from pika import BasicProperties
 
-from penstock.amqp import ConsumerRegistry, Message, Reject, Retry
+from penstock.amqp import Message, Reject, Retry
 from penstock.decode.outcome import Format
 from penstock.errors import BrokerError, ConfigError
 from penstock.protobuf import field_bytes, field_double, field_varint
@@ -18,26 +17,12 @@ from penstock.receive.config import BrokerTlsConfig, RabbitReceiverConfig
 from penstock.receive.intake import Intake
 from penstock.receive.rabbitmq_receiver import RabbitReceiver, intake_handler
 from penstock.testing import wait_until
-from tests.consume.conftest import Client
-from tests.consume.test_consuming import with_dead_letters
+from tests.consume.conftest import Client, Consume, with_dead_letters
 from tests.decode.support import exponential, histogram
 from tests.receive.support import NOW, KeepingSink, counter, gauge, request
 
 EVENT = json.dumps({"metric": "orders", "value": 2}).encode()
 OTLP = request(gauge("cpu", 0.5)).SerializeToString()
-
-
-@pytest.fixture
-def sink() -> KeepingSink:
-    return KeepingSink()
-
-
-@pytest.fixture
-def intake(sink: KeepingSink) -> Iterator[Intake]:
-    intake = Intake(sink).start()
-    yield intake
-    sink.release()
-    assert intake.close(10.0)
 
 
 def test_the_content_type_says_what_a_body_is(intake: Intake, sink: KeepingSink) -> None:
@@ -192,7 +177,7 @@ def test_messages_that_are_taken_in_part_fill_no_log(
 def test_nothing_is_acknowledged_before_its_points_are_safe(
     client: Client,
     queue: str,
-    consume: Callable[..., ConsumerRegistry],
+    consume: Consume,
     intake: Intake,
     sink: KeepingSink,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,13 +1,12 @@
 """The eight tests that the worker pool's decision record names, in its words; the last four on a real broker."""
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
-from penstock.amqp import ConsumerOptions, ConsumerRegistry, Declarations, Message, pool_size
+from penstock.amqp import ConsumerOptions, Message, pool_size
 from penstock.testing import wait_until
-from tests.consume.conftest import Client
+from tests.consume.conftest import Client, Consume
 
 
 def options(**settings: object) -> ConsumerOptions:
@@ -52,7 +51,7 @@ def test_worker_resource_caps() -> None:
 
 
 @pytest.mark.server
-def test_sequential_processing(client: Client, queue: str, consume: Callable[..., ConsumerRegistry]) -> None:
+def test_sequential_processing(client: Client, queue: str, consume: Consume) -> None:
     seen: list[bytes] = []
     running = threading.Semaphore(1)
     overlaps: list[bytes] = []
@@ -63,10 +62,7 @@ def test_sequential_processing(client: Client, queue: str, consume: Callable[...
         seen.append(message.body)
         running.release()
 
-    declarations = Declarations()
-    declarations.queue(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=1)
-    consume(declarations)
+    consume(handler=handle, workers=1)
     bodies = [str(number).encode() for number in range(500)]
     client.publish_unconfirmed(queue, bodies)
 
@@ -76,9 +72,7 @@ def test_sequential_processing(client: Client, queue: str, consume: Callable[...
 
 
 @pytest.mark.server
-def test_worker_pool_concurrent_processing(
-    client: Client, queue: str, consume: Callable[..., ConsumerRegistry]
-) -> None:
+def test_worker_pool_concurrent_processing(client: Client, queue: str, consume: Consume) -> None:
     """A hundred handlers that share state, and every one must be inside before the first may leave."""
     all_inside = threading.Barrier(100, timeout=20)
     lock = threading.Lock()
@@ -91,10 +85,7 @@ def test_worker_pool_concurrent_processing(
             seen.add(message.body)
             workers.add(threading.current_thread().name)
 
-    declarations = Declarations()
-    declarations.queue(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=100)
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=100)
     client.publish_unconfirmed(queue, [str(number).encode() for number in range(200)])
 
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 200)
@@ -103,7 +94,7 @@ def test_worker_pool_concurrent_processing(
 
 
 @pytest.mark.server
-def test_worker_pool_graceful_shutdown(client: Client, queue: str, consume: Callable[..., ConsumerRegistry]) -> None:
+def test_worker_pool_graceful_shutdown(client: Client, queue: str, consume: Consume) -> None:
     """What is in hand finishes and is acknowledged, what is not begun goes back, nothing is lost or dead-lettered."""
     inside = threading.Barrier(5, timeout=20)  # four workers and the test
     leave = threading.Event()
@@ -115,10 +106,7 @@ def test_worker_pool_graceful_shutdown(client: Client, queue: str, consume: Call
             leave.wait()
         finished.append(message.body)
 
-    declarations = Declarations()
-    declarations.queue(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=4)
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=4)
     client.publish_unconfirmed(queue, [str(number).encode() for number in range(100)])
     inside.wait()
 

@@ -6,17 +6,16 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock.amqp import BackoffPolicy, ConsumerRegistry, Message, Retry
+from penstock.amqp import BackoffPolicy, Message, Retry
 from penstock.consume.attempts import ATTEMPTS
 from penstock.testing import wait_until
-from tests.consume.conftest import Client
+from tests.consume.conftest import Client, Consume, with_dead_letters
 from tests.consume.proxy import Proxy
-from tests.consume.test_consuming import with_dead_letters
 from tests.servers import RabbitMQ
 
 pytestmark = pytest.mark.server
@@ -70,7 +69,7 @@ def test_kill_under_load_loses_nothing_and_repeats_at_most_the_prefetch(
 
 
 def test_a_handler_that_does_not_end_in_time_is_named_and_its_message_goes_back(
-    client: Client, queue: str, consume: Callable[..., ConsumerRegistry]
+    client: Client, queue: str, consume: Consume
 ) -> None:
     inside, leave = threading.Event(), threading.Event()
 
@@ -78,9 +77,7 @@ def test_a_handler_that_does_not_end_in_time_is_named_and_its_message_goes_back(
         inside.set()
         leave.wait(30)
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=2)
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=2)
     client.publish(queue, b"endless")
     assert inside.wait(10)
 
@@ -93,7 +90,7 @@ def test_a_handler_that_does_not_end_in_time_is_named_and_its_message_goes_back(
 
 
 def test_a_broker_that_does_not_answer_delays_no_stop_beyond_its_deadline(
-    shared_rabbitmq: RabbitMQ, client: Client, queue: str
+    network: Proxy, client: Client, queue: str, consume: Consume
 ) -> None:
     inside, leave = threading.Event(), threading.Event()
 
@@ -103,29 +100,26 @@ def test_a_broker_that_does_not_answer_delays_no_stop_beyond_its_deadline(
 
     declarations = with_dead_letters(queue)
     declarations.consumer(queue=queue, handler=handle, workers=2)
-    with Proxy(shared_rabbitmq.port) as network:
-        registry = ConsumerRegistry(f"amqp://guest:guest@127.0.0.1:{network.port}/", declarations)
-        registry.start()
-        client.publish(queue, b"1")
-        assert inside.wait(10)
-        network.swallow()
-        leave.set()
+    registry = consume(declarations, url=network.url)
+    client.publish(queue, b"1")
+    assert inside.wait(10)
+    network.swallow()
+    leave.set()
 
-        begun = time.monotonic()
-        assert registry.stop(1.0) == []
-        assert time.monotonic() - begun < 5.0  # what a busy machine adds to the second
+    begun = time.monotonic()
+    assert registry.stop(1.0) == []
+    assert time.monotonic() - begun < 5.0  # what a busy machine adds to the second
+    network.cut()
     wait_until(lambda: client.take_all(queue) == [b"1"])
 
 
 def test_a_message_that_waits_for_its_retry_goes_back_with_its_attempts_counted(
-    client: Client, queue: str, consume: Callable[..., ConsumerRegistry]
+    client: Client, queue: str, consume: Consume
 ) -> None:
     def handle(message: Message) -> None:
         raise ValueError("not now")
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=2, retry=BackoffPolicy(first=60.0, limit=60.0))
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=2, retry=BackoffPolicy(first=60.0, limit=60.0))
     client.publish(queue, b"later")
     wait_until(lambda: registry.stats().consumers[queue].total("retried") == 1)
 
@@ -136,14 +130,12 @@ def test_a_message_that_waits_for_its_retry_goes_back_with_its_attempts_counted(
 
 
 def test_a_worker_that_waits_for_a_retry_in_order_does_not_delay_the_stop(
-    client: Client, queue: str, consume: Callable[..., ConsumerRegistry]
+    client: Client, queue: str, consume: Consume
 ) -> None:
     def handle(message: Message) -> None:
         raise Retry(600.0)
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=1)
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=1)
     client.publish(queue, b"1", b"2")
     wait_until(lambda: registry.stats().consumers[queue].in_flight == 2)
 

@@ -2,33 +2,21 @@
 
 import struct
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pika.data
 import pytest
 
-from penstock.amqp import BackoffPolicy, ConsumerRegistry, DeadLetters, Declarations, Message, Reject, Retry
+from penstock.amqp import ConsumerRegistry, Declarations, Message, Reject, Retry
 from penstock.consume import subscription
 from penstock.consume.attempts import ATTEMPTS, DELIVERY_COUNT, EXCHANGE, REASON, ROUTING_KEY
 from penstock.consume.unreadable_headers import RAW
 from penstock.errors import BrokerError
 from penstock.testing import wait_until
-from tests.consume.conftest import Client
+from tests.consume.conftest import SOON, Client, Consume, with_dead_letters
 from tests.consume.proxy import Proxy
-from tests.consume.test_consuming import SOON, with_dead_letters
 from tests.servers import RabbitMQ
 
 pytestmark = pytest.mark.server
-Consume = Callable[..., ConsumerRegistry]
-
-
-def dead_letter(client: Client, queue: str) -> tuple[bytes, dict[str, Any]]:
-    """The next dead letter of the queue, and its headers."""
-    wait_until(lambda: client.depth(f"{queue}.dead") > 0)
-    body, properties = client.take(f"{queue}.dead") or (b"", None)
-    assert properties is not None
-    return body, properties.headers
 
 
 class Unspeakable(Exception):
@@ -49,14 +37,12 @@ def test_a_reason_with_half_a_character_keeps_no_message_from_the_dead_letters(
     def refuse(message: Message) -> None:
         raise error(f"no such shop: {message.json()}")
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=refuse, max_attempts=1)
-    consume(declarations)
+    consume(handler=refuse, max_attempts=1)
     client.publish(queue, rb'"\ud800"')
 
-    body, headers = dead_letter(client, queue)
+    body, properties = client.dead_letter(queue)
     assert body == rb'"\ud800"'
-    assert headers[REASON].endswith(r"no such shop: \ud800")
+    assert properties.headers[REASON].endswith(r"no such shop: \ud800")
 
 
 @pytest.mark.parametrize("error", [Unspeakable, HalfRetry, SystemExit])
@@ -68,14 +54,12 @@ def test_a_worker_outlives_whatever_its_handler_raises(
         if message.body == b"bad":
             raise error
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=workers, max_attempts=2, retry=SOON)
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=workers, max_attempts=2, retry=SOON)
     client.publish(queue, *[b"bad"] * workers, b"good")
 
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 1)
     wait_until(lambda: client.depth(f"{queue}.dead") == workers)
-    assert error.__name__ in dead_letter(client, queue)[1][REASON]
+    assert error.__name__ in client.dead_letter(queue)[1].headers[REASON]
 
 
 @pytest.mark.parametrize("batch_size", [None, 1])
@@ -84,26 +68,20 @@ def test_a_coroutine_that_is_never_awaited_is_no_handled_message(
 ) -> None:
     async def later(message: object) -> None: ...
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(
-        queue=queue, handler=lambda message: later(message), workers=2, max_attempts=1, batch_size=batch_size
-    )
-    registry = consume(declarations)
+    registry = consume(handler=lambda message: later(message), workers=2, max_attempts=1, batch_size=batch_size)
     client.publish(queue, b"1")
 
-    assert "declare it with `async def`" in dead_letter(client, queue)[1][REASON]
+    assert "declare it with `async def`" in client.dead_letter(queue)[1].headers[REASON]
     assert registry.stats().consumers[queue].total("acked") == 0
 
 
 def test_headers_of_any_kind_disturb_no_other_message(client: Client, queue: str, consume: Consume) -> None:
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, event_type="a", event_type_header="type", handler=lambda message: None)
-    registry = consume(declarations)
+    registry = consume(event_type="a", event_type_header="type", handler=lambda message: None)
     strange = {"type": ["a"], EXCHANGE: 5, ROUTING_KEY: {"a": 1}, ATTEMPTS: "many", DELIVERY_COUNT: "more"}
     client.publish(queue, b"strange", headers=strange)
     client.publish(queue, b"good", headers={"type": "a"})
 
-    assert dead_letter(client, queue)[0] == b"strange"
+    assert client.dead_letter(queue)[0] == b"strange"
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 1)
     assert registry.stats().reconnects == 0
 
@@ -120,18 +98,14 @@ def test_headers_that_cannot_be_read_are_dead_lettered_with_their_message(
         pieces.append(struct.pack(">cQ", b"T", 1_700_000_000_000))
         return 9
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=lambda message: None, workers=2)
-    registry = consume(declarations)
+    registry = consume(handler=lambda message: None, workers=2)
     with monkeypatch.context() as patched:
         patched.setattr(pika.data, "encode_value", encode_time)
         client.publish(queue, b"when?", event_type="x", content_type="text/plain", headers={"sent": "a time"})
     client.publish(queue, b"good")
 
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 1)
-    wait_until(lambda: client.depth(f"{queue}.dead") == 1)
-    body, properties = client.take(f"{queue}.dead") or (b"", None)
-    assert properties is not None
+    body, properties = client.dead_letter(queue)
     assert (body, properties.type, properties.content_type) == (b"when?", "x", "text/plain")
     assert "its headers cannot be read: ValueError: year" in properties.headers[REASON]
     assert properties.headers[RAW] == b"\x04sentT" + struct.pack(">Q", 1_700_000_000_000)
@@ -148,12 +122,10 @@ def test_headers_that_a_handler_made_unfit_to_be_sent_still_bound_its_attempts(
         message.properties.headers = {"trace": object()} if message.attempt < 3 else {}
         raise ValueError("no")
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=2, max_attempts=3, retry=SOON)
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=2, max_attempts=3, retry=SOON)
     client.publish(queue, b"1")
 
-    assert dead_letter(client, queue)[1][REASON] == "ValueError: no"
+    assert client.dead_letter(queue)[1].headers[REASON] == "ValueError: no"
     assert attempts == [1, 2, 3]
     assert registry.stats().reconnects == 0
 
@@ -174,9 +146,7 @@ def test_an_uncounted_retry_costs_a_quorum_queue_no_delivery(
         if len(tried) < 8:
             raise Retry(0.001, "the database is away", counted=False)
 
-    declarations = with_dead_letters(queue, kind="quorum")
-    declarations.consumer(queue=queue, handler=handle, workers=2, max_attempts=2, max_deliveries=2)
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=2, max_attempts=2, max_deliveries=2, kind="quorum")
     client.publish(queue, b"patience")
 
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 1)
@@ -200,9 +170,9 @@ def test_a_dead_letter_that_came_back_too_often_is_tried_afresh_when_it_is_sent_
         client.channel.basic_nack(method.delivery_tag, requeue=True)
     consume(declarations)
 
-    body, headers = dead_letter(client, queue)
+    body, properties = client.dead_letter(queue)
     assert not handled.is_set()
-    client.publish(queue, body, headers=headers)
+    client.publish(queue, body, headers=properties.headers)
     assert handled.wait(10)
 
 
@@ -212,12 +182,10 @@ def test_a_handler_that_stops_its_own_consumers_is_told_so(client: Client, queue
     def handle(message: Message) -> None:
         registry.stop()
 
-    declarations = with_dead_letters(queue)
-    declarations.consumer(queue=queue, handler=handle, workers=2, max_attempts=1)
-    registry = consume(declarations)
+    registry = consume(handler=handle, workers=2, max_attempts=1)
     client.publish(queue, b"stop!")
 
-    assert "let the main thread do so" in dead_letter(client, queue)[1][REASON]
+    assert "let the main thread do so" in client.dead_letter(queue)[1].headers[REASON]
     assert registry.health().healthy
 
 
@@ -259,7 +227,7 @@ def test_a_start_names_everything_that_the_broker_refuses(
 
 
 def test_a_connection_lost_while_stopping_is_not_consumed_from_again(
-    shared_rabbitmq: RabbitMQ, client: Client, queue: str
+    network: Proxy, client: Client, queue: str, consume: Consume
 ) -> None:
     """Each message would be delivered and returned, as fast as it goes, and a quorum queue counts to 20."""
     inside, leave = threading.Event(), threading.Event()
@@ -271,35 +239,34 @@ def test_a_connection_lost_while_stopping_is_not_consumed_from_again(
     declarations = Declarations()
     declarations.queue(queue)
     declarations.consumer(queue=queue, handler=handle, workers=1)
-    with Proxy(shared_rabbitmq.port) as network:
-        url = f"amqp://guest:guest@127.0.0.1:{network.port}/"
-        registry = ConsumerRegistry(url, declarations, reconnect=BackoffPolicy(first=0.05, limit=0.2))
-        registry.start()
-        client.publish(queue, b"1", b"2", b"3")
-        assert inside.wait(10)
-        stopping = threading.Thread(target=registry.stop, args=(20.0,))
-        stopping.start()
-        wait_until(lambda: client.depth(queue) == 2)
-        network.cut()
-        wait_until(lambda: registry.stats().reconnects == 1)
-        assert client.consumers(queue) == 0
-        leave.set()
-        stopping.join(20.0)
-        assert not stopping.is_alive()
+    registry = consume(declarations, url=network.url)
+    client.publish(queue, b"1", b"2", b"3")
+    assert inside.wait(10)
+    stopping = threading.Thread(target=registry.stop, args=(20.0,))
+    stopping.start()
+    wait_until(lambda: client.depth(queue) == 2)
+    network.cut()
+    wait_until(lambda: registry.stats().reconnects == 1)
+    assert client.consumers(queue) == 0
+    leave.set()
+    stopping.join(20.0)
+    assert not stopping.is_alive()
     wait_until(lambda: client.depth(queue) == 3)  # the broker gives back what a lost connection had when it notices
     assert sorted(client.take_all(queue)) == [b"1", b"2", b"3"]
 
 
-def test_a_dead_letter_exchange_that_is_gone_delays_its_letters_and_no_other_message(
-    client: Client, queue: str, consume: Consume
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_dead_letters_that_no_exchange_or_queue_takes_wait_until_one_does_and_delay_no_other_message(
+    client: Client, queue: str, consume: Consume, is_gone: bool
 ) -> None:
     exchange = f"{queue}.x"
     declarations = Declarations()
     declarations.exchange(exchange, "fanout")
-    declarations.queue(queue, dead_letter=DeadLetters(exchange=exchange))
+    declarations.queue(queue, dead_letter=exchange)
     declarations.consumer(queue=queue, event_type="good", handler=lambda message: None, workers=2)
     registry = consume(declarations)
-    client.channel.exchange_delete(exchange)
+    if is_gone:
+        client.channel.exchange_delete(exchange)
     client.publish(queue, b"bad", event_type="bad")
     client.publish(queue, b"good", event_type="good")
     wait_until(lambda: registry.stats().consumers[queue].total("acked") == 1)
@@ -308,7 +275,7 @@ def test_a_dead_letter_exchange_that_is_gone_delays_its_letters_and_no_other_mes
     client.channel.exchange_declare(exchange, "fanout", durable=True)
     client.channel.queue_declare(f"{queue}.dead")
     client.channel.queue_bind(f"{queue}.dead", exchange)
-    assert dead_letter(client, queue)[0] == b"bad"
+    assert client.dead_letter(queue)[0] == b"bad"
     wait_until(lambda: registry.stats().consumers[queue].in_flight == 0)
     assert registry.stats().reconnects == 0
 
@@ -345,4 +312,4 @@ def test_consumers_go_on_while_an_alarm_of_the_broker_holds_up_publishers(
             shared_rabbitmq.kill()
             shared_rabbitmq.start()
             raise
-    assert dead_letter(client, queue)[0] == b"bad"
+    assert client.dead_letter(queue)[0] == b"bad"

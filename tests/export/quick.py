@@ -1,12 +1,21 @@
 """What the tests of the send queue share: a configuration with short delays, batches, a failure, dead letters."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from penstock.export import BreakerConfig, FailoverConfig, PipelineSplitConfig, SendQueueConfig
+from penstock.export import BreakerConfig, FailoverConfig, PipelineSplitConfig, SendQueue, SendQueueConfig
 from penstock.export.send_gate import SendGate, SendPermit
 from penstock.spool import FastQueue
 from penstock.spool.dead_letters import unpack
+from penstock.testing import FailingExporter, MemoryExporter
+
+
+class Deaf(MemoryExporter):
+    """One whose `close` cuts nothing off."""
+
+    def close(self) -> None: ...
+
 
 DOWN = ConnectionRefusedError("no server listens")
 SPLIT = PipelineSplitConfig(enabled=True, preparer_count=1, sender_count=1)
@@ -22,6 +31,25 @@ def quick(**settings: Any) -> SendQueueConfig:
         "workers": 2,
     }
     return SendQueueConfig(**{**defaults, **settings})
+
+
+def held() -> MemoryExporter:
+    """One whose sends do not end before `release`."""
+    exporter = MemoryExporter()
+    exporter.hold()
+    return exporter
+
+
+def failing(error: Exception = DOWN) -> FailingExporter:
+    """One whose sends fail until `recover`."""
+    exporter = FailingExporter()
+    exporter.fail_with(error)
+    return exporter
+
+
+def push_all(sender: SendQueue, batches: Iterable[bytes]) -> None:
+    for batch in batches:
+        sender.push(batch)
 
 
 def begun(gate: SendGate) -> SendPermit:

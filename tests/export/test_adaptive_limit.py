@@ -11,7 +11,7 @@ from penstock.export import (
 from penstock.export.adaptive_limit import AdaptiveLimit
 from penstock.spool import FastQueue, FastQueueConfig, FullBehavior
 from penstock.testing import MemoryExporter
-from tests.export.quick import numbered, quick
+from tests.export.quick import numbered, push_all, quick
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
@@ -60,8 +60,7 @@ def test_a_queue_of_yours_keeps_its_own_limits(tmp_path: Path) -> None:
     own = FastQueueConfig(max_size=20_000, full_behavior=FullBehavior.DROP_NEWEST)
     with FastQueue(tmp_path / "queue", own) as queue:
         sender = SendQueue(queue, MemoryExporter(), quick(max_size=10))
-        for batch in numbered(200):
-            sender.push(batch)
+        push_all(sender, numbered(200))
         assert len(queue) == 200
         assert queue.stats().max_size == 20_000
 

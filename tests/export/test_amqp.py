@@ -21,7 +21,7 @@ from penstock.export.http_client import TlsConfig
 from penstock.spool import FastQueue
 from penstock.testing import wait_until
 from tests.conftest import missing
-from tests.export.quick import dead_letters, numbered, quick
+from tests.export.quick import dead_letters, numbered, push_all, quick
 from tests.servers import RabbitMQ
 
 pytestmark = pytest.mark.server
@@ -51,8 +51,7 @@ def test_batches_arrive_persistent_and_with_their_type(shared_rabbitmq: RabbitMQ
         FastQueue(tmp_path / "queue") as queue,
         SendQueue(queue, exporter(shared_rabbitmq, "sent"), quick(workers=3)) as sender,
     ):
-        for batch in numbered(200):
-            sender.push(batch)
+        push_all(sender, numbered(200))
         wait_until(lambda: not len(sender))
     found = received(shared_rabbitmq, "sent")
     assert sorted(body for body, _ in found) == numbered(200)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import DiskFailed, DiskFull, PermanentExportError, QueueClosed, TransientExportError
+from penstock.errors import DiskFailed, DiskFull, PermanentExportError, QueueClosed
 from penstock.export import (
     BreakerConfig,
     CircuitState,
@@ -18,41 +18,40 @@ from penstock.export import (
     SendQueue,
     send_workers,
 )
-from penstock.spool import DeadLetter, FastQueue
+from penstock.spool import FastQueue
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
-from tests.export.quick import DOWN, SPLIT, begun, dead_letters, numbered, quick
+from tests.export.quick import DOWN, SPLIT, Deaf, dead_letters, failing, numbered, push_all, quick
 
 Switch = Callable[[bool], None]
 
 
-def _letter(data: bytes, reason: str) -> DeadLetter:
-    return DeadLetter(sequence=0, attempts=1, enqueued_at=0.0, died_at=0.0, reason=reason, data=data)
+def refuse(*_: object, **__: object) -> int:
+    raise DiskFull("no room on the disk")
 
 
 @pytest.fixture
 def full(queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> Switch:
     push = queue.push
-    state = {"full": True}
-
-    def refuse(block: bytes, **options: Any) -> int:
-        if state["full"]:
-            raise DiskFull("no room on the disk")
-        return push(block, **options)
-
-    monkeypatch.setattr(queue, "push", refuse)
 
     def set_full(value: bool) -> None:
-        state["full"] = value
+        monkeypatch.setattr(queue, "push", refuse if value else push)
 
+    set_full(True)
     return set_full
 
 
-def test_batches_wait_in_memory_and_are_sent_from_there(queue: FastQueue, full: Switch) -> None:
+@pytest.mark.parametrize("error", [DiskFull, DiskFailed])
+def test_batches_wait_in_memory_and_are_sent_from_there(
+    queue: FastQueue, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(block: bytes) -> int:
+        raise error("no room on the disk, or no disk")
+
+    monkeypatch.setattr(queue, "push", fail)
     exporter = FailingExporter([DOWN])
     exporter.hold()
     with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=0.02, drain_batch=10))) as sender:
-        for batch in numbered(25):
-            sender.push(batch)
+        push_all(sender, numbered(25))
         assert sender.stats().failover_size > 0
         assert sender.stats().failover_bytes > 0
         exporter.release()
@@ -60,47 +59,22 @@ def test_batches_wait_in_memory_and_are_sent_from_there(queue: FastQueue, full: 
     assert sorted(exporter.batches) == numbered(25)
 
 
-@pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> Switch:
-    """Whether there are any for the failover."""
-    start = threading.Thread.start
-    state = {"any": True}
-
-    def start_or_not(thread: threading.Thread) -> None:
-        if thread.name == "penstock-failover" and not state["any"]:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_or_not)
-
-    def set_any(value: bool) -> None:
-        state["any"] = value
-
-    return set_any
-
-
-def test_where_there_are_no_more_threads_a_batch_is_kept_and_the_next_one_tries_again(
-    queue: FastQueue, full: Switch, threads: Switch
+def test_a_batch_that_it_has_no_thread_for_is_not_taken(
+    queue: FastQueue, full: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
     exporter = MemoryExporter()
-    with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=0.01))) as sender:
-        threads(False)
-        sender.push(b"one")
-        assert sender.stats().failover_size == 1
-        threads(True)
-        sender.push(b"two")
-        wait_until(lambda: exporter.batches == [b"one", b"two"])
-
-
-def test_where_there_is_no_thread_to_the_end_it_is_in_the_queue_if_the_disk_has_recovered(
-    queue: FastQueue, full: Switch, threads: Switch
-) -> None:
-    threads(False)
-    with SendQueue(queue, MemoryExporter(), quick()) as sender:
-        sender.push(b"one")
-        full(False)
-    assert sender.stats().data_loss == 0
-    assert [lease.data for lease in queue.lease()] == [b"one"]
+    sender = SendQueue(queue, exporter, quick())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start"):
+            sender.push(b"one")
+    sender.push(b"two")
+    assert sender.flush()
+    assert exporter.batches == [b"two"]
+    sender.close()
 
 
 @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
@@ -126,8 +100,7 @@ def test_nothing_of_it_goes_into_an_open_circuit(queue: FastQueue, full: Switch)
     sender = SendQueue(queue, exporter, quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=60.0)))
     failover = sender._failover
     assert failover is not None
-    for batch in numbered(3):
-        sender.push(batch)
+    push_all(sender, numbered(3))
     assert failover.drain(10) == 1
     assert failover.drain(10) == 0
     assert exporter.attempts == numbered(1)
@@ -136,12 +109,10 @@ def test_nothing_of_it_goes_into_an_open_circuit(queue: FastQueue, full: Switch)
 
 
 def test_its_oldest_go_when_there_is_no_room_and_that_is_data_loss(queue: FastQueue, full: Switch) -> None:
-    exporter = FailingExporter()
-    exporter.fail_with(DOWN)
+    exporter = failing()
     config = quick(failover=FailoverConfig(max_size=3, drain_interval=60.0))
     sender = SendQueue(queue, exporter, config).start()
-    for batch in numbered(5):
-        sender.push(batch)
+    push_all(sender, numbered(5))
     assert sender.stats().failover_evicted == 2
     assert sender.stats().data_loss == 2
     full(False)
@@ -176,35 +147,27 @@ def test_so_many_of_it_are_sent_every_so_often(queue: FastQueue, full: Switch, m
     assert drained == [3, 3, 1]  # and at the end as long as one is taken
 
 
-def test_what_a_full_disk_does_not_take_back_goes_to_the_destination_at_the_end(queue: FastQueue, full: Switch) -> None:
-    exporter = MemoryExporter()
-    with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0, drain_batch=1))) as sender:
-        for batch in numbered(3):
-            sender.push(batch)
-    assert exporter.batches == numbered(3)
-    assert sender.stats().data_loss == 0
-
-
 def test_what_the_destination_refuses_at_the_end_holds_up_none_of_the_others(queue: FastQueue, full: Switch) -> None:
     exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")))
-    with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0))) as sender:
-        for batch in (b"one", b"bad", b"two", b"bad, too", b"three"):
-            sender.push(batch)
+    with SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0, drain_batch=1))) as sender:
+        push_all(sender, (b"one", b"bad", b"two", b"bad, too", b"three"))
     assert exporter.batches == [b"one", b"two", b"three"]
     assert sender.stats().data_loss == 0
     assert sender.stats().queue.dead_lettered == 2
 
 
-def test_what_fails_of_it_holds_up_none_of_the_others(queue: FastQueue, full: Switch) -> None:
+def test_what_fails_of_it_holds_up_none_of_the_others_and_moves_to_a_disk_that_has_recovered(
+    queue: FastQueue, full: Switch
+) -> None:
     exporter = FailingExporter([TimeoutError()])
     config = quick(retry_interval=60.0, max_retry_delay=60.0, failover=FailoverConfig(drain_interval=0.01))
     sender = SendQueue(queue, exporter, config)
-    for batch in (b"one", b"two", b"three"):
-        sender.push(batch)
+    push_all(sender, (b"one", b"two", b"three"))
     wait_until(lambda: exporter.batches == [b"two", b"three"])
     full(False)
     sender.close()
     assert sender.stats().data_loss == 0
+    assert [lease.data for lease in queue.lease()] == [b"one"]
 
 
 def test_at_the_end_it_waits_for_no_disk_where_a_push_would(queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,67 +261,7 @@ def test_where_order_matters_what_it_cannot_hold_goes_to_the_queue(queue: FastQu
     assert sorted(exporter.batches) == [b"larger than the failover", b"one"]
 
 
-def test_a_probe_of_it_is_given_back_where_preparing_ends_with_an_unforeseen_error(
-    queue: FastQueue, full: Switch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
-
-    class Odd(FailingExporter):
-        def prepare(self, batch: bytes) -> Prepared:
-            if batch == b"bad":
-                raise ValueError("no batch")
-            return super().prepare(batch)
-
-    bury = queue.bury
-    failures = iter([RuntimeError("can't start new thread")])
-
-    def fail_once(block: bytes, reason: str) -> None:
-        for failure in failures:
-            raise failure
-        bury(block, reason)
-
-    monkeypatch.setattr(queue, "bury", fail_once)
-    exporter = Odd()
-    breaker = BreakerConfig(threshold=1, reset_timeout=0.0)
-    config = quick(circuit_breaker=breaker, failover=FailoverConfig(drain_interval=0.01))
-    sender = SendQueue(queue, exporter, config)
-    sender._gate.failed(begun(sender._gate), TransientExportError("503"), attempts=1)
-    sender.push(b"bad")
-    sender.push(b"one")
-    assert sender.flush()
-    assert exporter.batches == [b"one"]
-    sender.close()
-
-
-def test_a_disk_that_is_broken_is_as_good_as_a_full_one(queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(block: bytes, **options: Any) -> int:
-        raise DiskFailed("Input/output error")
-
-    monkeypatch.setattr(queue, "push", refuse)
-    sender = SendQueue(queue, MemoryExporter(), quick())
-    sender.push(b"one")
-    assert sender.stats().failover_size == 1
-    sender.close()
-
-
-def test_what_waits_for_its_next_attempt_moves_to_a_disk_that_has_recovered(queue: FastQueue, full: Switch) -> None:
-    exporter = FailingExporter()
-    exporter.fail_with(TimeoutError())
-    config = quick(retry_interval=60.0, max_retry_delay=60.0, failover=FailoverConfig(drain_interval=0.01))
-    sender = SendQueue(queue, exporter, config).start()
-    sender.push(b"one")
-    wait_until(lambda: exporter.attempts)
-    full(False)
-    sender.close()
-    assert sender.stats().data_loss == 0
-    assert len(queue) == 1
-
-
 def test_a_send_of_it_that_hangs_does_not_keep_close_beyond_its_deadline(queue: FastQueue, full: Switch) -> None:
-    class Deaf(MemoryExporter):
-        def close(self) -> None:
-            """Does not cut anything off."""
-
     exporter = Deaf()
     exporter.hold()
     sender = SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=0.01))).start()
@@ -383,102 +286,43 @@ def test_it_goes_on_after_an_unforeseen_error(queue: FastQueue, full: Switch, mo
     assert exporter.batches == [b"one", b"one"]
 
 
-def test_what_the_destination_refuses_of_it_is_a_dead_letter_of_the_queue(
-    queue: FastQueue, full: Switch, tmp_path: Path
+@pytest.mark.parametrize(("batch", "letter"), [(b"bad", b"bad"), (b"good....bad.....", b"bad.....")])
+def test_what_the_destination_refuses_of_it_is_a_dead_letter_of_the_queue_once_its_disk_takes_it(
+    queue: FastQueue, full: Switch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: bytes, letter: bytes
 ) -> None:
-    exporter = FailingExporter([PermanentExportError("400")])
-    with SendQueue(queue, exporter, quick()) as sender:
-        sender.push(b"bad")
-        assert sender.flush()
-        assert sender.stats().queue.dead_lettered == 1
-    assert sender.stats().data_loss == 0
-    queue.close()
-    assert dead_letters(tmp_path) == [(b"bad", "400")]
-
-
-def test_a_refused_part_of_it_is_a_dead_letter_of_the_queue_too(queue: FastQueue, full: Switch, tmp_path: Path) -> None:
+    for module in ("batch_delivery", "failover"):
+        monkeypatch.setattr(f"penstock.export.{module}.ERROR_PAUSE", 0.01)
     exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")), max_bytes=8)
     with SendQueue(queue, exporter, quick()) as sender:
-        sender.push(b"good....bad.....")
+        with monkeypatch.context() as disk:
+            disk.setattr(queue, "bury", refuse)
+            sender.push(batch)
+            wait_until(lambda: letter in exporter.attempts)
+            assert len(sender) == 1
         assert sender.flush()
         assert sender.stats().queue.dead_lettered == 1
     assert sender.stats().data_loss == 0
     queue.close()
-    assert exporter.batches == [b"good...."]
-    assert dead_letters(tmp_path) == [(b"bad.....", "400")]
+    assert exporter.batches == [b"good...."] * (batch != letter)
+    assert dead_letters(tmp_path) == [(letter, "400")]
 
 
-def test_a_dead_letter_of_it_that_cannot_be_written_is_counted_as_lost_in_the_end(
-    queue: FastQueue, full: Switch, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("failover", "lost"), [({"max_bytes": 3}, 1), ({"enabled": False}, 0)])
+def test_what_could_never_fit_it_is_refused_with_the_disks_error_as_is_all_without_it(
+    queue: FastQueue, full: Switch, failover: dict[str, Any], lost: int
 ) -> None:
-    def refuse(block: bytes, reason: str) -> None:
-        raise DiskFull("no room on the disk")
-
-    monkeypatch.setattr(queue, "bury", refuse)
-    with SendQueue(queue, FailingExporter([PermanentExportError("400")]), quick()) as sender:
-        sender.push(b"bad")
-        assert sender.flush()
-        assert sender.stats().queue.dead_lettered == 1
-    assert sender.stats().data_loss == 1
-
-
-def test_dead_letters_of_it_that_find_no_room_in_memory_either_are_lost_and_counted(
-    queue: FastQueue, full: Switch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(block: bytes, reason: str) -> None:
-        raise DiskFull("no room on the disk")
-
-    exporter = FailingExporter()
-    exporter.fail_with(PermanentExportError("400"))
-    failover = FailoverConfig(drain_interval=0.02, max_bytes=3 * len(numbered(1)[0]))
-    with SendQueue(queue, exporter, quick(failover=failover)) as sender:
-        with monkeypatch.context() as patch:
-            patch.setattr(queue, "bury", refuse)
-            for batch in numbered(5):
-                sender.push(batch)
-                assert sender.flush()
-        wait_until(lambda: sender.stats().data_loss == 2)
-    assert sender.stats().data_loss == 2
-    queue.close()
-    assert dead_letters(tmp_path) == [(batch, "400") for batch in numbered(5)[2:]]
-
-
-@pytest.mark.parametrize("drain_interval", [0.02, 60.0], ids=["while it runs", "when it is closed"])
-def test_a_dead_letter_of_it_is_written_when_the_disk_has_recovered(
-    queue: FastQueue, full: Switch, tmp_path: Path, drain_interval: float
-) -> None:
-    config = quick(failover=FailoverConfig(drain_interval=drain_interval))
-    sender = SendQueue(queue, MemoryExporter(), config).start()
-    sender.push(b"good")  # its thread starts
-    failover = sender._failover
-    assert failover is not None
-    failover._memory.dead_letters.extend([_letter(b"bad", "400"), _letter(b"worse", "422")])
-    full(False)
-    if drain_interval < 1:
-        wait_until(lambda: not failover.dead_letters)
-    sender.close()
-    assert sender.stats().queue.dead_lettered == 2
-    assert sender.stats().data_loss == 0
-    queue.close()
-    assert dead_letters(tmp_path) == [(b"bad", "400"), (b"worse", "422")]
-
-
-def test_what_could_never_fit_it_is_refused_with_the_disks_error(queue: FastQueue, full: Switch) -> None:
-    sender = SendQueue(queue, MemoryExporter(), quick(failover=FailoverConfig(max_bytes=3)))
+    sender = SendQueue(queue, MemoryExporter(), quick(failover=FailoverConfig(**failover)))
     with pytest.raises(DiskFull):
         sender.push(b"four")
-    assert sender.stats().data_loss == 1
+    assert sender.stats().data_loss == lost
 
 
-def test_without_failover_the_disks_error_is_the_pushers(queue: FastQueue, full: Switch) -> None:
-    sender = SendQueue(queue, MemoryExporter(), quick(failover=FailoverConfig(enabled=False)))
-    with pytest.raises(DiskFull):
-        sender.push(b"one")
-
-
-def test_what_the_failover_holds_at_the_end_is_counted_as_lost(queue: FastQueue, full: Switch) -> None:
-    exporter = FailingExporter()
-    exporter.fail_with(DOWN)
+@pytest.mark.parametrize("error", [DOWN, PermanentExportError("400")])
+def test_what_it_holds_at_the_end_is_counted_as_lost(
+    queue: FastQueue, full: Switch, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(queue, "bury", refuse)
+    exporter = failing(error)
     sender = SendQueue(queue, exporter, quick(failover=FailoverConfig(drain_interval=60.0))).start()
     sender.push(b"one")
     sender.close(timeout=0.2)

@@ -45,21 +45,12 @@ ANSWERS = {
 }
 
 BROKEN = {
-    "half a status line": b"HTTP/1.",
-    "a status line": OK,
     "half a header": OK + b"Content-Le",
     "headers without their end": OK + b"Content-Length: 0\r\n",
     "half a body": OK + b"Content-Length: 9\r\n\r\nhalf",
-    "no body": OK + b"Content-Length: 9\r\n\r\n",
-    "no chunk": CHUNKED,
-    "half a length": CHUNKED + b"1",
-    "half a chunk": CHUNKED + b"5\r\nhal",
     "a chunk without its end": CHUNKED + b"5\r\nwhole\r\n",
     "another server": b"220 hidden ESMTP\r\n",
-    "bytes": b"\x00hidden",
     "another version": b"HTTP/2 200 hidden\r\n\r\n",
-    "no status": b"HTTP/1.1 hidden\r\n\r\n",
-    "a long status": b"HTTP/1.1 2000 hidden\r\n\r\n",
     "not final": b"HTTP/1.1 101 hidden\r\n\r\n",
     "headers without end": OK + b"X: hidden\r\n" * 10_000,
     "a header without end": OK + b"X: hidden" + b"x" * 100_000,
@@ -112,9 +103,8 @@ def receive(*pieces: bytes) -> HttpResponse:
 
 @pytest.mark.parametrize("case", ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_is_read_wherever_it_is_cut(case: Case) -> None:
-    for pieces in ([case.sent], [case.sent[at : at + 1] for at in range(len(case.sent))]):
-        received = receive(*pieces)
-        assert (received.status, received.body, received.is_reusable) == case[1:]
+    received = receive(*(case.sent[at : at + 1] for at in range(len(case.sent))))
+    assert (received.status, received.body, received.is_reusable) == case[1:]
 
 
 @pytest.mark.parametrize("sent", BROKEN.values(), ids=BROKEN)
@@ -154,46 +144,10 @@ def test_what_comes_unasked_or_the_end_of_the_connection_is_noticed() -> None:
         assert not connection.is_quiet()
 
 
-def test_the_deadline_holds_for_all_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pair(socket.SOCK_SEQPACKET) as (connection, theirs):
-        connection.send("/", {"Host": "server"}, b"", soon())
-        for byte in b"HTTP/1.1 200":
-            theirs.send(bytes([byte]))
-        clock = iter(range(100))
-        monkeypatch.setattr(http_connection, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-        with pytest.raises(TimeoutError):
-            connection.receive(MOST, 5.0)
-        assert next(clock) == 6
-
-
-def test_an_answer_that_had_come_can_be_read_after_the_connection_was_cut() -> None:
-    with pair() as (connection, theirs):
-        connection.send("/", {"Host": "server"}, b"", soon())
-        theirs.send(b"HTTP/1.1 204 No Content\r\n\r\n")
-        connection.cut()
-        assert connection.receive(MOST, soon()).status == 204
-        connection.close()
-        connection.cut()
-
-
-def test_a_request_that_does_not_fit_at_once_is_sent_whole() -> None:
-    body = b"y" * 5_000_000
-    came = bytearray()
-    with pair() as (connection, theirs):
-
-        def read() -> None:
-            while not came.endswith(b"\r\n\r\n" + body) and (part := theirs.recv(1 << 20)):
-                came.extend(part)
-
-        with running(read):
-            connection.send("/", {"Host": "server"}, body, soon())
-    assert b"Content-Length: 5000000\r\n" in came[:200]
-    assert came.endswith(b"\r\n\r\n" + body)
-
-
-def test_a_server_that_does_not_read_is_held_to_the_deadline() -> None:
+@pytest.mark.parametrize("left", [0.05, 0.0])
+def test_a_server_that_does_not_read_is_held_to_the_deadline(left: float) -> None:
     with pair() as (connection, _), pytest.raises(TimeoutError):
-        connection.send("/", {"Host": "server"}, bytes(10_000_000), time.monotonic() + 0.05)
+        connection.send("/", {"Host": "server"}, bytes(10_000_000), time.monotonic() + left)
 
 
 def test_addresses_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,29 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.export import SendQueue
-from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
-from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.testing import wait_until
 from tests.export.kill_child import IN_MEMORY, WORKERS, number_of, sender_of
 from tests.export.misbehaving import Misbehaving, answer
-from tests.export.quick import numbered, quick
 
 KILLS = int(os.environ.get("PENSTOCK_SOAK_KILLS", "200"))
 SEED = int(os.environ.get("PENSTOCK_SOAK_SEED", "0")) or random.randrange(1, 1 << 31)
-TWO_WORKERS = 2
-SENDING = """
-import sys, threading
-from penstock import Durability, SendQueue, SendQueueConfig
-from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
-
-config = SendQueueConfig(path=sys.argv[1], durability=Durability.DISK, workers=2)
-sender = SendQueue.open(OtlpHttpExporter(OtlpHttpConfig(url=sys.argv[2], compression="none")), config).start()
-for number in range(1000):
-    sender.push(b"batch %06d" % number)
-print("pushed", flush=True)
-threading.Event().wait()
-"""
 
 
 class Gathering:
@@ -135,26 +118,3 @@ def test_a_killed_sender_loses_and_repeats_no_more_than_its_durability_says(tmp_
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
 def test_so_does_one_that_is_killed_hundreds_of_times(tmp_path: Path, durability: str) -> None:
     campaign(tmp_path / "queue", durability, kills=KILLS, seed=SEED)
-
-
-def test_a_killed_sender_loses_nothing_and_sends_nothing_again_that_was_acknowledged(tmp_path: Path) -> None:
-    server = Misbehaving()
-    server.behaviours = [answer(200)] * 300 + [server.silent] * TWO_WORKERS  # so that it is killed before it is done
-    with server.running():
-        command = [sys.executable, "-c", SENDING, str(tmp_path / "queue"), server.url]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"pushed\n"
-            wait_until(lambda: len(server.requests) > 300)
-            child.send_signal(signal.SIGKILL)
-        server.behaviours.clear()
-        before = len(server.requests)
-        exporter = OtlpHttpExporter(OtlpHttpConfig(url=server.url, compression="none"))
-        with FastQueue(tmp_path / "queue", FastQueueConfig(durability=Durability.DISK)) as queue:
-            assert len(queue) >= 1000 - before
-            with SendQueue(queue, exporter, quick(workers=TWO_WORKERS)) as sender:
-                wait_until(lambda: not len(sender))
-    times = Counter(request.body for request in server.requests)
-    assert set(times) == set(numbered(1000))
-    # A send whose acknowledgement the kill cut off, for each worker; nothing else comes twice.
-    assert sum(times.values()) - 1000 <= TWO_WORKERS

@@ -11,7 +11,7 @@ from penstock.export import (
 from penstock.export.leased_memory import LeasedMemory
 from penstock.spool import FullBehavior, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
-from tests.export.quick import DOWN, numbered, quick
+from tests.export.quick import DOWN, failing, numbered, push_all, quick
 
 
 def test_a_push_waits_for_room_where_the_queue_blocks() -> None:
@@ -30,8 +30,7 @@ def test_a_push_waits_for_room_where_the_queue_blocks() -> None:
 def test_everything_arrives_and_close_empties_it() -> None:
     exporter = FailingExporter([DOWN, None, DOWN])
     sender = SendQueue(MemoryQueue(), exporter, quick()).start()
-    for batch in numbered(50):
-        sender.push(batch)
+    push_all(sender, numbered(50))
     sender.close()
     assert sorted(exporter.batches) == numbered(50)
     stats = sender.stats()
@@ -41,28 +40,11 @@ def test_everything_arrives_and_close_empties_it() -> None:
 
 
 def test_what_is_lost_at_the_end_is_counted() -> None:
-    exporter = FailingExporter()
-    exporter.fail_with(DOWN)
+    exporter = failing()
     sender = SendQueue(MemoryQueue(), exporter, quick()).start()
     sender.push(b"one")
     sender.close(timeout=0.1)
     assert sender.stats().data_loss == 1
-
-
-def test_drop_newest_refuses_and_block_waits() -> None:
-    exporter = MemoryExporter()
-    exporter.hold()
-    refusing = SendQueue(MemoryQueue(max_size=2), exporter, quick(full_behavior="drop_newest"))
-    refusing.push(b"1")
-    refusing.push(b"2")
-    with pytest.raises(QueueFull):
-        refusing.push(b"3")
-    assert refusing.stats().queue.dropped["newest"] == 1
-    waiting = SendQueue(MemoryQueue(max_size=1), exporter, quick(full_behavior="block", block_timeout=0.01))
-    waiting.push(b"1")
-    with pytest.raises(QueueFull):
-        waiting.push(b"2")
-    assert waiting.stats().queue.dropped["timeout"] == 1
 
 
 def test_a_refused_batch_is_kept_with_its_reason() -> None:
@@ -171,21 +153,11 @@ def test_after_max_attempts_a_batch_is_a_dead_letter() -> None:
     broken = TransientExportError("broken", ErrorClass.SERVER_ERROR)
     exporter = FailingExporter(poison=(b"bad", broken))
     with SendQueue(MemoryQueue(), exporter, quick(max_attempts=3)) as sender:
-        for batch in (b"bad", b"good"):
-            sender.push(batch)
+        push_all(sender, (b"bad", b"good"))
         wait_until(lambda: not len(sender))
         assert sender.stats().queue.dead_lettered == 1
     assert exporter.batches == [b"good"]
     assert exporter.attempts.count(b"bad") == 3
-
-
-def test_an_outage_makes_no_batch_a_dead_letter() -> None:
-    exporter = FailingExporter([DOWN] * 6)
-    with SendQueue(MemoryQueue(), exporter, quick(max_attempts=2)) as sender:
-        sender.push(b"one")
-        wait_until(lambda: not len(sender))
-        assert sender.stats().queue.dead_lettered == 0
-    assert exporter.batches == [b"one"]
 
 
 def test_freshest_first_is_refused() -> None:

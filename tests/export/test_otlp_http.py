@@ -3,11 +3,9 @@
 import random
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +36,7 @@ from penstock.testing import wait_until
 from tests.export import misbehaving
 from tests.export.misbehaving import Behaviour, Misbehaving, answer
 from tests.export.quick import quick
+from tests.servers import self_signed
 
 
 def metrics(resources: int = 1, scopes: int = 1, names: int = 1, points: int = 1) -> bytes:
@@ -271,23 +270,6 @@ def test_a_token_file_that_holds_no_token_is_named_without_what_it_holds_and_not
     assert send(client, metrics()) is None
 
 
-def test_retry_after_comes_as_seconds_or_as_a_date(server: Misbehaving) -> None:
-    client = exporter(server)
-    server.behaviours = [
-        answer(429, Retry_After="7"),
-        answer(503, Retry_After=formatdate(time.time() + 60, usegmt=True)),
-        answer(429, Retry_After="soon"),
-    ]
-    waits = []
-    for _ in range(3):
-        with pytest.raises(TransientExportError) as caught:
-            send(client, metrics())
-        waits.append(caught.value.retry_after)
-    assert waits[0] == 7.0
-    assert waits[1] == pytest.approx(60.0, abs=5.0)
-    assert waits[2] is None
-
-
 def test_the_servers_words_are_the_reason(server: Misbehaving) -> None:
     client = exporter(server)
     status = field_varint(1, 3) + field_bytes(2, b"unknown unit")  # google.rpc.Status
@@ -361,12 +343,6 @@ def test_a_second_try_has_what_the_first_has_left_of_the_timeout(
     assert client.post(b"second", {}).status == 200
     assert [round(seconds, -2) for seconds in remaining] == [200.0]  # beside the little that the test itself takes
     client.close()
-
-
-def test_too_large_is_its_own_error(server: Misbehaving) -> None:
-    server.behaviours = [answer(413)]
-    with pytest.raises(PayloadTooLarge):
-        send(exporter(server), metrics())
 
 
 def test_a_server_that_refuses_a_large_request_before_it_has_read_it_is_understood(server: Misbehaving) -> None:
@@ -461,39 +437,30 @@ def test_a_single_point_and_nonsense_cannot_be_split(server: Misbehaving) -> Non
     assert client.split(b"") is None
 
 
-def test_spans_are_split_too(server: Misbehaving) -> None:
-    request = ExportTraceServiceRequest()
-    scope = request.resource_spans.add().scope_spans.add()
+@pytest.mark.parametrize(
+    ("kind", "signal", "path"),
+    [
+        (ExportTraceServiceRequest, "traces", ("resource_spans", "scope_spans", "spans")),
+        (ExportLogsServiceRequest, "logs", ("resource_logs", "scope_logs", "log_records")),
+    ],
+)
+def test_spans_and_log_records_are_split_too(
+    server: Misbehaving, kind: Any, signal: str, path: tuple[str, str, str]
+) -> None:
+    resources, scopes, items = path
+    request = kind()
+    scope = getattr(getattr(request, resources).add(), scopes).add()
     for number in range(5):
-        scope.spans.add(name=f"span {number}")
-    parts = exporter(server, signal="traces").split(request.SerializeToString())
+        getattr(scope, items).add(trace_id=bytes([number]) * 16)
+    parts = exporter(server, signal=signal).split(request.SerializeToString())
     assert parts is not None
-    parsed = [ExportTraceServiceRequest.FromString(part) for part in parts]
-    assert [span.name for one in parsed for span in one.resource_spans[0].scope_spans[0].spans] == [
-        f"span {number}" for number in range(5)
-    ]
-
-
-def test_log_records_are_split_too(server: Misbehaving) -> None:
-    request = ExportLogsServiceRequest()
-    scope = request.resource_logs.add().scope_logs.add()
-    for number in range(3):
-        scope.log_records.add(time_unix_nano=number)
-    parts = exporter(server, signal="logs").split(request.SerializeToString())
-    assert parts is not None
-    parsed = [ExportLogsServiceRequest.FromString(part) for part in parts]
-    assert [log.time_unix_nano for one in parsed for log in one.resource_logs[0].scope_logs[0].log_records] == [0, 1, 2]
+    found = [getattr(getattr(getattr(kind.FromString(part), resources)[0], scopes)[0], items) for part in parts]
+    assert [item.trace_id[0] for some in found for item in some] == list(range(5))
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    key, certificate = folder / "key.pem", folder / "cert.pem"
-    options = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
-    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", "req", *options, *names, *files], check=True, capture_output=True)
-    return key, certificate
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
@@ -551,6 +518,7 @@ def test_an_answer_that_had_come_over_tls_can_be_read_after_the_connection_was_c
     connection.cut()
     assert connection.receive(100, deadline).status == 200
     connection.close()
+    connection.cut()  # as another thread may
 
 
 def test_close_ends_a_request_that_hangs(server: Misbehaving) -> None:
@@ -653,11 +621,7 @@ def test_the_configuration_shows_no_secret() -> None:
 
 
 def test_a_certificate_that_we_trust_but_of_another_host_is_an_error_and_nothing_is_sent(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    options = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
-    names = ["-subj", "/CN=other.example", "-addext", "subjectAltName=DNS:other.example,IP:127.0.0.2"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", "req", *options, *names, *files], check=True, capture_output=True)
+    key, certificate = self_signed(tmp_path, "DNS:other.example,IP:127.0.0.2")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with Misbehaving(tls=context).running() as server:

@@ -1,6 +1,5 @@
 """What the destination will not have: cut in two, kept as a dead letter, brought back."""
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from penstock.export import (
 from penstock.export.batch_delivery import _Unfinished
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
-from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
+from tests.export.quick import DOWN, SPLIT, dead_letters, failing, numbered, push_all, quick
 
 
 class Thirds(FailingExporter):
@@ -83,25 +82,13 @@ def test_a_refused_part_alone_is_the_dead_letter(queue: FastQueue, tmp_path: Pat
     assert dead_letters(tmp_path) == [(b"bad.....", "400")]
 
 
-def test_what_is_too_large_and_cannot_be_split_is_a_dead_letter(queue: FastQueue, tmp_path: Path) -> None:
-    exporter = MemoryExporter(max_bytes=0)
-    with SendQueue(queue, exporter, quick()) as sender:
-        sender.push(b"ab")
-        wait_until(lambda: not len(sender))
-    queue.close()
-    assert exporter.batches == []
-    assert [letter[0] for letter in dead_letters(tmp_path)] == [b"ab"]
-
-
 def test_a_destination_that_breaks_over_everything_does_not_turn_the_queue_into_dead_letters(
     queue: FastQueue, tmp_path: Path
 ) -> None:
-    exporter = FailingExporter()
-    exporter.fail_with(PermanentExportError("500", ErrorClass.SERVER_ERROR))
+    exporter = failing(PermanentExportError("500", ErrorClass.SERVER_ERROR))
     breaker = BreakerConfig(threshold=3, reset_timeout=60.0)
     with SendQueue(queue, exporter, quick(workers=1, retry_interval=0.001, circuit_breaker=breaker)) as sender:
-        for batch in numbered(20):
-            sender.push(batch)
+        push_all(sender, numbered(20))
         wait_until(lambda: sender.stats().circuit is CircuitState.OPEN)
         wait_until(lambda: len(sender) == 17)
         assert exporter.attempts == numbered(3)
@@ -111,10 +98,7 @@ def test_a_destination_that_breaks_over_everything_does_not_turn_the_queue_into_
 
 def test_after_max_attempts_a_batch_is_a_dead_letter(tmp_path: Path) -> None:
     exporter = FailingExporter(poison=(b"bad", TransientExportError("500", ErrorClass.SERVER_ERROR)))
-    with (
-        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3)) as queue,
-        SendQueue(queue, exporter, quick()) as sender,
-    ):
+    with SendQueue.open(exporter, quick(path=tmp_path / "queue", max_attempts=3)) as sender:
         sender.push(b"bad")
         wait_until(lambda: not len(sender))
     assert exporter.attempts == [b"bad"] * 3
@@ -126,10 +110,7 @@ def test_after_max_attempts_a_batch_is_a_dead_letter(tmp_path: Path) -> None:
 )
 def test_after_max_attempts_only_the_part_that_fails_is_a_dead_letter(tmp_path: Path, batch: bytes) -> None:
     exporter = Thirds(poison=(b"bad", TransientExportError("500", ErrorClass.SERVER_ERROR)), max_bytes=8)
-    with (
-        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3)) as queue,
-        SendQueue(queue, exporter, quick()) as sender,
-    ):
+    with SendQueue.open(exporter, quick(path=tmp_path / "queue", max_attempts=3)) as sender:
         sender.push(batch)
         assert sender.flush()
     assert exporter.batches == [b"good....", b"fine...."]
@@ -140,10 +121,7 @@ def test_after_max_attempts_only_the_part_that_fails_is_a_dead_letter(tmp_path: 
 def test_parts_behind_one_that_had_all_attempts_have_as_many_again(tmp_path: Path) -> None:
     broken = TransientExportError("500", ErrorClass.SERVER_ERROR)
     exporter = Thirds([None, broken, broken, broken, None, broken, broken], max_bytes=8)
-    with (
-        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3)) as queue,
-        SendQueue(queue, exporter, quick(workers=1)) as sender,
-    ):
+    with SendQueue.open(exporter, quick(path=tmp_path / "queue", max_attempts=3, workers=1)) as sender:
         sender.push(b"bad.....good....fine....")
         assert sender.flush()
     assert exporter.batches == [b"good....", b"fine...."]
@@ -152,11 +130,9 @@ def test_parts_behind_one_that_had_all_attempts_have_as_many_again(tmp_path: Pat
 
 def test_a_batch_of_which_no_part_was_taken_is_a_dead_letter_whole(tmp_path: Path) -> None:
     broken = TransientExportError("500", ErrorClass.SERVER_ERROR)
-    config = quick(circuit_breaker=BreakerConfig(threshold=100))  # nothing else succeeds in between
-    with (
-        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=2)) as queue,
-        SendQueue(queue, Thirds(poison=(b"bad", broken), max_bytes=8), config) as sender,
-    ):
+    breaker = BreakerConfig(threshold=100)  # nothing else succeeds in between
+    config = quick(path=tmp_path / "queue", max_attempts=2, circuit_breaker=breaker)
+    with SendQueue.open(Thirds(poison=(b"bad", broken), max_bytes=8), config) as sender:
         sender.push(b"bad one.bad two.bad 3...")
         assert sender.flush()
     assert dead_letters(tmp_path) == [(b"bad one.bad two.bad 3...", "too many attempts, the last: 500")]
@@ -184,13 +160,10 @@ def test_parts_that_repeat_what_they_share_are_dead_letters_without_those_that_w
     [DOWN, TransientExportError("503", ErrorClass.SERVER_ERROR), TransientExportError("429", retry_after=0.01)],
 )
 def test_an_outage_makes_no_batch_a_dead_letter_however_long_it_lasts(tmp_path: Path, outage: Exception) -> None:
-    exporter = FailingExporter()
-    exporter.fail_with(outage)
-    config = quick(workers=1, retry_interval=0.001, circuit_breaker=BreakerConfig(threshold=2, reset_timeout=0.002))
-    with (
-        FastQueue(tmp_path / "queue", FastQueueConfig(max_attempts=3)) as queue,
-        SendQueue(queue, exporter, config) as sender,
-    ):
+    exporter = failing(outage)
+    breaker = BreakerConfig(threshold=2, reset_timeout=0.002)
+    config = quick(path=tmp_path / "queue", max_attempts=3, workers=1, retry_interval=0.001, circuit_breaker=breaker)
+    with SendQueue.open(exporter, config) as sender:
         sender.push(b"one")
         wait_until(lambda: len(exporter.attempts) > 10)
         exporter.recover()
@@ -201,8 +174,7 @@ def test_an_outage_makes_no_batch_a_dead_letter_however_long_it_lasts(tmp_path: 
 def test_dead_letters_are_replayed_while_it_runs(queue: FastQueue) -> None:
     exporter = FailingExporter([PermanentExportError("400 no such field"), PermanentExportError("422 too old")])
     with SendQueue(queue, exporter, quick(workers=1)) as sender:
-        for batch in numbered(2):
-            sender.push(batch)
+        push_all(sender, numbered(2))
         assert sender.flush()
         assert sender.replay_dead_letters(reason="field") == 1
         assert sender.flush()
@@ -234,38 +206,6 @@ def test_a_refused_part_that_cannot_be_kept_comes_again_alone(
     assert dead_letters(tmp_path) == [(b"bad.....", "400")]
 
 
-def test_a_probe_that_finds_only_refused_parts_left_gives_its_place_back(
-    queue: FastQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("penstock.export.batch_delivery.ERROR_PAUSE", 0.01)
-    bury, can_be_kept = queue.bury, threading.Event()
-    refused = []
-
-    def refuse(block: bytes, reason: str) -> None:
-        if not can_be_kept.is_set():
-            refused.append(block)
-            raise DiskFull("no room")
-        bury(block, reason)
-
-    monkeypatch.setattr(queue, "bury", refuse)
-    exporter = FailingExporter(poison=(b"bad", PermanentExportError("400")), max_bytes=8)
-    config = quick(workers=1, circuit_breaker=BreakerConfig(threshold=1, reset_timeout=0.001))
-    with SendQueue(queue, exporter, config) as sender:
-        sender.push(b"good....bad.....")
-        wait_until(lambda: refused)
-        exporter.fail_with(DOWN)
-        sender.push(b"next")
-        wait_until(lambda: sender.stats().circuit_opened)
-        before = len(refused)
-        wait_until(lambda: len(refused) > before + 2)  # each of them had the probe
-        can_be_kept.set()
-        exporter.recover()
-        assert sender.flush()
-    queue.close()
-    assert exporter.batches == [b"good....", b"next"]
-    assert dead_letters(tmp_path) == [(b"bad.....", "400")]
-
-
 def test_how_far_batches_are_that_go_in_parts_is_not_remembered_for_ever(queue: FastQueue) -> None:
     exporter = FailingExporter(max_bytes=1)
     sender = SendQueue(queue, exporter, quick())
@@ -281,8 +221,10 @@ def _raise(batch: bytes) -> None:
     raise RuntimeError("split failed")
 
 
-@pytest.mark.parametrize("split", [_raise, lambda batch: [batch, b"."], lambda batch: [], lambda batch: [None, None]])
-def test_a_batch_whose_split_fails_is_a_dead_letter(
+@pytest.mark.parametrize(
+    "split", [_raise, lambda batch: [batch, b"."], lambda _: None, lambda _: [], lambda _: [None, None]]
+)
+def test_what_is_too_large_and_cannot_be_split_is_a_dead_letter(
     queue: FastQueue, tmp_path: Path, split: Callable[[bytes], Any]
 ) -> None:
     class Surprising(MemoryExporter):
@@ -302,8 +244,7 @@ def test_a_batch_whose_split_fails_is_a_dead_letter(
 def test_dead_letters_are_replayed_once_the_destination_takes_them(queue: FastQueue, tmp_path: Path) -> None:
     exporter = FailingExporter([PermanentExportError("404 Not Found")] * 3)
     with SendQueue(queue, exporter, quick()) as sender:
-        for batch in numbered(3):
-            sender.push(batch)
+        push_all(sender, numbered(3))
         wait_until(lambda: not len(sender))
     queue.close()
     ran = CliRunner().invoke(main, ["queue", "replay", str(tmp_path / "queue"), "--dead-letters"])
@@ -320,8 +261,7 @@ def test_a_destination_that_refuses_everything_is_one_line_and_a_count(
 ) -> None:
     exporter = FailingExporter([PermanentExportError("400 no")] * 20 + [PermanentExportError("422 old")])
     with SendQueue(queue, exporter, quick(workers=1)) as sender:
-        for batch in numbered(21):
-            sender.push(batch)
+        push_all(sender, numbered(21))
         assert sender.flush()
         assert sender.stats().queue.dead_lettered == 21
     lines = [record.getMessage() for record in caplog.records if "dead letter" in record.msg]
@@ -357,8 +297,7 @@ def test_an_outage_is_a_line_when_it_begins_when_the_circuit_opens_and_when_it_e
     queue: FastQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "penstock")
-    exporter = FailingExporter()
-    exporter.fail_with(DOWN)
+    exporter = failing()
     config = quick(workers=1, retry_interval=0.001, circuit_breaker=BreakerConfig(threshold=2, reset_timeout=0.002))
     with SendQueue(queue, exporter, config) as sender:
         sender.push(b"one")
@@ -402,9 +341,8 @@ def test_a_destination_that_takes_a_batch_and_warns_is_a_line(
 
 
 @pytest.mark.parametrize("odd", [True, False, b"OK", 200])
-@pytest.mark.parametrize("workers", [1, 2])
 def test_a_result_that_send_cannot_have_meant_is_a_failure_like_any_other(
-    queue: FastQueue, odd: object, workers: int, caplog: pytest.LogCaptureFixture
+    queue: FastQueue, odd: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Odd(MemoryExporter):
         def send(self, prepared: Prepared) -> Any:
@@ -412,7 +350,7 @@ def test_a_result_that_send_cannot_have_meant_is_a_failure_like_any_other(
             return odd if self.batches.count(prepared.body) < 3 else None
 
     exporter = Odd()
-    with SendQueue(queue, exporter, quick(workers=workers)) as sender:
+    with SendQueue(queue, exporter, quick()) as sender:
         sender.push(b"one")
         assert sender.flush()
         assert sender.stats().errors["unknown"] == 2
@@ -422,11 +360,9 @@ def test_a_result_that_send_cannot_have_meant_is_a_failure_like_any_other(
 
 
 class Flaky(MemoryExporter):
-    """Its first so many `prepare`s meet something that passes."""
+    """Its first `prepare`s meet something that passes."""
 
-    def __init__(self, fails: int, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.fails = fails
+    fails = 7
 
     def prepare(self, batch: bytes) -> Prepared:
         if self.fails:
@@ -437,7 +373,7 @@ class Flaky(MemoryExporter):
 
 @pytest.mark.parametrize("settings", [{"workers": 1}, {"pipeline_split": SPLIT}, {"enabled": False}])
 def test_what_prepare_itself_calls_transient_is_met_by_the_send(queue: FastQueue, settings: dict[str, Any]) -> None:
-    exporter = Flaky(7)
+    exporter = Flaky()
     with SendQueue(queue, exporter, quick(**settings)) as sender:
         if settings.get("enabled") is False:
             for _ in range(2):
@@ -453,23 +389,6 @@ def test_what_prepare_itself_calls_transient_is_met_by_the_send(queue: FastQueue
             assert sender.stats().errors["auth"] >= 2
         assert sender.stats().queue.dead_lettered == 0
         assert sender.stats().sends_inflight == 0
-
-
-def test_a_part_that_cannot_be_prepared_now_is_sent_later(queue: FastQueue) -> None:
-    exporter = Flaky(0, max_bytes=4)
-    split = exporter.split
-
-    def split_and_sleep(batch: bytes) -> list[bytes] | None:
-        exporter.fails = 2
-        return split(batch)
-
-    exporter.split = split_and_sleep  # type: ignore[method-assign]
-    with SendQueue(queue, exporter, quick(workers=1)) as sender:
-        sender.push(b"AAAABBBB")
-        assert sender.flush()
-        assert sender.stats().queue.dead_lettered == 0
-        assert sender.stats().sends_inflight == 0
-    assert exporter.batches == [b"AAAA", b"BBBB"]
 
 
 @pytest.mark.parametrize("in_memory", [False, True])

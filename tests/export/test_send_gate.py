@@ -198,16 +198,6 @@ def in_begin(gate: SendGate, count: int) -> tuple[list[threading.Thread], list[o
     return waiting, results
 
 
-def test_no_more_sends_are_under_way_than_allowed(clock: FakeClock) -> None:
-    gate = gate_of(clock, limit=2)
-    permits = [begun(gate) for _ in range(2)]
-    (third,), _ = in_begin(gate, 1)
-    gate.succeeded(permits[0])
-    third.join(5)
-    assert not third.is_alive()
-    assert gate.inflight == 2
-
-
 def test_all_threads_that_wait_for_room_get_it_when_several_sends_end_at_once(clock: FakeClock) -> None:
     gate = gate_of(clock, limit=2)
     permits = [begun(gate) for _ in range(2)]

@@ -28,35 +28,20 @@ from penstock.export import (
     SendQueueConfig,
     send_queue,
 )
-from penstock.export.thread_pool import ThreadPool
 from penstock.spool import FastQueue, Lease
 from penstock.spool.files import OsFiles
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
-from tests.export.quick import DOWN, SPLIT, dead_letters, numbered, quick
+from tests.export.quick import DOWN, SPLIT, Deaf, dead_letters, failing, held, numbered, push_all, quick
 
 
 @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
 def test_everything_pushed_arrives_once_and_is_acknowledged(queue: FastQueue, split: PipelineSplitConfig) -> None:
     exporter = MemoryExporter()
     with SendQueue(queue, exporter, quick(pipeline_split=split)) as sender:
-        for batch in numbered(500):
-            sender.push(batch)
+        push_all(sender, numbered(500))
         wait_until(lambda: not len(sender))
         assert sender.stats().exported_batches == 500
     assert sorted(exporter.batches) == numbered(500)
-
-
-@pytest.mark.parametrize("split", [PipelineSplitConfig(), PipelineSplitConfig(enabled=True)])
-def test_an_exporter_that_wants_order_gets_it_also_through_failures(
-    queue: FastQueue, split: PipelineSplitConfig
-) -> None:
-    exporter = FailingExporter([None, DOWN, DOWN, None, DOWN, None, TimeoutError(), DOWN], in_order=True)
-    for batch in numbered(50):
-        queue.push(batch)
-    with SendQueue(queue, exporter, quick(workers=0, pipeline_split=split)) as sender:
-        wait_until(lambda: not len(sender))
-        assert sender.stats().workers_total == 1
-    assert exporter.batches == numbered(50)
 
 
 @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
@@ -64,21 +49,19 @@ def test_a_batch_that_failed_goes_to_its_place_and_not_to_the_tail(
     queue: FastQueue, split: PipelineSplitConfig
 ) -> None:
     exporter = FailingExporter([DOWN])
-    for batch in numbered(2000):
-        queue.push(batch)
+    queue.push_many(numbered(2000))
     config = quick(workers=1, pipeline_split=split, max_concurrent_sends=1, retry_interval=0.001)
     with SendQueue(queue, exporter, config) as sender:
         wait_until(lambda: not len(sender))
+        assert sender.stats().exported_bytes == sum(map(len, numbered(2000)))  # of what is sent again once
     failed = exporter.attempts[0]
     assert exporter.batches.index(failed) < 1000
     assert [batch for batch in exporter.batches if batch != failed] == numbered(2000)[1:]
 
 
 def test_while_the_destination_is_down_the_oldest_batch_is_the_one_that_is_tried(queue: FastQueue) -> None:
-    exporter = FailingExporter()
-    exporter.fail_with(DOWN)
-    for batch in numbered(10):
-        queue.push(batch)
+    exporter = failing()
+    queue.push_many(numbered(10))
     with SendQueue(queue, exporter, quick(workers=1)) as sender:
         wait_until(lambda: sender.stats().circuit_opened >= 3)
         probes = exporter.attempts[-1]
@@ -90,14 +73,12 @@ def test_while_the_destination_is_down_the_oldest_batch_is_the_one_that_is_tried
 
 @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
 def test_an_open_circuit_is_asked_before_a_batch_is_leased(queue: FastQueue, split: PipelineSplitConfig) -> None:
-    exporter = FailingExporter()
-    exporter.fail_with(DOWN)
+    exporter = failing()
     config = quick(circuit_breaker=BreakerConfig(threshold=1, reset_timeout=60.0), pipeline_split=split)
     with SendQueue(queue, exporter, config) as sender:
         sender.push(b"first")
         wait_until(lambda: sender.stats().circuit is CircuitState.OPEN)
-        for batch in numbered(20):
-            sender.push(batch)
+        push_all(sender, numbered(20))
         rejected = sender.stats().circuit_rejected
         wait_until(lambda: sender.stats().circuit_rejected > rejected + 8)  # all have had a turn
         stats = sender.stats()
@@ -107,12 +88,10 @@ def test_an_open_circuit_is_asked_before_a_batch_is_leased(queue: FastQueue, spl
 
 
 def test_after_its_rest_exactly_one_probe_goes_out(queue: FastQueue) -> None:
-    exporter = FailingExporter()
-    exporter.fail_with(DOWN)
+    exporter = failing()
     config = quick(workers=8, circuit_breaker=BreakerConfig(threshold=1, reset_timeout=0.05))
     with SendQueue(queue, exporter, config) as sender:
-        for batch in numbered(50):
-            sender.push(batch)
+        push_all(sender, numbered(50))
         wait_until(lambda: sender.stats().circuit is CircuitState.OPEN)
 
         def holds_the_next_probe() -> bool:
@@ -157,8 +136,7 @@ def test_a_batch_that_always_meets_a_server_error_does_not_hold_up_the_others(qu
     exporter = FailingExporter(poison=(b"bad", TransientExportError("500", ErrorClass.SERVER_ERROR)))
     config = quick(workers=1, max_retry_delay=30.0, circuit_breaker=BreakerConfig(threshold=2, reset_timeout=0.01))
     queue.push(b"bad")
-    for batch in numbered(50):
-        queue.push(batch)
+    queue.push_many(numbered(50))
     with SendQueue(queue, exporter, config) as sender:
         wait_until(lambda: len(sender) == 1)
     assert sorted(exporter.batches) == numbered(50)
@@ -177,8 +155,7 @@ def test_retry_after_holds_everything_back_and_does_not_count_as_a_failure(queue
     config = quick(workers=1, circuit_breaker=BreakerConfig(threshold=1, reset_timeout=60.0))
     with SendQueue(queue, exporter, config) as sender:
         sender.push(b"one")
-        for batch in numbered(5):
-            sender.push(batch)
+        push_all(sender, numbered(5))
         wait_until(lambda: not len(sender))
         assert sender.stats().circuit_opened == 0
     assert times[1] - times[0] >= 0.2
@@ -198,11 +175,9 @@ def test_flush_says_whether_everything_is_settled(queue: FastQueue) -> None:
 
 
 def test_push_is_not_slower_because_the_destination_hangs(queue: FastQueue) -> None:
-    exporter = MemoryExporter()
-    exporter.hold()
+    exporter = held()
     with SendQueue(queue, exporter, quick()) as sender:
-        for batch in numbered(1000):
-            sender.push(batch)
+        push_all(sender, numbered(1000))
         assert len(sender) == 1000
         exporter.release()
         wait_until(lambda: not len(sender))
@@ -212,12 +187,10 @@ def test_push_is_not_slower_because_the_destination_hangs(queue: FastQueue) -> N
 def test_close_finishes_what_is_under_way_and_leaves_the_rest_durable(
     tmp_path: Path, split: PipelineSplitConfig
 ) -> None:
-    exporter = MemoryExporter()
-    exporter.hold()
+    exporter = held()
     with FastQueue(tmp_path / "queue") as queue:
         sender = SendQueue(queue, exporter, quick(pipeline_split=split, max_concurrent_sends=1)).start()
-        for batch in numbered(100):
-            sender.push(batch)
+        push_all(sender, numbered(100))
         wait_until(lambda: exporter.at_once)
         closing = threading.Thread(target=sender.close)
         closing.start()
@@ -256,11 +229,6 @@ def test_what_was_closed_does_not_start_again(queue: FastQueue) -> None:
         sender.start()
 
 
-class Deaf(MemoryExporter):
-    def close(self) -> None:
-        """Does not cut anything off."""
-
-
 def test_a_send_that_hangs_does_not_keep_close_beyond_its_deadline(tmp_path: Path) -> None:
     exporter = Deaf()
     exporter.hold()
@@ -268,8 +236,10 @@ def test_a_send_that_hangs_does_not_keep_close_beyond_its_deadline(tmp_path: Pat
         sender = SendQueue(queue, exporter, quick(workers=1)).start()
         sender.push(b"one")
         wait_until(lambda: exporter.at_once)
+        began = time.monotonic()
         late = sender.close(timeout=1.0)  # time enough for the others to end
         assert late == ["penstock-worker-0"]
+        assert time.monotonic() - began < 15.0  # and not the 30 that it has otherwise
         assert len(queue) == 1
         exporter.release()
 
@@ -279,8 +249,7 @@ def test_a_worker_that_waits_for_room_to_send_does_not_begin_after_close(tmp_pat
     exporter.hold()
     with FastQueue(tmp_path / "queue") as queue:
         sender = SendQueue(queue, exporter, quick(workers=3, global_send_limit=1)).start()
-        for batch in numbered(3):
-            sender.push(batch)
+        push_all(sender, numbered(3))
         wait_until(lambda: exporter.at_once == 1 and sender.stats().workers_active == 3)
         late = sender.close(timeout=1.0)
         assert len(late) == 1
@@ -292,8 +261,7 @@ def test_a_worker_that_waits_for_room_to_send_does_not_begin_after_close(tmp_pat
 
 
 def test_close_cuts_a_hanging_send_off_and_its_batch_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    exporter = MemoryExporter()
-    exporter.hold()
+    exporter = held()
     with FastQueue(tmp_path / "queue") as queue:
         sender = SendQueue(queue, exporter, quick(workers=1)).start()
         sender.push(b"one")
@@ -318,8 +286,7 @@ def test_a_worker_that_meets_the_unforeseen_gives_its_batch_back_and_goes_on(
     monkeypatch.setattr(queue, "ack", fail_once)
     exporter = MemoryExporter()
     with SendQueue(queue, exporter, quick(workers=1)) as sender:
-        for batch in numbered(3):
-            sender.push(batch)
+        push_all(sender, numbered(3))
         wait_until(lambda: not len(sender))
     assert sorted(set(exporter.batches)) == numbered(3)
     assert len(exporter.batches) == 4
@@ -346,12 +313,6 @@ def test_close_may_be_called_again_when_the_disk_was_full(tmp_path: Path) -> Non
     assert sender.close() == []
     with FastQueue(tmp_path / "queue") as again:
         assert again.pop() == b"one"
-
-
-def test_an_exporter_that_wants_order_has_one_worker_also_where_they_adapt(queue: FastQueue) -> None:
-    config = quick(workers=0, adaptive_workers=AdaptiveWorkersConfig(enabled=True, min_workers=2))
-    with SendQueue(queue, MemoryExporter(in_order=True), config) as sender:
-        assert sender.stats().workers_total == 1
 
 
 def test_backoff_without_jitter_is_what_the_configuration_says(queue: FastQueue) -> None:
@@ -424,6 +385,7 @@ def test_what_is_no_queue_is_refused_at_once() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
+        {"workers": 0},
         {"workers": 1, "pipeline_split": PipelineSplitConfig(enabled=True)},
         {"workers": 1, "adaptive_workers": AdaptiveWorkersConfig(enabled=True, min_workers=4)},
         {"workers": 0, "pipeline_split": PipelineSplitConfig(sender_count=1)},
@@ -431,11 +393,11 @@ def test_what_is_no_queue_is_refused_at_once() -> None:
     ],
 )
 def test_order_is_kept_whatever_else_is_set_but_several_workers(queue: FastQueue, settings: dict[str, Any]) -> None:
-    exporter = FailingExporter([DOWN, None, None, DOWN], in_order=True)
+    exporter = FailingExporter([DOWN, None, None, DOWN, DOWN, None, TimeoutError(), DOWN], in_order=True)
     with SendQueue(queue, exporter, quick(**settings)) as sender:
-        for batch in numbered(100):
-            sender.push(batch)
+        push_all(sender, numbered(100))
         assert sender.flush()
+        assert sender.stats().workers_total == 1
     assert exporter.batches == numbered(100)
     assert exporter.most_at_once == 1
 
@@ -456,53 +418,6 @@ def test_the_average_latency_is_what_the_number_of_workers_is_decided_by(
         sender._delivery.latency.add(0.25)
         wait_until(lambda: asked and asked[-1] == {"workers": 3, "depth": 0, "latency": 0.25})
         assert sender.stats().workers_total == 3
-
-
-def test_senders_are_active_while_they_send(queue: FastQueue) -> None:
-    exporter = MemoryExporter()
-    exporter.hold()
-    split = PipelineSplitConfig(enabled=True, preparer_count=1, sender_count=3)
-    with SendQueue(queue, exporter, quick(pipeline_split=split, max_concurrent_sends=1)) as sender:
-        assert sender.stats().senders_active == 0
-        sender.push(b"one")
-        wait_until(lambda: exporter.at_once)
-        assert sender.stats().senders_active == 1
-        exporter.release()
-        assert sender.flush()
-        wait_until(lambda: sender.stats().senders_active == 0)
-
-
-def test_no_thread_is_waited_for_beyond_the_deadline(queue: FastQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Deaf(MemoryExporter):
-        def close(self) -> None:
-            """Does not cut anything off."""
-
-    deadlines: list[float] = []
-    join = ThreadPool.join
-
-    def noted(pool: ThreadPool, deadline: float) -> list[str]:
-        deadlines.append(deadline)
-        return join(pool, min(deadline, time.monotonic()))
-
-    monkeypatch.setattr(ThreadPool, "join", noted)
-    exporter = Deaf()
-    exporter.hold()
-    sender = SendQueue(queue, exporter, quick(workers=1)).start()
-    sender.push(b"one")
-    wait_until(lambda: exporter.at_once)
-    began = time.monotonic()
-    assert sender.close(timeout=7.0) == ["penstock-worker-0"]
-    ended = time.monotonic()
-    exporter.release()
-    assert [began + 6.5 <= deadlines[0] <= ended + 6.5, began + 7.0 <= deadlines[-1] <= ended + 7.0] == [True, True]
-    assert max(deadlines) == deadlines[-1]
-
-
-def test_bytes_are_counted_also_of_what_is_sent_again(queue: FastQueue) -> None:
-    with SendQueue(queue, FailingExporter([DOWN]), quick(workers=1)) as sender:
-        sender.push(b"seven..")
-        assert sender.flush()
-        assert sender.stats().exported_bytes == 7
 
 
 def test_a_push_blocks_for_half_a_minute_by_default() -> None:

@@ -24,19 +24,17 @@ from penstock.export.prepared_channel import PreparedBatch, PreparedChannel
 from penstock.export.send_workers import SendWorkers
 from penstock.export.thread_pool import IsRetired, ThreadPool
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
-from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
-from tests.export.quick import DOWN, SPLIT, begun, dead_letters, numbered, quick
+from penstock.testing import FakeClock, MemoryExporter, wait_until
+from tests.export.quick import SPLIT, begun, dead_letters, failing, held, numbered, push_all, quick
 
 
 class TestWorkers:
     """How many, and how many at once."""
 
     def test_as_many_as_configured_send_at_once(self, queue: FastQueue) -> None:
-        exporter = MemoryExporter()
-        exporter.hold()
+        exporter = held()
         with SendQueue(queue, exporter, quick(workers=3)) as sender:
-            for batch in numbered(10):
-                sender.push(batch)
+            push_all(sender, numbered(10))
             wait_until(lambda: exporter.at_once == 3)
             stats = sender.stats()
             assert (stats.workers_active, stats.workers_total, stats.sends_inflight) == (3, 3, 3)
@@ -59,8 +57,7 @@ class TestWorkers:
         exporter = Named()
         exporter.hold()
         with SendQueue(queue, exporter, quick(workers=2)) as sender:
-            for batch in numbered(50):
-                sender.push(batch)
+            push_all(sender, numbered(50))
             wait_until(lambda: exporter.at_once == 2)
             sender._workers.resize(1)
             exporter.release()
@@ -92,23 +89,19 @@ class TestWorkers:
         assert "Worker failed and goes on. worker=worker-0" in caplog.text
 
     def test_the_global_limit_holds_for_all_of_them(self, queue: FastQueue) -> None:
-        exporter = MemoryExporter()
-        exporter.hold()
+        exporter = held()
         with SendQueue(queue, exporter, quick(workers=4, global_send_limit=2)) as sender:
-            for batch in numbered(10):
-                sender.push(batch)
+            push_all(sender, numbered(10))
             wait_until(lambda: sender.stats().workers_active == 4 and exporter.at_once == 2)
             exporter.release()
             wait_until(lambda: not len(sender))
         assert exporter.most_at_once == 2
 
     def test_a_sender_of_the_split_has_several_sends_under_way(self, queue: FastQueue) -> None:
-        exporter = MemoryExporter()
-        exporter.hold()
+        exporter = held()
         split = PipelineSplitConfig(enabled=True, preparer_count=2, sender_count=2, channel_size=3)
         with SendQueue(queue, exporter, quick(pipeline_split=split, max_concurrent_sends=2)) as sender:
-            for batch in numbered(30):
-                sender.push(batch)
+            push_all(sender, numbered(30))
             wait_until(lambda: exporter.at_once == 4)
             wait_until(lambda: sender.stats().queue.leased >= 7)
             stats = sender.stats()
@@ -141,8 +134,7 @@ class TestWorkers:
         assert not channel.wait_for_room(0.0)
 
     def test_the_split_sends_the_freshest_first_where_that_is_asked_for(self, tmp_path: Path) -> None:
-        exporter = MemoryExporter()
-        exporter.hold()
+        exporter = held()
         with FastQueue(tmp_path / "queue", FastQueueConfig(order="freshest")) as queue:
             queue.push_many(numbered(6))
             with SendQueue(queue, exporter, quick(pipeline_split=SPLIT, max_concurrent_sends=1)) as sender:
@@ -151,30 +143,19 @@ class TestWorkers:
                 wait_until(lambda: not len(sender))
         assert exporter.batches == numbered(6)[::-1]
 
-    def test_the_channel_of_the_split_is_bounded_by_bytes_as_well(self) -> None:
-        channel = PreparedChannel(size=100, max_bytes=250)
-        for number in range(2):
-            assert channel.wait_for_room(0.0)
-            channel.put(PreparedBatch(Lease(number, 1, bytes(100), 0.0), Prepared(bytes(50))))
-        assert not channel.wait_for_room(0.0)
-        channel.get(0.0)
-        assert channel.wait_for_room(0.0)
-
     @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])
     def test_workers_do_not_come_while_the_destination_is_down(
         self, queue: FastQueue, split: PipelineSplitConfig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("penstock.export.send_queue.INTERVAL", 0.01)
-        exporter = FailingExporter()
-        exporter.fail_with(DOWN)
+        exporter = failing()
         adaptive = AdaptiveWorkersConfig(enabled=True, min_workers=1, max_workers=4)
         breaker = BreakerConfig(threshold=1, reset_timeout=60.0)
         config = quick(adaptive_workers=adaptive, pipeline_split=split, circuit_breaker=breaker)
         with SendQueue(queue, exporter, config) as sender:
             sender.push(b"first")
             wait_until(lambda: sender.stats().circuit_opened)
-            for batch in numbered(100):
-                sender.push(batch)
+            push_all(sender, numbered(100))
             decisions = sender.stats().circuit_rejected + 10
             wait_until(lambda: sender.stats().circuit_rejected > decisions)
             assert sender.stats().workers_total == 1
@@ -184,13 +165,11 @@ class TestWorkers:
         self, queue: FastQueue, split: PipelineSplitConfig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("penstock.export.send_queue.INTERVAL", 0.01)
-        exporter = MemoryExporter()
-        exporter.hold()
+        exporter = held()
         adaptive = AdaptiveWorkersConfig(enabled=True, min_workers=1, max_workers=3)
         config = quick(adaptive_workers=adaptive, pipeline_split=split, max_concurrent_sends=1)
         with SendQueue(queue, exporter, config) as sender:
-            for batch in numbered(100):
-                sender.push(batch)
+            push_all(sender, numbered(100))
             wait_until(lambda: exporter.at_once == 3)
             assert sender.stats().workers_total == 3
             exporter.release()
@@ -202,12 +181,10 @@ class TestWorkers:
     ) -> None:
         monkeypatch.setattr("penstock.export.send_queue.INTERVAL", 0.01)
         monkeypatch.setattr("penstock.export.scaler.IDLE_AFTER", 0.05)
-        exporter = MemoryExporter()
-        exporter.hold()
+        exporter = held()
         adaptive = AdaptiveWorkersConfig(enabled=True, min_workers=1, max_workers=4)
         with SendQueue(queue, exporter, quick(adaptive_workers=adaptive)) as sender:
-            for batch in numbered(100):
-                sender.push(batch)
+            push_all(sender, numbered(100))
             wait_until(lambda: sender.stats().workers_total == 4)
             exporter.release()
             wait_until(lambda: sender.stats().workers_total == 1)
@@ -221,11 +198,9 @@ class TestWorkers:
             assert [job.lease.sequence for job in jobs if job is not None] == order
 
     def test_what_was_prepared_and_not_sent_is_given_back_at_the_end(self, queue: FastQueue) -> None:
-        exporter = MemoryExporter()
-        exporter.hold()
+        exporter = held()
         sender = SendQueue(queue, exporter, quick(pipeline_split=SPLIT, max_concurrent_sends=1)).start()
-        for batch in numbered(10):
-            sender.push(batch)
+        push_all(sender, numbered(10))
         wait_until(lambda: queue.stats().leased == 10)
         assert sender.close(timeout=0.6) == []
         assert queue.stats().leased == 0
@@ -356,8 +331,7 @@ class TestGroups:
 
     def test_a_group_that_still_fails_at_the_end_stays_in_the_queue(self, queue: FastQueue) -> None:
         exporter = self.Grouping([OSError(28, "No space left")] * 1000)
-        for batch in numbered(10):
-            queue.push(batch)
+        queue.push_many(numbered(10))
         with SendQueue(queue, exporter, quick()) as sender:
             wait_until(lambda: sender.stats().errors["unknown"] >= 2)
         assert [lease.data for lease in queue.lease(100)] == numbered(10)

@@ -5,17 +5,14 @@ import gzip
 import http.client
 import logging
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from penstock.errors import ConfigError, PenstockError
-from penstock.receive.config import AuthConfig, GrpcReceiverConfig, HttpLimits, HttpReceiverConfig, ServerTlsConfig
-from penstock.receive.grpc_receiver import GrpcReceiver
-from penstock.receive.http_receiver import HttpReceiver
+from penstock.errors import ConfigError
+from penstock.receive.config import AuthConfig, HttpLimits, ServerTlsConfig
 from penstock.receive.intake import Intake
 from penstock.testing import wait_until
 from tests.receive.support import (
@@ -29,6 +26,7 @@ from tests.receive.support import (
     running,
     serving,
 )
+from tests.servers import self_signed
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
@@ -40,11 +38,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> ServerTlsConfig:
 
 def certified(folder: Path) -> ServerTlsConfig:
     """A certificate for 127.0.0.1 that is its own authority, also for clients."""
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", "req", *options, *names, *files], check=True, capture_output=True)
+    key, certificate = self_signed(folder)
     return ServerTlsConfig(cert_file=certificate, key_file=key, client_ca_file=certificate)
 
 
@@ -243,10 +237,3 @@ def test_connections_beyond_the_limit_are_closed_at_once_and_without_a_word(
         assert count(intake, "penstock_receive_refused_total", "connections") == 1
     gc.collect()  # what asyncio says of a task that failed, it says when the task is gone
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-def test_a_port_that_is_taken_is_an_error_that_names_it(intake: Intake) -> None:
-    with running(intake) as receiver, pytest.raises(PenstockError, match=f"127.0.0.1:{receiver.port}"):
-        HttpReceiver(HttpReceiverConfig(port=receiver.port), intake).start()
-    with serving(intake) as server, pytest.raises(PenstockError, match=f"127.0.0.1:{server.port}"):
-        GrpcReceiver(GrpcReceiverConfig(port=server.port), intake).start()

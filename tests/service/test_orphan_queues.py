@@ -1,12 +1,10 @@
 """Orphan queues: answered requests arrive all the same, once."""
 
 import http.client
-import http.server
 import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,6 +20,7 @@ from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.spool.meta import META_NAME
 from penstock.telemetry import Telemetry
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
+from tests.export.misbehaving import Misbehaving
 from tests.service.running import HEADERS, Running, orders, sealed_sum
 from tests.service.test_edge import FakeIntake
 
@@ -38,47 +37,17 @@ def fill(folder: Path, *blocks: bytes) -> None:
             queue.push(block)
 
 
-class Destination:
-    """An HTTP server that remembers the bodies it was sent."""
-
-    def __init__(self) -> None:
-        bodies = self.bodies = []  # type: list[bytes]
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None: ...
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port: int = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
-@pytest.fixture
-def destination() -> Iterator[Destination]:
-    one = Destination()
-    yield one
-    one.close()
-
-
 @pytest.mark.server
 @pytest.mark.timeout(300)
 def test_everything_that_three_processes_took_arrives_once_after_a_kill_and_a_start_with_one(
-    tmp_path: Path, destination: Destination
+    tmp_path: Path,
 ) -> None:
     text = (
         "spark: {enabled: false}\nsegments: {interval: 1h}\n"
         "exporter: {type: otlp_http, url: 'http://127.0.0.1:%d', compression: none}\n"
     )
-    with Running(tmp_path, text % 9, processes="3") as running:  # port 9: no server listens
+    destination = Misbehaving()
+    with destination.running(), Running(tmp_path, text % 9, processes="3") as running:  # port 9: no server listens
         bodies = [orders(10, number) for number in range(60)]
         for body in bodies:
             connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
@@ -103,7 +72,7 @@ def test_everything_that_three_processes_took_arrives_once_after_a_kill_and_a_st
         assert running.stop() == 0, running.text()
 
     assert sealed_sum(tmp_path / "segments", "orders") == 600
-    assert sorted(destination.bodies) == sorted(bodies)
+    assert sorted(request.body for request in destination.requests) == sorted(bodies)
 
 
 def started(config: ServiceConfig, telemetry: Telemetry | None = None) -> OrphanQueues:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from penstock.aggregate.pending import PendingPoints, PushRound, QueuedChunk, SubmittedRequest
+from penstock.aggregate.pending import PendingPoints, PushRound, QueuedChunk, Submission
 from penstock.aggregate.point_counts import OTHERS, PointCounts
 from penstock.batch import BatchQueue
 from penstock.errors import QueueClosed
@@ -34,7 +34,7 @@ class MetricHandlers:
         self._lock = threading.Lock()
         self._types: dict[str, type[QueuedChunk]] = {}
 
-    def queued(self, chunk: Chunk, definitions: tuple[Definition, ...], request: SubmittedRequest) -> QueuedChunk:
+    def queued(self, chunk: Chunk, definitions: tuple[Definition, ...], submission: Submission) -> QueuedChunk:
         """What the chunk travels as; the first chunk of a metric registers its handler."""
         with self._lock:
             name = chunk.metric
@@ -42,7 +42,7 @@ class MetricHandlers:
                 name = OTHERS
             if name not in self._types:
                 self._types[name] = self._registered(name, weight=len(definitions))
-            return self._types[name](chunk, definitions, request)
+            return self._types[name](chunk, definitions, submission)
 
     def _registered(self, name: str, weight: float) -> type[QueuedChunk]:
         if name == OTHERS:
@@ -56,7 +56,7 @@ class MetricHandlers:
         """Merge the chunks of one round, metric and set of definitions at once."""
         groups: dict[tuple[PushRound | None, type[Chunk], int], list[QueuedChunk]] = {}
         for queued in batch:
-            key = (queued.request.round, type(queued.chunk), id(queued.definitions))
+            key = (queued.submission.round, type(queued.chunk), id(queued.definitions))
             groups.setdefault(key, []).append(queued)
         for (round_, _, _), group in groups.items():
             try:
@@ -67,7 +67,7 @@ class MetricHandlers:
             self._pending.add_partials(group, round_, partials)
 
     def _consume_apart(self, group: list[QueuedChunk], error: Exception) -> None:
-        """One of the chunks cannot be merged. Merge each alone, so that only the request of that one fails."""
+        """One of the chunks cannot be merged. Merge each alone, so that only the submission of that one fails."""
         if len(group) > 1:
             for queued in group:
                 self._consume([queued])

@@ -1,15 +1,17 @@
 """L1: merges the points of one series before they travel.
 
-    request ─submit─┬─ metrics without a definition ──────────────────────► push round ──merged, pushed──► answer
-                    └─ defined ones ──batch queue──handler of the metric──► partials ┘
+    chunks ─submit─┬─ metrics without a definition ──────────────────────► push round ──merged, pushed──► answer
+                   └─ defined ones ──batch queue──handler of the metric──► partials ┘
+
+A submission is what one call of `submit` brings: the chunks of one request, or of a group that was decoded together.
 
 Invariants
-1. A request is admitted whole or not at all; `done` of one that is not admitted is never called.
-2. `done` of an admitted request is called exactly once.
-3. At `disk` and `fsync`, done(None) says that `push` has returned for every point of the request, and done(error) that
-   it was refused with all the others of its round. Only a chunk that cannot be merged, or a batch queue that is closed
-   from outside, fails a request of which other chunks may be pushed.
-4. One push runs at a time. Requests that arrive during it share the next.
+1. A submission is admitted whole or not at all; `done` of one that is not admitted is never called.
+2. `done` of an admitted submission is called exactly once.
+3. At `disk` and `fsync`, done(None) says that `push` has returned for every point of the submission, and done(error)
+   that it was refused with all the others of its round. Only a chunk that cannot be merged, or a batch queue that is
+   closed from outside, fails a submission of which other chunks may be pushed.
+4. One push runs at a time. Submissions that arrive during it share the next.
 5. What is held is bounded in bytes: in the queue, as partials, and what the durable queue refuses.
 6. Points without an answer to give (`produce`, or durability `memory`) are kept until the durable queue takes them.
 """
@@ -19,7 +21,7 @@ from typing import Self
 
 from penstock.aggregate.config import L1Config
 from penstock.aggregate.handlers import MetricHandlers
-from penstock.aggregate.pending import Done, PendingPoints, SubmittedRequest
+from penstock.aggregate.pending import Done, PendingPoints, Submission
 from penstock.aggregate.point_counts import PointCounts
 from penstock.aggregate.pusher import Push, Pusher
 from penstock.batch import BatchQueue, BatchQueueConfig, DrainBalancer, PartitionPolicy, ThreadPolicy
@@ -37,6 +39,8 @@ BALANCE_INTERVAL = 10.0
 
 class L1:
     """Merges points at the edge; blocks of partials leave it. A batch queue runs a handler for each defined metric.
+
+    It is the `Sink` (`receive/sink.py`) of the intake.
 
     Loss: nothing that was admitted, as long as `close` runs. At `memory` a crash loses what is held; at `disk` and
         `fsync` only what was not answered.
@@ -94,56 +98,56 @@ class L1:
     # In
 
     def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
-        """Admit one request's chunks, all or none; False if there is no room, or it is closed.
+        """Admit these chunks, all or none; False if there is no room, or it is closed.
 
         `done(error)` is called once, in any thread, as soon as they are as safe as the durability says: with None, or
         with the error for which they are not. At `memory` that is before this returns.
         """
-        request = self._request(chunks, done if self._answers_late and chunks else None)
-        if not self._pending.admit(request):
+        submission = self._submission(chunks, done if self._answers_late and chunks else None)
+        if not self._pending.admit(submission):
             return False
-        refusal = self._put(request)
-        if request.done is None:
+        refusal = self._put(submission)
+        if submission.done is None:
             done(refusal)
         return True
 
     def produce(self, chunk: Chunk, timeout: float = 0.0) -> bool:
         """Hand over points of one metric without an answer; False if there is no room within `timeout` seconds."""
-        request = self._request([chunk], None)
-        return self._pending.admit(request, timeout) and self._put(request) is None
+        submission = self._submission([chunk], None)
+        return self._pending.admit(submission, timeout) and self._put(submission) is None
 
-    def _request(self, chunks: Sequence[Chunk], done: Done | None) -> SubmittedRequest:
+    def _submission(self, chunks: Sequence[Chunk], done: Done | None) -> Submission:
         """The chunks by the way that they take. Those that no definition wants are only counted."""
-        request, definitions = SubmittedRequest(done), self._definitions
+        submission, definitions = Submission(done), self._definitions
         for chunk in chunks:
             numbers = chunk.finite()
-            request.received.append((chunk.metric, len(chunk), len(chunk) - len(numbers)))
+            submission.received.append((chunk.metric, len(chunk), len(chunk) - len(numbers)))
             if made := definitions.of(chunk.metric):
-                request.queued.append(self._handlers.queued(numbers, made, request))
+                submission.queued.append(self._handlers.queued(numbers, made, submission))
             elif definitions.undefined == "keep":
-                request.plain.append(numbers)
-        return request
+                submission.plain.append(numbers)
+        return submission
 
-    def _put(self, request: SubmittedRequest) -> QueueError | None:
-        """Put an admitted request into the batch queue; an error if that was closed or filled from outside."""
-        for received in request.received:
+    def _put(self, submission: Submission) -> QueueError | None:
+        """Put an admitted submission into the batch queue; an error if that was closed or filled from outside."""
+        for received in submission.received:
             self._counts.add(*received)
         refusal = None
-        for queued in request.queued:
+        for queued in submission.queued:
             if not self.queue.produce(queued, 0.0):
                 refusal = QueueClosed(f"queue {self.queue.name!r} was closed or filled from outside")
                 self._pending.fail_queued(queued, refusal)
         return refusal
 
     def redefine(self, definitions: Definitions) -> None:
-        """Apply these to requests that are submitted from now on."""
+        """Apply these to what is submitted from now on."""
         self._definitions = definitions
 
     def close(self, timeout: float = 30.0) -> None:
-        """Admit nothing more, merge what the queue holds, push all of it, answer every request.
+        """Admit nothing more, merge what the queue holds, push all of it, answer every submission.
 
-        Raises what `push` raises, or QueueClosed if there was no time to merge everything; requests were answered
-        with that error. Points without a request are then still held, and `close` may be called again.
+        Raises what `push` raises, or QueueClosed if there was no time to merge everything; submissions were answered
+        with that error. Points without a submission are then still held, and `close` may be called again.
         """
         deadline = self._clock.monotonic() + timeout
         self._pending.close()

@@ -1,12 +1,12 @@
-"""The points that L1 holds between admission and push, and the requests that wait for them. No threads, no I/O.
+"""The points that L1 holds between admission and push, and the submissions that wait for them. No threads, no I/O.
 
     admit ──► collecting ──seal, when no round is sealed──► sealed ──its last queued chunk is merged──► pushed
 
-Requests that wait for an answer collect in a push round. A sealed round takes no further request. It is pushed as a
-whole, and its requests share the answer, while the next round collects. So a request is never in the durable queue in
-part, and a slow disk makes larger rounds instead of a longer queue.
+Submissions that wait for an answer collect in a push round. A sealed round takes no further submission. It is pushed
+as a whole, and its submissions share the answer, while the next round collects. So a submission is never in the durable
+queue in part, and a slow disk makes larger rounds instead of a longer queue.
 
-Points without a waiting request collect in a round of their own, and are kept until the durable queue takes them.
+Points without a waiting submission collect in a round of their own, and are kept until the durable queue takes them.
 """
 
 import logging
@@ -26,7 +26,7 @@ Done = Callable[[BaseException | None], object]
 
 
 @dataclass(slots=True, eq=False)
-class SubmittedRequest:
+class Submission:
     """Chunks that are admitted together, and the sender's callback; without one, no answer is awaited."""
 
     done: Done | None
@@ -52,7 +52,7 @@ class QueuedChunk:
 
     chunk: Chunk
     definitions: tuple[Definition, ...]
-    request: SubmittedRequest
+    submission: Submission
 
 
 @dataclass(slots=True, eq=False)
@@ -60,8 +60,8 @@ class PushRound:
     """Points that are pushed together. Guarded by the lock of `PendingPoints` until it is taken to be pushed."""
 
     is_awaited: bool
-    waiting: set[SubmittedRequest] = field(default_factory=set)  # one that leaves is answered, so each is once
-    unmerged: int = 0  # queued chunks of its requests
+    waiting: set[Submission] = field(default_factory=set)  # one that leaves is answered, so each is once
+    unmerged: int = 0  # queued chunks of its submissions
     chunks: list[Chunk] = field(default_factory=list)
     partials: list[pa.Table] = field(default_factory=list)
     nbytes: int = 0
@@ -70,7 +70,7 @@ class PushRound:
 class PendingPoints:
     """The room that is left, and the push rounds.
 
-    Bounds: at most `max_bytes` are held and `max_chunks` are queued. A larger request is admitted alone, because it
+    Bounds: at most `max_bytes` are held and `max_chunks` are queued. A larger submission is admitted alone, because it
         would never fit otherwise.
     Threads: every method may be called from any thread; one thread at a time takes rounds and ends them. Senders are
         answered without the lock.
@@ -99,34 +99,34 @@ class PendingPoints:
 
     # In
 
-    def admit(self, request: SubmittedRequest, timeout: float = 0.0) -> bool:
-        """Hold all chunks of the request, or none if there is no room within `timeout` seconds.
+    def admit(self, submission: Submission, timeout: float = 0.0) -> bool:
+        """Hold all chunks of the submission, or none if there is no room within `timeout` seconds.
 
         The caller then puts the queued ones into the batch queue.
         """
         with self._lock:
             if timeout > 0:
-                self._has_room.wait_for(lambda: self._is_closed or self._fits_locked(request), timeout)
-            if self._is_closed or not self._fits_locked(request):
+                self._has_room.wait_for(lambda: self._is_closed or self._fits_locked(submission), timeout)
+            if self._is_closed or not self._fits_locked(submission):
                 self.turned_away += 1
                 return False
-            self._unmerged += len(request.queued)
-            self.held_bytes += _nbytes(queued.chunk for queued in request.queued)
-            if request.done is None:
-                self._add_locked(self._unawaited, chunks=request.plain)
+            self._unmerged += len(submission.queued)
+            self.held_bytes += _nbytes(queued.chunk for queued in submission.queued)
+            if submission.done is None:
+                self._add_locked(self._unawaited, chunks=submission.plain)
                 return True
-            request.round = round_ = self._collecting
+            submission.round = round_ = self._collecting
             if not round_.waiting:
                 self._has_work.notify()
-            round_.waiting.add(request)
-            round_.unmerged += len(request.queued)
-            self._add_locked(round_, chunks=request.plain)
+            round_.waiting.add(submission)
+            round_.unmerged += len(submission.queued)
+            self._add_locked(round_, chunks=submission.plain)
             return True
 
-    def _fits_locked(self, request: SubmittedRequest) -> bool:
-        if request.queued and self._unmerged + len(request.queued) > self._max_chunks:
+    def _fits_locked(self, submission: Submission) -> bool:
+        if submission.queued and self._unmerged + len(submission.queued) > self._max_chunks:
             return self._unmerged == 0
-        wanted = _nbytes(request.plain) + _nbytes(queued.chunk for queued in request.queued)
+        wanted = _nbytes(submission.plain) + _nbytes(queued.chunk for queued in submission.queued)
         return self.held_bytes + wanted <= self._max_bytes or self.held_bytes == 0
 
     def _add_locked(
@@ -145,21 +145,21 @@ class PendingPoints:
             self._has_work.notify()
 
     def add_partials(self, queued: Sequence[QueuedChunk], round_: PushRound | None, partials: list[pa.Table]) -> None:
-        """Queued chunks, all of one round or of no request that waits, have become these partials."""
+        """Queued chunks, all of one round or of no submission that waits, have become these partials."""
         with self._lock:
             self._add_locked(round_ or self._unawaited, partials=partials)
             self._leave_queue_locked(queued, round_)
 
     def fail_queued(self, queued: QueuedChunk, error: BaseException) -> None:
-        """A queued chunk could not be merged. Its request is answered at once; the others of its round go on."""
-        request = queued.request
+        """A queued chunk could not be merged. Its submission is answered at once; the others of its round go on."""
+        submission = queued.submission
         with self._lock:
-            self._leave_queue_locked([queued], request.round)
-            is_waiting = request.round is not None and request in request.round.waiting
-            if request.round is not None:
-                request.round.waiting.discard(request)
+            self._leave_queue_locked([queued], submission.round)
+            is_waiting = submission.round is not None and submission in submission.round.waiting
+            if submission.round is not None:
+                submission.round.waiting.discard(submission)
         if is_waiting:
-            request.answer(error)
+            submission.answer(error)
 
     def _leave_queue_locked(self, queued: Sequence[QueuedChunk], round_: PushRound | None) -> None:
         self._release_locked(_nbytes(each.chunk for each in queued))
@@ -204,7 +204,7 @@ class PendingPoints:
         return self.held_bytes * 2 > self._max_bytes and not self._is_refusing
 
     def end_round(self, round_: PushRound, error: BaseException | None = None) -> bool:
-        """The durable queue has all of the round, or with an error nothing: its requests are answered so.
+        """The durable queue has all of the round, or with an error nothing: its submissions are answered so.
 
         True if the queue had refused unawaited points before and now has them.
         """
@@ -215,12 +215,12 @@ class PendingPoints:
                 self._is_refusing = False
             waiting = list(round_.waiting)
             round_.waiting.clear()
-        for request in waiting:
-            request.answer(error)
+        for submission in waiting:
+            submission.answer(error)
         return recovered
 
     def keep(self, round_: PushRound) -> bool:
-        """The durable queue refused what the round holds, and no request waits: it is pushed later. True at first."""
+        """The durable queue refused the round, and no submission waits for it: it is pushed later. True at first."""
         with self._lock:
             self._release_locked(round_.nbytes)
             self._add_locked(self._unawaited, chunks=round_.chunks, partials=round_.partials)

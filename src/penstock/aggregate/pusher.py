@@ -20,7 +20,7 @@ Push = Callable[[list[bytes]], object]
 
 
 class Pusher:
-    """Pushes one round at a time, and ends it: its requests are answered, or its points are kept.
+    """Pushes one round at a time, and ends it: its submissions are answered, or its points are kept.
 
     Threads: one of its own, from the constructor to `close`.
     """
@@ -37,9 +37,9 @@ class Pusher:
 
     def _push_rounds(self) -> None:
         while (round_ := self._pending.next_round()) is not None:
-            self._hand_over(round_)
+            self._push_round(round_)
 
-    def _hand_over(self, round_: PushRound) -> BaseException | None:
+    def _push_round(self, round_: PushRound) -> BaseException | None:
         """Merge and push a round, and end it; the error, if there was one."""
         try:
             round_.chunks, round_.partials = [], self._blocks_of(round_)
@@ -49,7 +49,7 @@ class Pusher:
                     del round_.partials[0]
             elif round_.waiting:
                 self._push_blocks(round_.partials)
-        except Exception as error:  # noqa: BLE001 - whatever it is, requests are answered and the thread goes on
+        except Exception as error:  # noqa: BLE001 - whatever it is, submissions are answered and the thread goes on
             return self._give_up(round_, error)
         if self._pending.end_round(round_):
             log.info("L1 hands over again. queue=%s", self._name)
@@ -85,5 +85,5 @@ class Pusher:
         elif round_.unmerged:
             reason = "closed before all of the request was merged"
         else:
-            return self._hand_over(round_)
+            return self._push_round(round_)
         return self._give_up(round_, QueueClosed(f"L1 {self._name!r}: {reason}"))

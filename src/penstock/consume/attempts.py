@@ -31,26 +31,18 @@ def _count(headers: Mapping[str, Any], name: str) -> int:
 
 def attempt_of(headers: Mapping[str, Any] | None) -> int:
     """Which attempt the handler is about to make, from 1."""
-    return _count(headers, ATTEMPTS) + 1 if headers else 1
+    return _count(headers or {}, ATTEMPTS) + 1
 
 
 def origin_of(headers: Mapping[str, Any], exchange: str, routing_key: str) -> tuple[str, str]:
     """The exchange and routing key that the message first came with."""
-    first = headers.get(EXCHANGE), headers.get(ROUTING_KEY)
-    return (
-        first[0] if isinstance(first[0], str) else exchange,
-        first[1] if isinstance(first[1], str) else routing_key,
-    )
+    first, key = headers.get(EXCHANGE), headers.get(ROUTING_KEY)
+    return first if isinstance(first, str) else exchange, key if isinstance(key, str) else routing_key
 
 
 def returned_too_often(headers: Mapping[str, Any] | None, max_deliveries: int) -> bool:
     """Say whether the message came back unacknowledged so often that it must not be tried again."""
-    return bool(headers) and _count(headers or {}, DELIVERY_COUNT) >= max_deliveries
-
-
-def may_try_again(attempt: int, max_attempts: int) -> bool:
-    """Say whether another attempt may follow the failed `attempt`."""
-    return attempt < max_attempts
+    return _count(headers or {}, DELIVERY_COUNT) >= max_deliveries
 
 
 def retry_headers(headers: Mapping[str, Any] | None, attempt: int, exchange: str, routing_key: str) -> dict[str, Any]:

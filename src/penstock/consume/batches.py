@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.consume.delivery import Delivery
+from penstock.consume.delivery import Delivery, Job
 from penstock.consume.routes import Route
 
 DEFAULT_BATCH_TIMEOUT = 1.0  # seconds that a batch may wait to be full
@@ -18,27 +18,27 @@ class Timers(Protocol):
 
 
 class Batcher:
-    """Collects the deliveries of each route until a batch is full or its first message has waited long enough.
+    """Collects the deliveries of each route with batches until one is full or its first message has waited enough.
 
     I/O thread only.
     """
 
-    def __init__(self, timers: Timers, emit: Callable[[list[Delivery]], None]) -> None:
+    def __init__(self, timers: Timers, emit: Callable[[Job], None]) -> None:
         self._timers = timers
         self._emit = emit
-        self._batches: dict[Route, list[Delivery]] = {}
+        self._batches: dict[Route, Job] = {}
         self._deadlines: dict[Route, object] = {}
 
     def add(self, delivery: Delivery) -> None:
         route = delivery.route
-        if delivery.message.attempt > 1:
-            # It failed before, alone or among others: alone it can fail no other message.
+        if not route.batch_size or delivery.message.attempt > 1:
+            # What failed before, alone or among others, can alone fail no other message.
             self.flush(route)
             self._emit([delivery])
             return
         batch = self._batches.setdefault(route, [])
         batch.append(delivery)
-        if len(batch) >= (route.batch_size or 1):
+        if len(batch) >= route.batch_size:
             self.flush(route)
         elif len(batch) == 1:
             timeout = route.options.batch_timeout or DEFAULT_BATCH_TIMEOUT
@@ -50,11 +50,11 @@ class Batcher:
         if batch:
             self._emit(batch)
 
-    def clear(self) -> list[Delivery]:
+    def clear(self) -> Job:
         """Everything that waits, no longer to be handed over."""
         return [delivery for route in list(self._batches) for delivery in self._take(route)]
 
-    def _take(self, route: Route) -> list[Delivery]:
+    def _take(self, route: Route) -> Job:
         timer = self._deadlines.pop(route, None)
         if timer is not None:
             self._timers.cancel(timer)

@@ -18,7 +18,7 @@ from penstock.consume.declarations import Declarations
 from penstock.consume.delivery import Generation
 from penstock.consume.publisher import Done, Publisher
 from penstock.consume.subscription import Subscription
-from penstock.consume.topology import Step, Steps, Topology, advance
+from penstock.consume.topology import Steps, Topology, advance
 from penstock.consume.unreadable_headers import ForgivingConnection
 from penstock.errors import BrokerError
 
@@ -126,15 +126,15 @@ class BrokerConnection:
             return
         self._connection = ForgivingConnection(
             parameters,
-            on_open_callback=lambda _: advance(self._set_up()),
+            on_open_callback=lambda connection: advance(self._set_up(connection)),
             on_open_error_callback=lambda _, error: self._failed(reason_of(error)),
             on_close_callback=self._on_closed,
             custom_ioloop=self._loop,
         )
 
-    def _set_up(self) -> Steps:
+    def _set_up(self, connection: Connection) -> Steps:
         """Everything that a new connection needs."""
-        yield from self._declare_topology()
+        yield from self.topology.declare(connection)
         if self.topology.refused and not self._started:
             self._give_up_start("; ".join(f"{name}: {reason}" for name, reason in self.topology.refused.items()))
             return
@@ -142,9 +142,9 @@ class BrokerConnection:
             if subscription.stopping:
                 continue
             if self._started:  # each by itself: one that is refused now must not hold up the others
-                advance(self._subscribe(subscription))
+                advance(self._subscribe(connection, subscription))
             else:
-                yield from self._subscribe(subscription)
+                yield from self._subscribe(connection, subscription)
         if self._started:
             self.reconnects += 1
             log.info("Reconnected. broker=%s consumers=%d", self._broker, len(self.subscriptions))
@@ -153,18 +153,16 @@ class BrokerConnection:
         self.failure = ""
         self._settled.set()
 
-    def _declare_topology(self) -> Steps:
-        assert self._connection is not None
-        return self.topology.declare(self._connection)
-
-    def _subscribe(self, subscription: Subscription) -> Steps:
-        channel: Channel = yield self._open_channel(partial(self._on_channel_closed, subscription))
-        subscription.acks.channel = channel
-        channel.add_on_cancel_callback(lambda frame: self._on_cancelled(subscription, frame))
-        yield lambda done: channel.basic_qos(prefetch_count=subscription.size.prefetch, callback=done)
-        yield from self._consume(subscription, channel)
-
-    def _consume(self, subscription: Subscription, channel: Channel) -> Steps:
+    def _subscribe(self, connection: Connection, subscription: Subscription) -> Steps:
+        """Begin to consume, over the channel that the subscription has or over a new one."""
+        channel = subscription.acks.channel
+        if channel is None or not channel.is_open:
+            channel = yield lambda opened: connection.channel(on_open_callback=opened).add_on_close_callback(
+                partial(self._on_channel_closed, subscription)
+            )
+            subscription.acks.channel = channel
+            channel.add_on_cancel_callback(lambda frame: self._on_cancelled(subscription, frame))
+            yield lambda done: channel.basic_qos(prefetch_count=subscription.size.prefetch, callback=done)
         yield lambda done: channel.basic_consume(
             subscription.consumer.queue.name,
             subscription.on_delivery,
@@ -174,14 +172,6 @@ class BrokerConnection:
             callback=done,
         )
         subscription.on_consuming()
-
-    def _open_channel(self, on_closed: Callable[[Channel, Exception], None]) -> Step:
-        def step(answered: Callable[[Any], None]) -> None:
-            assert self._connection is not None
-            channel = self._connection.channel(on_open_callback=answered)
-            channel.add_on_close_callback(on_closed)
-
-        return step
 
     # What may happen to them ---------------------------------------------------------------------------------------
 
@@ -208,8 +198,8 @@ class BrokerConnection:
         else:
             self._failed(self.failure if self.failure and not self.connected else reason_of(error))
 
-    def _connection_is_open(self) -> bool:
-        return self._connection is not None and self._connection.is_open
+    def _open_connection(self) -> SelectConnection | None:
+        return self._connection if self._connection is not None and self._connection.is_open else None
 
     def _give_up_start(self, reason: str) -> None:
         self.failure = reason
@@ -217,7 +207,7 @@ class BrokerConnection:
         self._connection.close()
 
     def _on_channel_closed(self, subscription: Subscription, channel: Channel, error: Exception) -> None:
-        if subscription.acks.channel is not channel or not self._connection_is_open():
+        if subscription.acks.channel is not channel or self._open_connection() is None:
             return
         subscription.lose()
         if self._closing:
@@ -244,17 +234,14 @@ class BrokerConnection:
 
     def _restore(self, subscription: Subscription, lost: Generation) -> None:
         # A consumer lost again since, with its channel or connection, is restored by that later loss.
+        connection = self._open_connection()
         unchanged = subscription.acks.generation is lost and not subscription.consuming
-        if unchanged and self._connection_is_open() and not subscription.stopping:
-            advance(self._restoration(subscription))
+        if unchanged and connection is not None and not subscription.stopping:
+            advance(self._restoration(connection, subscription))
 
-    def _restoration(self, subscription: Subscription) -> Steps:
-        yield from self._declare_topology()
-        channel = subscription.acks.channel
-        if channel is not None and channel.is_open:
-            yield from self._consume(subscription, channel)
-        else:
-            yield from self._subscribe(subscription)
+    def _restoration(self, connection: Connection, subscription: Subscription) -> Steps:
+        yield from self.topology.declare(connection)
+        yield from self._subscribe(connection, subscription)
         subscription.restores += 1
         log.info("Consumer restored. consumer=%s", subscription.name)
 
@@ -265,11 +252,9 @@ class BrokerConnection:
         self._closing = True
         self.connected = False
         self.failure = self.failure or "stopped"
-        for subscription in self.subscriptions:
-            subscription.acks.flush(everything=True)
         self._publisher.close()
-        if self._connection_is_open():
-            assert self._connection is not None
-            self._connection.close()
+        connection = self._open_connection()
+        if connection is not None:
+            connection.close()
         else:
             self._loop.stop()

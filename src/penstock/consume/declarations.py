@@ -123,10 +123,13 @@ class Declarations:
     def consumers(self) -> list[Consumer]:
         """One consumer per queue, in the order of declaration."""
         queues = {queue.name: queue for queue in self.queues}
-        by_queue: dict[str, list[ConsumerOptions]] = {}
+        return [Consumer(found[0].name, queues[queue], tuple(found)) for queue, found in self._by_queue().items()]
+
+    def _by_queue(self) -> dict[str, list[ConsumerOptions]]:
+        found: dict[str, list[ConsumerOptions]] = {}
         for options in self._options:
-            by_queue.setdefault(options.queue, []).append(options)
-        return [Consumer(found[0].name, queues[queue], tuple(found)) for queue, found in by_queue.items()]
+            found.setdefault(options.queue, []).append(options)
+        return found
 
     def validate(self) -> None:
         """Raise one ConfigError that names every mistake."""
@@ -153,24 +156,20 @@ class Declarations:
                 )
         for queue in self.queues:
             yield from _queue_mistakes(queue)
-            dead = queue.dead_letters
-            if dead is not None and dead.exchange and not known(dead.exchange):
-                yield f"queue {queue.name!r}: dead-letter exchange {dead.exchange!r} is not declared"
         for binding in self.bindings:
             if not binding.exchange or not known(binding.exchange):
                 yield f"binding of queue {binding.queue!r}: exchange {binding.exchange!r} is not declared"
             if binding.queue not in queues:
                 yield f"binding of exchange {binding.exchange!r}: queue {binding.queue!r} is not declared"
-        for options in self._options:
-            dead = options.dead_letters
+        senders = [(f"queue {queue.name!r}", queue.dead_letters) for queue in self.queues]
+        senders += [(f"consumer {options.name!r}", options.dead_letters) for options in self._options]
+        for sender, dead in senders:
             if dead is not None and dead.exchange and not known(dead.exchange):
-                yield f"consumer {options.name!r}: dead-letter exchange {dead.exchange!r} is not declared"
+                yield f"{sender}: dead-letter exchange {dead.exchange!r} is not declared"
 
     def _consumer_mistakes(self) -> Iterator[str]:
         queues = {queue.name: queue for queue in self.queues}
-        by_queue: dict[str, list[ConsumerOptions]] = {}
         for options in self._options:
-            by_queue.setdefault(options.queue, []).append(options)
             if options.queue not in queues:
                 yield f"consumer {options.name!r}: queue {options.queue!r} is not declared (passive=True if it exists)"
             elif queues[options.queue].kind == "stream" and options.exclusive:
@@ -178,7 +177,7 @@ class Declarations:
             if options.runs_as is Execution.PROCESS and not _importable(options.handler):
                 yield f"consumer {options.name!r}: a handler that runs in a process must be importable by name"
         names: dict[str, str] = {}
-        for queue, found in by_queue.items():
+        for queue, found in self._by_queue().items():
             first = found[0]
             if names.setdefault(first.name, queue) != queue:
                 yield f"consumer {first.name!r}: the name is used for queues {names[first.name]!r} and {queue!r}"

@@ -12,31 +12,27 @@ if TYPE_CHECKING:
     from penstock.consume.routes import Route
 
 
+@dataclass(slots=True, eq=False)
 class Generation:
     """One life of a consumer's channel. Delivery tags mean nothing beyond it."""
 
-    __slots__ = ("lost", "number")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.lost = False  # set by the I/O thread; workers read it to leave alone what the broker sends anew anyway
+    lost: bool = False  # set by the I/O thread; workers read it to leave alone what the broker sends anew anyway
 
 
+@dataclass(slots=True, eq=False)
 class Delivery:
     """One message as it came over one channel."""
 
-    __slots__ = ("generation", "message", "received", "retries", "route", "tag")
-
-    def __init__(self, tag: int, generation: Generation, message: Message, route: "Route", received: float) -> None:
-        self.tag = tag
-        self.generation = generation
-        self.message = message
-        self.route = route
-        self.received = received
-        self.retries = 0  # made by the worker itself, see `in_place`
+    tag: int
+    generation: Generation
+    message: Message
+    route: "Route"
+    received: float
+    outcome: "HandlerOutcome | None" = None  # how its last attempt ended; None: it was handled
+    retries: int = 0  # made by the worker itself, see `PoolSettings.in_place`
 
 
-Job = Delivery | list[Delivery]  # one message, or a batch
+Job = list[Delivery]  # the messages of a batch, or a single one
 
 
 class Verdict(Enum):
@@ -59,8 +55,12 @@ class HandlerOutcome:
 
 
 RETURNED = HandlerOutcome(Verdict.RETURN)
-# None: handled. A list: one outcome for each message of a batch.
-Outcomes = HandlerOutcome | list[HandlerOutcome | None] | None
+Outcomes = list[HandlerOutcome | None] | None  # one for each message of a job; None: all of them were handled
+
+
+def argument_of(job: Job) -> Message | list[Message]:
+    """What the handler of a job is called with."""
+    return [delivery.message for delivery in job] if job[0].route.batch_size else job[0].message
 
 
 def outcome_of_error(error: BaseException) -> HandlerOutcome:
@@ -81,28 +81,28 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def outcome_of_answer(answer: object) -> Outcomes:
-    """What a handler's return value means: that it is done. A coroutine is none, and would be acknowledged unrun."""
-    if isinstance(answer, Awaitable):
+def outcomes_of_answer(answer: object, argument: Message | list[Message]) -> Outcomes:
+    """What a handler's return value means. A batch handler may answer for each message."""
+    if isinstance(answer, Awaitable):  # it would be acknowledged unrun
         if isinstance(answer, Coroutine):
             answer.close()
         raise TypeError("the handler returned a coroutine that is never awaited: declare it with `async def`")
-    return None
-
-
-def outcomes_of_answers(answers: object, size: int) -> Outcomes:
-    """What a batch handler's return value means: nothing, or one entry per message."""
-    if answers is None:
+    if answer is None or not isinstance(argument, list):
         return None
-    outcome_of_answer(answers)
-    if not isinstance(answers, Sequence) or len(answers) != size:
-        raise TypeError(f"a batch handler returns None or one entry for each of its {size} messages")
-    for entry in answers:
+    if not isinstance(answer, Sequence) or len(answer) != len(argument):
+        raise TypeError(f"a batch handler returns None or one entry for each of its {len(argument)} messages")
+    for entry in answer:
         if entry is not None and not isinstance(entry, BaseException):
             raise TypeError(f"a batch handler answers None, Retry or Reject for a message, got {entry!r}")
-    return [None if entry is None else outcome_of_error(entry) for entry in answers]
+    return [None if entry is None else outcome_of_error(entry) for entry in answer]
 
 
-def outcome_per_delivery(job: list[Delivery], outcomes: Outcomes) -> list[HandlerOutcome | None]:
-    """One outcome per delivery of a batch."""
-    return outcomes if isinstance(outcomes, list) else [outcomes] * len(job)
+def outcomes_of_failure(error: BaseException, argument: Message | list[Message]) -> Outcomes:
+    """A handler that raises has failed at every message that it was called with."""
+    return [outcome_of_error(error)] * (len(argument) if isinstance(argument, list) else 1)
+
+
+def note_outcomes(job: Job, outcomes: Outcomes) -> None:
+    """Note how an attempt ended with each of its messages."""
+    for place, delivery in enumerate(job):
+        delivery.outcome = outcomes[place] if outcomes is not None else None

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pika import BasicProperties
@@ -48,15 +49,11 @@ class Retry(Exception):
         self.counted = counted
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _retry, (self.delay, str(self), self.counted)
+        return partial(Retry, counted=self.counted), (self.delay, str(self))
 
 
 # A message in wait is unacknowledged, and the broker closes the channel of one that is so for 30 minutes.
 MAX_RETRY_DELAY = 900.0
-
-
-def _retry(delay: float | None, reason: str, counted: bool) -> Retry:
-    return Retry(delay, reason, counted=counted)
 
 
 class Reject(Exception):

@@ -14,19 +14,19 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from penstock.clock import Clock
 from penstock.consume.delivery import (
     RETURNED,
     HandlerOutcome,
     Job,
     Outcomes,
     Verdict,
-    outcome_of_answer,
-    outcome_of_error,
-    outcomes_of_answers,
+    argument_of,
+    outcomes_of_answer,
+    outcomes_of_failure,
 )
 from penstock.consume.message import Message
-from penstock.consume.thread_workers import THREADS, Reports, ThreadWorkers
+from penstock.consume.thread_workers import ThreadWorkers
+from penstock.consume.worker_pool import THREADS, PoolSettings
 from penstock.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -38,19 +38,8 @@ _spawn = multiprocessing.get_context("spawn")
 class ProcessWorkers(ThreadWorkers):
     """Handlers in processes."""
 
-    def __init__(
-        self,
-        name: str,
-        size: int,
-        reports: Reports,
-        clock: Clock,
-        *,
-        in_place: bool,
-        finish_all: bool,
-        calls: Sequence[Callable[[Any], Any]],
-    ) -> None:
-        super().__init__(name, size, reports, clock, in_place=in_place, finish_all=finish_all)
-        self._calls = tuple(calls)
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._children: dict[int, _Child] = {}
@@ -58,7 +47,7 @@ class ProcessWorkers(ThreadWorkers):
 
     def start(self) -> None:
         """Start the processes side by side and wait for them; ConfigError if they cannot import the handler."""
-        children = [self._child(number) for number in range(1, self._size + 1)]
+        children = [self._child(number) for number in range(1, self._settings.workers + 1)]
         try:
             for child in children:
                 child.wait_until_ready()
@@ -66,15 +55,11 @@ class ProcessWorkers(ThreadWorkers):
             for child in children:
                 child.end(kill=True)
             raise ConfigError(
-                f"the worker processes of {self._name} do not start (their own message is on stderr): the handler must "
-                'be importable, and the program must start its consumers under `if __name__ == "__main__":`'
+                f"the worker processes of {self._settings.name} do not start (their own message is on stderr): "
+                "the handler must be importable, and the program must start its consumers under "
+                '`if __name__ == "__main__":`'
             ) from error
         super().start()
-
-    def processes(self) -> list[int]:
-        """The ids of the worker processes."""
-        with self._lock:
-            return [child.pid for child in self._children.values()]
 
     def close(self, deadline: float) -> list[str]:
         unfinished = super().close(deadline)
@@ -91,29 +76,29 @@ class ProcessWorkers(ThreadWorkers):
     def _child(self, number: int) -> "_Child":
         with self._lock:
             child = self._children.get(number)
-            if child is None or not child.alive:
+            if child is None or not child.process.is_alive():
                 if self._killed:
                     raise EOFError("the pool is closed")
-                child = self._children[number] = _Child(f"{THREADS}{self._name}-process-{number}", self._calls)
+                child = self._children[number] = _Child(
+                    f"{THREADS}{self._settings.name}-process-{number}", self._settings.calls
+                )
             return child
 
     def _perform(self, job: Job, number: int) -> Outcomes:
-        route = job[0].route if isinstance(job, list) else job.route
-        messages = [delivery.message for delivery in job] if isinstance(job, list) else job.message
-        child = None
+        child, argument = None, argument_of(job)
         try:
             child = self._child(number)
-            return child.perform(route.index, messages)
+            return child.perform(job[0].route.index, argument)
         except (EOFError, OSError):
             if self._killed:
-                return RETURNED
+                return [RETURNED] * len(job)
             how = child.end(kill=True) if child else "could not be started"
-            log.warning("Worker process died. consumer=%s worker=%d %s", self._name, number, how)
+            log.warning("Worker process died. consumer=%s worker=%d %s", self._settings.name, number, how)
             with contextlib.suppress(EOFError, OSError):
                 self._child(number)  # the next job need not wait for an interpreter to start
-            return HandlerOutcome(Verdict.RETRY, f"the worker process died ({how})")
+            return [HandlerOutcome(Verdict.RETRY, f"the worker process died ({how})")] * len(job)
         except Exception as error:  # noqa: BLE001 - what cannot be pickled fails as the handler would
-            return outcome_of_error(error)
+            return outcomes_of_failure(error, argument)
 
 
 class _Child:
@@ -122,24 +107,19 @@ class _Child:
     def __init__(self, name: str, calls: Sequence[Callable[[Any], Any]]) -> None:
         ours, theirs = _spawn.Pipe()
         self._pipe: Connection[Any, Any] = ours
-        self._process = _spawn.Process(target=_serve, args=(theirs, calls), name=name, daemon=True)
+        self.process = _spawn.Process(target=_serve, args=(theirs, calls), name=name, daemon=True)
         self._ready = False
-        self._process.start()
+        self.process.start()
         theirs.close()  # so that we see the end of the pipe when the process dies
-        self.pid = self._process.pid or 0
-
-    @property
-    def alive(self) -> bool:
-        return self._process.is_alive()
 
     def wait_until_ready(self) -> None:
         """Return when the process has imported what it needs; EOFError if it died of it."""
         if not self._ready:
             self._ready = bool(self._pipe.recv())
 
-    def perform(self, index: int, messages: Message | list[Message]) -> Outcomes:
+    def perform(self, index: int, argument: Message | list[Message]) -> Outcomes:
         self.wait_until_ready()
-        self._pipe.send_bytes(pickle.dumps((index, messages), protocol=pickle.HIGHEST_PROTOCOL))
+        self._pipe.send_bytes(pickle.dumps((index, argument), protocol=pickle.HIGHEST_PROTOCOL))
         outcomes: Outcomes = self._pipe.recv()
         return outcomes
 
@@ -148,12 +128,12 @@ class _Child:
         with contextlib.suppress(OSError):
             self._pipe.close()  # its loop ends with the pipe
         if kill:
-            self._process.kill()
-        self._process.join(1.0)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        code = self._process.exitcode
+            self.process.kill()
+        self.process.join(1.0)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        code = self.process.exitcode
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
@@ -165,14 +145,11 @@ def _serve(pipe: "Connection[Any, Any]", calls: Sequence[Callable[[Any], Any]]) 
     pipe.send(True)
     while True:
         try:
-            index, messages = pipe.recv()
+            index, argument = pipe.recv()
         except (EOFError, OSError):
             return
         try:
-            answer = calls[index](messages)
-            outcomes = (
-                outcomes_of_answers(answer, len(messages)) if isinstance(messages, list) else outcome_of_answer(answer)
-            )
+            outcomes = outcomes_of_answer(calls[index](argument), argument)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; SystemExit does end the process
-            outcomes = outcome_of_error(error)
+            outcomes = outcomes_of_failure(error, argument)
         pipe.send(outcomes)

@@ -8,6 +8,7 @@ import logging
 import struct
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 from pika import BasicProperties, SelectConnection
@@ -24,16 +25,14 @@ log = logging.getLogger(__name__)
 Done = Callable[[bool], None]  # told whether the broker has the message
 
 
+@dataclass(slots=True, eq=False)
 class _Pending:
-    __slots__ = ("body", "done", "exchange", "key", "properties", "returned")
-
-    def __init__(self, exchange: str, key: str, body: bytes, properties: BasicProperties, done: Done) -> None:
-        self.exchange = exchange
-        self.key = key
-        self.body = body
-        self.properties = properties
-        self.done = done
-        self.returned = False
+    exchange: str
+    key: str
+    body: bytes
+    properties: BasicProperties
+    done: Done
+    returned: bool = False
 
 
 class Publisher:

@@ -4,7 +4,6 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable
-from functools import partial
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -18,10 +17,17 @@ from penstock.consume.declarations import Declarations
 from penstock.consume.process_workers import ProcessWorkers
 from penstock.consume.stats import Health, RegistryStats, health_of, samples_of, stats_of
 from penstock.consume.subscription import Subscription
-from penstock.consume.thread_workers import THREADS, ThreadWorkers, WorkerPool
+from penstock.consume.thread_workers import ThreadWorkers
+from penstock.consume.worker_pool import THREADS, PoolSettings, WorkerPool
 from penstock.telemetry import Buckets, Sample, Telemetry
 
 log = logging.getLogger(__name__)
+
+_POOLS: dict[Execution, Callable[[PoolSettings], WorkerPool]] = {
+    Execution.THREAD: ThreadWorkers,
+    Execution.ASYNC: CoroutineWorkers,
+    Execution.PROCESS: ProcessWorkers,
+}
 
 
 class ConsumerRegistry:
@@ -56,7 +62,6 @@ class ConsumerRegistry:
         ]
         self._telemetry = telemetry
         self._unwatch: Callable[[], None] = lambda: None
-        self._quiet = threading.Event()  # nothing is in hand any more, or no caller waits for it
         self._at_once = False
         # _lock guards everything below.
         self._lock = threading.Lock()
@@ -74,7 +79,7 @@ class ConsumerRegistry:
         try:
             for subscription in self._connection.subscriptions:
                 self._announce(subscription)
-                workers = self._workers(subscription)
+                workers = _POOLS[subscription.consumer.pool.runs_as](subscription.pool_settings())
                 workers.start()
                 subscription.workers = workers
             self._connection.start(timeout)
@@ -99,8 +104,10 @@ class ConsumerRegistry:
             self._state = "stopped"
         deadline = self._clock.monotonic() + timeout
         closing = min(1.0, timeout * 0.2)  # kept for the last acks and the good-bye
-        self._connection.call(self._stop_consuming)
-        self._quiet.wait(max(0.0, deadline - closing - self._clock.monotonic()))
+        for subscription in self._connection.subscriptions:
+            self._connection.call(subscription.stop)
+        for subscription in self._connection.subscriptions:
+            subscription.quiet.wait(max(0.0, deadline - closing - self._clock.monotonic()))
         unfinished = self._close_workers(self._clock.monotonic() if self._at_once else deadline - closing)
         if unfinished:
             log.warning("Workers did not end in time; the broker has their messages back. workers=%s", unfinished)
@@ -117,7 +124,8 @@ class ConsumerRegistry:
         def on_signal(number: int, frame: FrameType | None) -> None:
             if asked.is_set():
                 self._at_once = True
-                self._quiet.set()
+                for subscription in self._connection.subscriptions:
+                    subscription.quiet.set()  # `stop` waits no longer
             asked.set()
 
         before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -151,20 +159,6 @@ class ConsumerRegistry:
     ) -> None:
         self.stop()
 
-    def _stop_consuming(self) -> None:
-        """On the I/O thread."""
-        waiting = {subscription.name for subscription in self._connection.subscriptions}
-
-        def quiet(name: str) -> None:
-            waiting.discard(name)
-            if not waiting:
-                self._quiet.set()
-
-        for subscription in self._connection.subscriptions:
-            subscription.stop(partial(quiet, subscription.name))
-        if not waiting:
-            self._quiet.set()
-
     def _close_workers(self, deadline: float) -> list[str]:
         return [
             name
@@ -172,19 +166,6 @@ class ConsumerRegistry:
             if subscription.workers is not None
             for name in subscription.workers.close(deadline)
         ]
-
-    def _workers(self, subscription: Subscription) -> WorkerPool:
-        kind = subscription.consumer.pool.runs_as
-        name = subscription.name
-        size, reports, in_place = subscription.size.workers, subscription.reports, subscription.in_place
-        finish_all = subscription.early_ack
-        if kind is Execution.PROCESS:
-            calls = [options.call for options in subscription.consumer.options]
-            return ProcessWorkers(
-                name, size, reports, self._clock, in_place=in_place, finish_all=finish_all, calls=calls
-            )
-        make = CoroutineWorkers if kind is Execution.ASYNC else ThreadWorkers
-        return make(name, size, reports, self._clock, in_place=in_place, finish_all=finish_all)
 
     def _announce(self, subscription: Subscription) -> None:
         pool, size = subscription.consumer.pool, subscription.size

@@ -1,10 +1,10 @@
 """Dispatch by event type: which handler takes a message, and what its messages amounted to."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import random
 from typing import Any
 
-from penstock.consume.attempts import may_try_again
 from penstock.consume.consumer_options import ConsumerOptions, DeadLetters
 from penstock.consume.declarations import Consumer
 from penstock.consume.delivery import HandlerOutcome, Verdict
@@ -14,24 +14,17 @@ ANY = "*"  # the label of the handler that takes every other type
 UNKNOWN = "unknown"  # the label of types without a handler: the types themselves are the senders', and unbounded
 
 
+@dataclass(slots=True)
 class Counts:
     """What happened to the messages of one route. Written by the I/O thread only."""
 
-    __slots__ = (
-        "acked",
-        "dead_lettered",
-        "delivered",
-        "nacked",
-        "redelivered",
-        "retried",
-        "stale",
-    )
-
-    def __init__(self) -> None:
-        self.delivered = self.redelivered = 0
-        self.acked = self.nacked = 0
-        self.retried = self.dead_lettered = 0
-        self.stale = 0  # finished after their channel was lost: the broker sends them again
+    delivered: int = 0
+    redelivered: int = 0
+    acked: int = 0
+    nacked: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    stale: int = 0  # finished after their channel was lost: the broker sends them again
 
 
 class Route:
@@ -53,7 +46,7 @@ class Route:
         """How long to wait before the attempt after `attempt`; None if there is to be none."""
         if outcome.verdict is not Verdict.RETRY:
             return None
-        if outcome.counted and not may_try_again(attempt, self.options.max_attempts):
+        if outcome.counted and attempt >= self.options.max_attempts:
             return None
         return outcome.delay if outcome.delay is not None else self.options.retry.delay(attempt, random())
 

@@ -1,7 +1,7 @@
 """What a registry says about itself."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from penstock.consume.broker_connection import BrokerConnection
 from penstock.consume.subscription import Subscription
@@ -62,18 +62,12 @@ class Health:
 
 
 def stats_of(connection: BrokerConnection) -> RegistryStats:
-    return RegistryStats(
-        connection.connected,
-        connection.reconnects,
-        {one.name: _consumer_stats(one) for one in connection.subscriptions},
-    )
+    consumers = {one.name: _consumer_stats(one) for one in connection.subscriptions}
+    return RegistryStats(connection.connected, connection.reconnects, consumers)
 
 
 def _consumer_stats(one: Subscription) -> ConsumerStats:
-    types = {
-        route.label: RouteStats(*(getattr(route.counts, name) for name in RouteStats.__slots__))
-        for route in one.table.routes
-    }
+    types = {route.label: RouteStats(**asdict(route.counts)) for route in one.table.routes}
     return ConsumerStats(
         queue=one.consumer.queue.name,
         workers=one.size.workers,

@@ -1,6 +1,7 @@
 """One consumer as the I/O thread sees it: deliveries to the workers, outcomes to the broker."""
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -22,12 +23,12 @@ from penstock.consume.backoff_policy import BackoffPolicy, RetryDelay
 from penstock.consume.batches import Batcher, Timers
 from penstock.consume.consumer_options import pool_size
 from penstock.consume.declarations import Consumer
-from penstock.consume.delivery import RETURNED, Delivery, HandlerOutcome, Job, Outcomes, Verdict, outcome_per_delivery
+from penstock.consume.delivery import RETURNED, Delivery, Job, Verdict
 from penstock.consume.message import MAX_RETRY_DELAY, Message
 from penstock.consume.publisher import Done, with_headers
 from penstock.consume.routes import RouteTable
-from penstock.consume.thread_workers import Reports, WorkerPool
 from penstock.consume.unreadable_headers import UnreadableHeaders
+from penstock.consume.worker_pool import PoolSettings, Reports, WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +58,7 @@ class Subscription:
         self.size = pool_size(consumer.pool, self.table.largest_batch)
         self.early_ack = consumer.pool.auto_ack
         self.position = StreamPosition() if consumer.queue.kind == "stream" else None
-        # For order, or for want of a way back to the broker, retries are the worker's own.
-        self.in_place = self.size.workers == 1 or self.early_ack or self.position is not None
-        self.acks = Acknowledger(port, self.size.prefetch, self.position)
+        self.acks = Acknowledger(self.position)
         self.reports = Reports(lambda: port.call(self.drain))
         self.workers: WorkerPool | None = None
         self.backoff = RetryDelay(BackoffPolicy(first=0.1, limit=10.0))
@@ -75,7 +74,20 @@ class Subscription:
         self._batcher = Batcher(port, self._enqueue)
         self._held: dict[Delivery, tuple[object, Callable[[], None]]] = {}  # what waits for its next attempt
         self._publishing = 0
-        self._quiet: Callable[[], None] | None = None  # set once we stop
+        self.stopping = False
+        self.quiet = threading.Event()  # stopping, and nothing is in hand any more
+
+    def pool_settings(self) -> PoolSettings:
+        return PoolSettings(
+            name=self.name,
+            workers=self.size.workers,
+            calls=tuple(options.call for options in self.consumer.options),
+            reports=self.reports,
+            clock=self._clock,
+            # For order, or for want of a way back to the broker, retries are the worker's own.
+            in_place=self.size.workers == 1 or self.early_ack or self.position is not None,
+            finish_all=self.early_ack,
+        )
 
     def lose(self) -> None:
         """The channel is gone, and with it everything that no worker has begun: the broker sends it again."""
@@ -87,23 +99,19 @@ class Subscription:
             self._port.cancel(timer)
         self._held.clear()
         self._publishing = 0
-        self._tell_if_quiet()
+        self._note_if_quiet()
 
     def on_consuming(self) -> None:
         """The broker sends from now on."""
         self.consuming = True
         self.backoff.succeeded()
-        if self._quiet is not None:  # we were told to stop while it made up its mind
+        if self.stopping:  # we were told to stop while it made up its mind
             self._cancel()
 
     def arguments(self) -> dict[str, Any]:
         """The arguments to consume with; a stream goes on where it was."""
         args = dict(self.consumer.pool.args)
         return self.position.arguments(args) if self.position else args
-
-    @property
-    def stopping(self) -> bool:
-        return self._quiet is not None
 
     @property
     def in_flight(self) -> int:
@@ -122,8 +130,8 @@ class Subscription:
         route = table.by_type.get(event_type, table.default)
         message = Message(body, event_type, 1, method.redelivered, method.exchange, method.routing_key, properties)
         delivery = Delivery(tag, acks.generation, message, route, self._clock.monotonic())
-        if self._quiet is not None:
-            self.acks.give_back(delivery)
+        if self.stopping:
+            self.acks.nack(delivery, requeue=True)
             return
         counts = route.counts
         counts.delivered += 1
@@ -140,50 +148,43 @@ class Subscription:
             if returned_too_often(headers, route.options.max_deliveries):
                 self._give_up(delivery, f"came back unacknowledged {route.options.max_deliveries} times")
                 return
-        if not route.handled:
-            self._give_up(delivery, f"no handler for event type {event_type!r}")
-        elif route.batch_size:
+        if route.handled:
             self._batcher.add(delivery)
         else:
-            self._enqueue(delivery)
+            self._give_up(delivery, f"no handler for event type {event_type!r}")
 
     def _enqueue(self, job: Job) -> None:
-        if self.handed < self._room:
-            self._hand_over(job)
-        else:
-            self._waiting.append(job)
+        self._waiting.append(job)
+        self._hand_over()
 
-    def _hand_over(self, job: Job) -> None:
-        self.handed += 1
-        if self.early_ack:
-            for delivery in job if isinstance(job, list) else (job,):
-                self.acks.ack(delivery)
-            self.acks.flush_soon()
+    def _hand_over(self) -> None:
         assert self.workers is not None
-        self.workers.submit(job)
+        while self._waiting and self.handed < self._room:
+            job = self._waiting.popleft()
+            self.handed += 1
+            if self.early_ack:
+                for delivery in job:
+                    self.acks.ack(delivery)
+                self.reports.wake()  # `drain` sends the acks of all that is handed over until then
+            self.workers.submit(job)
 
     # From the workers
 
     def drain(self) -> None:
-        """Settle what the workers have reported, hand over what waited for them, and acknowledge with one frame."""
+        """Settle what the workers have reported, hand over what waited for them, and acknowledge."""
         now = self._clock.monotonic()
-        for job, seconds, outcome in self.reports.take():
+        for job, seconds in self.reports.take():
             self.handed -= 1
-            self._settle_job(job, seconds, outcome, now)
-        while self._waiting and self.handed < self._room:
-            self._hand_over(self._waiting.popleft())
+            if job[0].outcome is not RETURNED:
+                job[0].route.handler_seconds.observe(seconds)
+            for delivery in job:
+                self._settle(delivery, now)
+        self._hand_over()
         self.acks.flush()
-        self._tell_if_quiet()
+        self._note_if_quiet()
 
-    def _settle_job(self, job: Job, seconds: float, outcomes: Outcomes, now: float) -> None:
-        deliveries = job if isinstance(job, list) else [job]
-        if not isinstance(outcomes, HandlerOutcome) or outcomes.verdict is not Verdict.RETURN:
-            deliveries[0].route.handler_seconds.observe(seconds)
-        for delivery, outcome in zip(deliveries, outcome_per_delivery(deliveries, outcomes)):
-            self._settle(delivery, outcome, now)
-
-    def _settle(self, delivery: Delivery, outcome: HandlerOutcome | None, now: float) -> None:
-        route = delivery.route
+    def _settle(self, delivery: Delivery, now: float) -> None:
+        route, outcome = delivery.route, delivery.outcome
         counts = route.counts
         counts.retried += delivery.retries
         if delivery.generation is not self.acks.generation and not self.early_ack:
@@ -205,7 +206,7 @@ class Subscription:
 
     def _hold(self, delivery: Delivery, wait: float, action: Callable[[], None]) -> None:
         """Do `action` after `wait` seconds; the delivery stays unacknowledged until then. When stopping, do it now."""
-        if self._quiet is not None:
+        if self.stopping:
             action()
             return
 
@@ -217,16 +218,14 @@ class Subscription:
 
     def _give_back(self, delivery: Delivery) -> None:
         delivery.route.counts.nacked += 1
-        self.acks.give_back(delivery)
+        self.acks.nack(delivery, requeue=True)
 
     def _repeat(self, delivery: Delivery) -> None:
         """Let a worker have it once more. The broker is not told, since a quorum queue would count it as a delivery."""
-        if self._quiet is not None:
+        if self.stopping:
             self._give_back(delivery)
-        elif delivery.route.batch_size:
-            self._batcher.add(delivery)
         else:
-            self._enqueue(delivery)
+            self._batcher.add(delivery)
 
     def _try_again(self, delivery: Delivery, failed: int) -> None:
         """Send the message to the end of its queue with its attempts counted, then acknowledge the old one."""
@@ -254,15 +253,15 @@ class Subscription:
             # The broker may know where to (a policy can say so); only the reason gets no further than our log.
             route.counts.dead_lettered += 1
             route.counts.nacked += 1
-            self.acks.refuse(delivery)
-            self.acks.flush_soon()
+            self.acks.nack(delivery, requeue=False)
+            self.acks.flush()
             return
 
         def done(taken: bool) -> None:
             if taken:
                 route.counts.dead_lettered += 1
                 self.acks.ack(delivery)
-            elif self._quiet is not None:
+            elif self.stopping:
                 self._give_back(delivery)
             else:
                 wait = DEAD_LETTER_AGAIN.delay(tries, 0.0)
@@ -282,21 +281,21 @@ class Subscription:
             if generation is self.acks.generation:  # otherwise the broker has the original back
                 self._publishing -= 1
                 done(taken)
-                self.acks.flush_soon()
-                self._tell_if_quiet()
+                self.acks.flush()
+                self._note_if_quiet()
 
         properties = with_headers(delivery.message.properties, headers)
         self._port.publish(exchange, key, delivery.message.body, properties, confirmed)
 
     # The end
 
-    def stop(self, quiet: Callable[[], None]) -> None:
-        """Take nothing new, give back what no worker has begun; `quiet()` when nothing is in hand any more."""
-        self._quiet = quiet
+    def stop(self) -> None:
+        """Take nothing new, give back what no worker has begun; `quiet` is set when nothing is in hand any more."""
+        self.stopping = True
         assert self.workers is not None
         self.workers.stop()
         self._cancel()
-        unbegun = [delivery for job in self._waiting for delivery in (job if isinstance(job, list) else [job])]
+        unbegun = [delivery for job in self._waiting for delivery in job]
         self._waiting.clear()
         for delivery in unbegun + self._batcher.clear():
             self._give_back(delivery)
@@ -304,7 +303,7 @@ class Subscription:
         for timer, action in held.values():
             self._port.cancel(timer)
             action()
-        self._tell_if_quiet()
+        self._note_if_quiet()
 
     def _cancel(self) -> None:
         channel = self.acks.writable()
@@ -316,10 +315,8 @@ class Subscription:
 
     def _cancelled(self) -> None:
         self.consuming = False
-        self._tell_if_quiet()
+        self._note_if_quiet()
 
-    def _tell_if_quiet(self) -> None:
-        if self._quiet is None or self.handed or self._publishing or self.consuming:
-            return
-        self.acks.flush(everything=True)
-        self._quiet()
+    def _note_if_quiet(self) -> None:
+        if self.stopping and not (self.handed or self._publishing or self.consuming):
+            self.quiet.set()

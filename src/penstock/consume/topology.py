@@ -45,11 +45,10 @@ class Topology:
         """Declare everything. A refusal closes the channel it came over; the rest is declared over the next."""
         refused: dict[str, str] = {}
         channel: Channel | None = None
-        ask = _Question()
         for name, method, arguments in self._all():
             if channel is None or not channel.is_open:
-                channel = yield partial(ask.for_channel, connection)
-            answer = yield partial(ask, method, channel, arguments)
+                channel = yield lambda opened: connection.channel(on_open_callback=opened)
+            answer = yield partial(_ask, channel, method, arguments)
             if isinstance(answer, ChannelClosedByBroker):
                 refused[name] = reason_of(answer)
                 if self.refused.get(name) != refused[name]:
@@ -74,30 +73,19 @@ class Topology:
             )  # fmt: skip
 
 
-class _Question:
-    """Asks the broker; a channel that it closes is an answer, too."""
+def _ask(
+    channel: Channel, method: Callable[..., object], arguments: tuple[Any, ...], answered: Callable[[Any], None]
+) -> None:
+    """Ask the broker; the end of the channel is an answer, too."""
+    waiting = [answered]
 
-    def __init__(self) -> None:
-        self._answered: Callable[[Any], None] | None = None
+    def reply(answer: Any) -> None:
+        if waiting:
+            waiting.pop()(answer)
 
-    def for_channel(self, connection: Connection, answered: Callable[[Any], None]) -> None:
-        connection.channel(on_open_callback=answered).add_on_close_callback(self._closed)
-
-    def __call__(
-        self,
-        method: Callable[..., object],
-        channel: Channel,
-        arguments: tuple[Any, ...],
-        answered: Callable[[Any], None],
-    ) -> None:
-        self._answered = answered
-        method(channel, *arguments, callback=self._reply)
-
-    def _reply(self, answer: Any) -> None:
-        answered, self._answered = self._answered, None
-        if answered is not None:
-            answered(answer)
-
-    def _closed(self, channel: Channel, error: Exception) -> None:
+    def on_closed(channel: Channel, error: Exception) -> None:
         if isinstance(error, ChannelClosedByBroker) and channel.connection.is_open:
-            self._reply(error)
+            reply(error)
+
+    channel.add_on_close_callback(on_closed)
+    method(channel, *arguments, callback=reply)

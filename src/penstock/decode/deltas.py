@@ -195,7 +195,7 @@ class Deltas:
     def increments(
         self, streams: Ints, times: Ints, starts: Ints, values: Floats, capacity: int
     ) -> tuple[Ints, Floats, DeltaUndo]:
-        """Returns the points that bring an increment, and their increments. The is_counted advances until `undo`."""
+        """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
         self.clocks.ensure(capacity)
         self._value, self._owed = grown(self._value, capacity), grown(self._owed, capacity)
         order = StreamOrder(streams, times, self.clocks.last)

@@ -3,6 +3,8 @@
 SendQueue.push ─► LeaseSource ─► SendWorkers ──────► BatchDelivery ────────► Exporter
                   lease, ack     one batch each      prepare, send, settle   prepare, send, split
                                                      SendGate: may it go out now?
+FastQueue ──────► LeaseSource ─► GroupWorker ──────────────────────────────► GroupExporter
+                                 as many as wait                             send_group (segments, paced)
 """
 
 from penstock.export.backoff import Backoff, BackoffConfig

@@ -8,6 +8,7 @@ prepare ─► send ─┬─ taken ──────────────�
 
 import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from penstock.clock import Clock
@@ -21,7 +22,7 @@ from penstock.errors import (
 )
 from penstock.export.classify import of_exception
 from penstock.export.exporter import Exporter, PartialSuccess, Prepared, check_result
-from penstock.export.lease_source import LeaseSource
+from penstock.export.leased_memory import LeaseSource
 from penstock.export.scaler import Ewma
 from penstock.export.send_gate import SendGate, SendPermit
 from penstock.export.stats import ExportCounters
@@ -95,10 +96,8 @@ class BatchDelivery:
         self._counters.sent(len(data), is_retry=False)
 
     def give_back(self, lease: Lease, delay: float = 0.0) -> None:
-        try:
+        with suppress(QueueClosed):  # it was never acked: it comes again when the queue is opened
             self._source.nack(lease, delay, keep=True)
-        except QueueClosed:
-            pass  # it was never acked: it comes again when the queue is opened
 
     def give_back_unsent(self, lease: Lease) -> None:
         """Give back a batch of which nothing was sent. It comes again at once, and this is no attempt."""
@@ -221,7 +220,10 @@ class BatchDelivery:
     def _settle(self, lease: Lease, state: _Unfinished, *, is_retry: bool) -> None:
         """Ack the lease. Refused parts are dead letters; a batch of which no part was taken is a dead letter whole."""
         if not state.is_partly_taken:
-            self._reject(lease, state.refused[0][1])
+            reason = state.refused[0][1]
+            with suppress(QueueClosed):
+                self._source.reject(lease, reason)
+                self._note_dead_letter(lease, reason)
             return
         try:
             while state.refused:
@@ -240,13 +242,6 @@ class BatchDelivery:
         except QueueClosed:
             text = "Queue was closed before a send was acknowledged: it will be sent again. queue=%s sequence=%d"
             log.warning(text, self._gate.queue, lease.sequence)
-
-    def _reject(self, lease: Lease, reason: str) -> None:
-        try:
-            self._source.reject(lease, reason)
-        except QueueClosed:
-            return
-        self._note_dead_letter(lease, reason)
 
     def _note_dead_letter(self, lease: Lease, reason: str) -> None:
         if reason != self._last_reason:  # one line for a destination that refuses everything

@@ -6,11 +6,10 @@ from contextlib import suppress
 
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge, QueueClosed, QueueError
-from penstock.export.batch_delivery import BatchDelivery
+from penstock.export.batch_delivery import ERROR_PAUSE, BatchDelivery
 from penstock.export.config import FailoverConfig
 from penstock.export.exporter import Exporter
-from penstock.export.lease_source import LeaseSource
-from penstock.export.leased_memory import LeasedMemory
+from penstock.export.leased_memory import LeasedMemory, LeaseSource
 from penstock.export.send_gate import SendGate
 from penstock.export.stats import ExportCounters
 from penstock.spool import Lease, MemoryQueue
@@ -53,29 +52,27 @@ class Failover:
 
     def push(self, batch: bytes) -> bool:
         """Keep the batch, and evict older ones for it if need be. Returns False if it could never fit."""
+        self._start()  # first: where there is no thread to send the batch, it is not taken
         try:
             evicted = self._memory.push(batch)
         except BlockTooLarge:
             return False
-        if evicted:
-            self._counters.add(data_loss=evicted)
+        self._counters.add(data_loss=evicted)
         with self._lock:
             began, self._is_losing = bool(evicted) and not self._is_losing, bool(evicted)
-            if began:
-                log.error("Failover is full and loses its oldest batches. queue=%s lost=%d", self._gate.queue, evicted)
-            if self._thread is None and not self._stopping.is_set():
-                log.warning("Queue cannot take batches: the failover holds them in memory. queue=%s", self._gate.queue)
-                self._start_locked()
+        if began:
+            log.error("Failover is full and loses its oldest batches. queue=%s lost=%d", self._gate.queue, evicted)
         return True
 
-    def _start_locked(self) -> None:
-        thread = threading.Thread(target=self._run, name="penstock-failover", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # no more threads: the batch is kept, and the next push tries again
-            log.error("Failover cannot send what it holds. queue=%s error=%s", self._gate.queue, error)
-        else:
-            self._thread = thread
+    def _start(self) -> None:
+        with self._lock:
+            if self._stopping.is_set():
+                raise QueueClosed("the send queue is closed")
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="penstock-failover", daemon=True)
+                thread.start()
+                self._thread = thread
+                log.warning("Queue cannot take batches: the failover holds them in memory. queue=%s", self._gate.queue)
 
     def takes_next_push(self) -> bool:
         """Whether the next push has to come here: order matters, and older batches could not move to the queue."""
@@ -129,8 +126,6 @@ class Failover:
         """Wait for the thread. Returns its name if it has not ended by `deadline`."""
         thread = self._thread
         if thread is None:
-            with self._draining:
-                self._move_to_durable()  # batches can only be here if no thread could be started
             return []
         thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name] if thread.is_alive() else []
@@ -150,33 +145,21 @@ class Failover:
     def evicted(self) -> int:
         return self._memory.evicted
 
-    @property
-    def dead_letters(self) -> int:
-        """Batches that were refused and are in memory only."""
-        return len(self._memory.dead_letters)
-
-    @property
-    def dead_letters_dropped(self) -> int:
-        """Batches that were refused, and lost since neither the disk nor the memory had room for them."""
-        return self._memory.dead_letters_dropped
-
     def _run(self) -> None:
         while not self._stopping.wait(float(self._config.drain_interval)):
             try:
                 self.drain(self._config.drain_batch)
-                self._memory.move_dead_letters()
             except Exception:
                 log.exception("Failover failed and goes on. queue=%s", self._gate.queue)
         with suppress(QueueClosed):  # `close` came first: the deadline has passed
             with self._draining:
                 self._move_to_durable()
-            self._memory.move_dead_letters()
             while self.drain(1):
                 pass
 
 
 class _FailoverMemory(LeasedMemory):
-    """The failover's batches. Their dead letters go to the durable queue; while its disk fails, they wait here."""
+    """The failover's batches. Their dead letters are the durable queue's; while its disk fails, the batches stay."""
 
     def __init__(self, durable: LeaseSource, config: FailoverConfig, clock: Clock) -> None:
         super().__init__(MemoryQueue(config.max_size, config.max_bytes, clock=clock), clock=clock)
@@ -186,22 +169,9 @@ class _FailoverMemory(LeasedMemory):
         try:
             self._durable.bury(lease.data, reason)
         except QueueError:
-            super().reject(lease, reason)
+            self.nack(lease, ERROR_PAUSE)
         else:
             self.ack(lease)
 
     def bury(self, block: bytes, reason: str) -> None:
-        try:
-            self._durable.bury(block, reason)
-        except QueueError:
-            super().bury(block, reason)
-
-    def move_dead_letters(self) -> None:
-        """Write the dead letters to the durable queue, as far as its disk takes them again."""
-        letters = self.dead_letters
-        while letters:
-            try:
-                self._durable.bury(letters[0].data, letters[0].reason)
-            except QueueError:
-                return
-            letters.popleft()
+        self._durable.bury(block, reason)

@@ -150,14 +150,12 @@ def _read_token(path: str | Path) -> str:
     return token
 
 
+@dataclass(eq=False, repr=False, slots=True, weakref_slot=True)  # its text form shows no header
 class _KeptConnection:
     """A thread's kept-alive connection, and the client's headers as they were when it was made."""
 
-    __slots__ = ("__weakref__", "connection", "own_headers")
-
-    def __init__(self, connection: http_connection.Connection, own_headers: Mapping[str, str]) -> None:
-        self.connection = connection
-        self.own_headers = own_headers
+    connection: http_connection.Connection
+    own_headers: Mapping[str, str]
 
 
 class HttpClient:

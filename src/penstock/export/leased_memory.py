@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import BlockTooLarge, QueueClosed, QueueFull
-from penstock.spool import DeadLetter, FullBehavior, Lease, MemoryQueue, QueueStats
+from penstock.spool import DeadLetter, FastQueue, FullBehavior, Lease, MemoryQueue, QueueStats
 
 _MAX_DEAD_LETTERS = 1000
 
@@ -128,12 +128,9 @@ class LeasedMemory:
         with self._lock:
             self._acked += sum(self._forget_locked(lease) for lease in done)
 
-    def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = False) -> None:
-        """Deliver the block again. After `max_attempts` it is a dead letter, unless `keep` is set."""
+    def nack(self, lease: Lease, delay: float = 0.0, *, keep: bool = True) -> None:
+        """Deliver the block again, however often it was: `keep` stands for that here as in a `FastQueue`."""
         if self.is_last_attempt(lease):
-            if not keep:
-                self.reject(lease, "too many attempts")
-                return
             lease = lease._replace(attempts=lease.attempts - 1)
         with self._lock:
             if self._leased.pop(lease.sequence, None) is None:
@@ -180,20 +177,17 @@ class LeasedMemory:
     def replay_dead_letters(self, reason: str = "") -> tuple[int, int]:
         """Push those whose reason contains `reason` again. Returns how many, and how many stay."""
         with self._lock:
-            letters = list(self.dead_letters)
-            self.dead_letters.clear()
-        waiting = deque(letter for letter in letters if reason in letter.reason)
-        kept = [letter for letter in letters if reason not in letter.reason]
-        replayed = 0
+            chosen = deque(letter for letter in self.dead_letters if reason in letter.reason)
+            self.dead_letters = deque(letter for letter in self.dead_letters if reason not in letter.reason)
+        count = len(chosen)
         try:
-            while waiting:
-                self.push(waiting[0].data)
-                waiting.popleft()
-                replayed += 1
+            while chosen:
+                self.push(chosen[0].data)
+                chosen.popleft()
         finally:
             with self._lock:
-                self.dead_letters.extendleft(reversed([*kept, *waiting]))
-        return replayed, len(self.dead_letters)
+                self.dead_letters.extendleft(reversed(chosen))
+        return count, len(self.dead_letters)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -239,9 +233,6 @@ class LeasedMemory:
                 leased=len(self._leased),
                 delayed=len(self._returned),
                 inmemory_blocks=held,
-                disk_bytes=0,
-                disk_available_bytes=0,
-                chunks=0,
                 pushed=self._queue.pushed,
                 acked=self._acked,
                 nacked=self._nacked,
@@ -249,19 +240,12 @@ class LeasedMemory:
                 dead_lettered=self._buried,
                 dead_letters_dropped=self.dead_letters_dropped,
                 dropped=dict(self._dropped),
-                disk_full=0,
-                disk_failures=0,
-                meta_syncs=0,
-                chunk_rotations=0,
-                inmemory_flushes=0,
-                damaged_regions=0,
-                damaged_bytes=0,
-                lost_blocks=0,
-                foreign_files=0,
-                unclean_start=False,
                 oldest_age=max(0.0, self._clock.time() - min(since)) if since else 0.0,
             )
 
     def _check_open_locked(self) -> None:
         if self._closed:
             raise QueueClosed("the queue in memory is closed")
+
+
+LeaseSource = FastQueue | LeasedMemory  # what batches wait in

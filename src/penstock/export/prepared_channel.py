@@ -65,9 +65,6 @@ class PreparedChannel:
             self._not_full.notify_all()
             return batches
 
-    def __len__(self) -> int:
-        return len(self._batches)
-
     def _has_room_locked(self) -> bool:
         return len(self._batches) < self._size and self._bytes < self._max_bytes
 

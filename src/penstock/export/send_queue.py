@@ -21,8 +21,7 @@ from penstock.export.breaker import CircuitBreaker
 from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import Exporter, GroupExporter
 from penstock.export.failover import Failover
-from penstock.export.lease_source import LeaseSource
-from penstock.export.leased_memory import LeasedMemory
+from penstock.export.leased_memory import LeasedMemory, LeaseSource
 from penstock.export.scaler import INTERVAL, WorkerScaler
 from penstock.export.send_gate import SendGate
 from penstock.export.send_workers import GroupWorker, SendWorkers
@@ -133,8 +132,10 @@ class SendQueue:
         if not self.config.enabled:
             self._send_direct(batch)
             return
-        if not self.config.always_queue and not len(self) and self._try_direct(batch):
-            return
+        if not self.config.always_queue and not len(self):
+            with suppress(ExportError):  # else it is queued, and a worker settles it
+                self._send_direct(batch)
+                return
         if self._limit is not None and (limit := self._limit.record(len(batch))):
             self._source.resize(limit)
         failover = self._failover
@@ -152,13 +153,6 @@ class SendQueue:
     def _send_direct(self, batch: bytes) -> None:
         assert self._delivery is not None  # an exporter of groups always queues
         self._delivery.send_direct(batch)
-
-    def _try_direct(self, batch: bytes) -> bool:
-        try:
-            self._send_direct(batch)
-        except ExportError:
-            return False  # it is queued, and a worker settles it
-        return True
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
@@ -222,9 +216,7 @@ class SendQueue:
         return late
 
     def _count_lost(self) -> None:
-        lost = len(self._failover) + self._failover.dead_letters if self._failover is not None else 0
-        if not self._is_durable:
-            lost += len(self._source)
+        lost = len(self) - (len(self._source) if self._is_durable else 0)
         if lost:
             self._counters.add(data_loss=lost)
             log.error("Batches in memory were lost at the end. queue=%s lost=%d", self._gate.queue, lost)
@@ -264,11 +256,8 @@ class SendQueue:
     def stats(self) -> SendQueueStats:
         """A frozen snapshot."""
         workers, counters, failover, gate = self._workers, self._counters, self._failover, self._gate
-        queue = self._source.stats()
-        if failover is not None and failover.dead_letters:
-            queue = replace(queue, dead_lettered=queue.dead_lettered + failover.dead_letters)
         return SendQueueStats(
-            queue=queue,
+            queue=self._source.stats(),
             exported_batches=counters.batches,
             exported_bytes=counters.bytes,
             retries=counters["retries"],
@@ -277,7 +266,7 @@ class SendQueue:
             errors=counters.errors(),
             splits=counters["splits"],
             partial_rejected=counters["partial_rejected"],
-            data_loss=counters["data_loss"] + (failover.dead_letters_dropped if failover is not None else 0),
+            data_loss=counters["data_loss"],
             workers_active=0 if workers.is_split else len(workers.active),
             workers_total=workers.total,
             preparers_active=len(workers.preparing),

@@ -13,7 +13,7 @@ from penstock.export.batch_delivery import BatchDelivery, log_dead_letter
 from penstock.export.classify import of_exception
 from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import GroupExporter
-from penstock.export.lease_source import LeaseSource
+from penstock.export.leased_memory import LeaseSource
 from penstock.export.prepared_channel import PreparedBatch, PreparedChannel
 from penstock.export.send_gate import SendGate
 from penstock.export.stats import ExportCounters

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.decode.outcome import Answer, Format, Status
 from penstock.protobuf import field_bytes, field_varint
 
-RETRY_AFTER = 1  # seconds: L1 hands over twice a second, so that is when there may be room again
+RETRY_AFTER = 1  # seconds: L1 has pushed what it holds by then, unless the disk is slow
 PROTOBUF, JSON, TEXT = "application/x-protobuf", "application/json", "text/plain; charset=utf-8"
 
 _RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"

@@ -111,7 +111,7 @@ class Intake:
         if not self._queue.push([request]):
             reason, answer = (Refusal.CLOSED, CLOSING) if self.is_closing else (Refusal.FULL, _FULL)
             self.count_refusal(reason)
-            request.deliver([(request.token, answer)])
+            request.deliver([(request.reply_to, answer)])
 
     def submit_from_peer(self, kind: Format, bodies: Sequence[bytes], deliver: Deliver) -> None:
         """Takes bodies that another process hands over, of streams that this process owns: all of them or none.
@@ -119,11 +119,11 @@ class Intake:
         `deliver` is called with the place of each body and its answer.
         """
         requests = [
-            ReceivedRequest(kind, body, Encoding.IDENTITY, len(body), place, deliver, is_handed_over=True)
+            ReceivedRequest(kind, body, Encoding.IDENTITY, len(body), place, deliver, is_from_peer=True)
             for place, body in enumerate(bodies)
         ]
         if not self._queue.push(requests):
-            deliver([(request.token, _NO_ROOM) for request in requests])
+            deliver([(request.reply_to, _NO_ROOM) for request in requests])
 
     @property
     def is_closing(self) -> bool:
@@ -208,7 +208,7 @@ class Intake:
             except MemoryError:
                 self._answer([(request, Answer(Status.BROKEN, "no memory: send it again"))])
             else:
-                (from_peers if request.is_handed_over else from_senders).append((request, body))
+                (from_peers if request.is_from_peer else from_senders).append((request, body))
                 size += len(body)
         self._bytes[requests[0].kind] += sum(len(body) for _, body in from_senders)
         for some in (from_peers, from_senders):  # peers first: they wait, and what senders sent may wait for them
@@ -221,7 +221,7 @@ class Intake:
         requests, bodies = [request for request, _ in received], [body for _, body in received]
         kind = requests[0].kind
         group = RequestGroup(kind, requests, bodies, self._relay_of(kind) is not None)
-        handed_over = range(len(requests)) if requests[0].is_handed_over else ()
+        handed_over = range(len(requests)) if requests[0].is_from_peer else ()
         try:
             decoded = self._decoder.decode(kind, bodies, handed_over, partial(self._hand_to_peers, group))
         except Exception as error:
@@ -237,15 +237,15 @@ class Intake:
             return
         self._answer([(requests[place], answer) for place, answer in decoded.outcomes.errors.items()])
         group.decoded = decoded
-        if group.handed_over or len(decoded.outcomes.errors) < len(requests):
+        if group.peer_bodies or len(decoded.outcomes.errors) < len(requests):
             self._queue.group_sent()
-            if not group.handed_over:
+            if not group.peer_bodies:
                 self._submit_to_sinks(group)
 
     def _hand_to_peers(self, group: RequestGroup, bodies: HandoverBodies, points: Mapping[int, int]) -> None:
         """Hands other processes what they own of a group; it is resumed when the last has answered."""
         assert self._peers is not None
-        group.handed_over = bodies
+        group.peer_bodies = bodies
         self._bytes_aside += group.size
         if self._bytes_aside > int(self.config.max_held) and self._bytes_aside > group.size:
             group.awaited = 1
@@ -282,8 +282,8 @@ class Intake:
         try:
             if refused:
                 decoded = self._decoder.without(refused, decoded)
-            raw = [decoded.raw[place] for place in places if not group.requests[place].is_handed_over]
-            if not self._is_taken(kind, decoded, raw, pending):
+            raw = [decoded.raw[place] for place in places if not group.requests[place].is_from_peer]
+            if not self._submit_parts(kind, decoded, raw, pending):
                 refusal = _NO_ROOM
         except Exception as error:  # sinks promise to raise none, but this thread must not end
             log.exception("A request could not be handed over. format=%s", kind.value)
@@ -300,7 +300,7 @@ class Intake:
     def _relay_of(self, kind: Format) -> RawSink | None:
         return self._relay if self._relay is not None and self._relay.takes(_relayed(kind)) else None
 
-    def _is_taken(self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingParts) -> bool:
+    def _submit_parts(self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingParts) -> bool:
         """Submits bodies to the relay, then points to L1; says whether both took them.
 
         In this order, since a refused request is sent again: the relay's destination tells the same point twice from
@@ -334,8 +334,8 @@ class Intake:
         by_receiver: dict[Deliver, list[tuple[object, Answer]]] = {}
         with self._lock:  # first: a sender that has its answer finds it counted
             for request, answer in answers:
-                by_receiver.setdefault(request.deliver, []).append((request.token, answer))
-                if not request.is_handed_over:  # otherwise it is counted where it came from
+                by_receiver.setdefault(request.deliver, []).append((request.reply_to, answer))
+                if not request.is_from_peer:  # otherwise it is counted where it came from
                     self._answers[request.kind, answer.status] += 1
                     if answer.status is not Status.TAKEN:
                         self._refused[_REASONS[answer.status]] += 1

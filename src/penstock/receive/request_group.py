@@ -21,15 +21,15 @@ Deliver = Callable[[list[tuple[Any, Answer]]], None]
 
 @dataclass(slots=True, eq=False)
 class ReceivedRequest:
-    """A body that waits for its answer: `deliver` is called once, with `token` and the answer, from any thread."""
+    """A body that waits for its answer: `deliver` is called once, with `reply_to` and the answer, from any thread."""
 
     kind: Format
     body: bytes
     encoding: Encoding
     max_decompressed: int  # bytes
-    token: object
+    reply_to: object
     deliver: Deliver
-    is_handed_over: bool = False  # by another process, which answers the sender
+    is_from_peer: bool = False  # by another process, which answers the sender
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ class RequestGroup:
     bodies: Sequence[bytes]
     is_relayed: bool
     decoded: Decoded | None = None  # None while it is decoded, and if that failed
-    handed_over: HandoverBodies = field(default_factory=dict)
+    peer_bodies: HandoverBodies = field(default_factory=dict)
     awaited: int = 0  # processes that have not answered for their parts yet
     peer_answers: list[Mapping[int, Answer]] = field(default_factory=list)  # but for parts that were simply taken
 
@@ -58,7 +58,7 @@ class RequestGroup:
     @property
     def divided(self) -> set[int]:
         """The places of the requests of which other processes own a part."""
-        return {place for parts in self.handed_over.values() for place in parts}
+        return {place for parts in self.peer_bodies.values() for place in parts}
 
     @property
     def peer_refusal(self) -> Answer | None:
@@ -73,10 +73,10 @@ class RequestGroup:
     def _answer(self, place: int) -> Answer:
         assert self.decoded is not None
         answer = self.decoded.outcomes.answer(place)
-        parts = sum(place in parts for parts in self.handed_over.values())
+        parts = sum(place in parts for parts in self.peer_bodies.values())
         if parts:
             answer = self._joint_answer(place, parts, answer)
-        if answer.is_useless and self.is_relayed and not self.requests[place].is_handed_over:
+        if answer.is_useless and self.is_relayed and not self.requests[place].is_from_peer:
             return replace(answer, is_useless=False)
         return answer
 

@@ -52,18 +52,18 @@ class RequestQueue:
 
     def push(self, requests: Sequence[ReceivedRequest]) -> bool:
         """Takes requests of one origin, all or none; False if too much is held already, or if it is closed."""
-        is_handed_over, size = requests[0].is_handed_over, sum(len(request.body) for request in requests)
+        is_from_peer, size = requests[0].is_from_peer, sum(len(request.body) for request in requests)
         load = self._load_of(requests[0])
         with self._lock:
             # Handed over bodies are decompressed, and may be larger than all that may wait: then they come alone.
-            is_full = load.bytes_held + size > self._max_held and not (is_handed_over and load.bytes_held == 0)
-            if is_full or (self._is_closed_to_peers if is_handed_over else self.is_closed):
+            is_full = load.bytes_held + size > self._max_held and not (is_from_peer and load.bytes_held == 0)
+            if is_full or (self._is_closed_to_peers if is_from_peer else self.is_closed):
                 return False
             load.add(requests, 1)
             is_first = not self._waiting
             self._waiting.extend(requests)
             self._count_waiting_locked(requests, 1)
-            if is_first or is_handed_over or self._waiting_bytes >= self._max_group:
+            if is_first or is_from_peer or self._waiting_bytes >= self._max_group:
                 self._changed.notify_all()
         return True
 
@@ -75,10 +75,10 @@ class RequestQueue:
 
     def _count_waiting_locked(self, requests: Sequence[ReceivedRequest], sign: int) -> None:
         self._waiting_bytes += sign * sum(len(request.body) for request in requests)
-        self._waiting_from_peers += sign * sum(request.is_handed_over for request in requests)
+        self._waiting_from_peers += sign * sum(request.is_from_peer for request in requests)
 
     def _load_of(self, request: ReceivedRequest) -> _Load:
-        return self._from_peers if request.is_handed_over else self._from_senders
+        return self._from_peers if request.is_from_peer else self._from_senders
 
     # -- groups --------------------------------------------------------------------------------------------------------
 

@@ -8,17 +8,21 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from penstock.clock import Clock, SystemClock
 from penstock.config.tree import ServiceConfig
 from penstock.errors import PenstockError
+from penstock.export.paced_exporter import PacedExporter
 from penstock.export.send_queue import SendQueue
 from penstock.service.queues import SEGMENTS, SegmentQueue, config_for_process, open_relay_queue, wait_until_drained
 from penstock.service.receiver_set import MakeReceiverSet, ReceiverSet
 from penstock.service.relay_pipeline import RelayPipeline
-from penstock.service.segment_pace import PacedExporter
 from penstock.telemetry import Telemetry
+
+if TYPE_CHECKING:  # these bring pyarrow, which a relay does without
+    from penstock.aggregate.l1 import L1
+    from penstock.model.definition import Definitions
 
 log = logging.getLogger(__name__)
 FULL = 0.95  # of a queue: above it requests are about to be refused
@@ -47,8 +51,8 @@ class Edge:
         self._clock: Clock = clock or SystemClock()
         self._senders: dict[str, SendQueue] = {}
         self._relay: RelayPipeline | None = None
-        self._l1: Any = None
-        self._defined: Any = None
+        self._l1: L1 | None = None
+        self._defined: Definitions | None = None
         self._pace: PacedExporter | None = None
         self._receivers: ReceiverSet | None = None
         self.state = "starting"
@@ -60,7 +64,7 @@ class Edge:
         try:
             self._start_relay()
             if self.config.pipelines.rollup:
-                self._start_rollup()
+                self._start_l1()
             self._receivers = self._make_receivers(self.config, self._l1, self._relay)
             self._receivers.start()
             self._telemetry.watch(self._receivers.samples)
@@ -79,7 +83,7 @@ class Edge:
                 {name: (self._senders[name], section.formats) for name, section in relays.items()}
             )
 
-    def _start_rollup(self) -> None:
+    def _start_l1(self) -> None:
         from penstock.aggregate.l1 import L1
 
         self._defined = _read_definitions(self.config)
@@ -89,9 +93,9 @@ class Edge:
         self._telemetry.watch(opened.sender.samples, queue=SEGMENTS)
         self._telemetry.watch(opened.samples)
         settings = replace(self.config.l1, durability=self.config.segments.queue.durability)
-        self._l1 = L1.with_own_queue("l1", opened.queue.push_many, settings, definitions=self._defined)
-        self._telemetry.watch(self._l1.samples)
-        self._telemetry.watch(lambda: self._l1.queue.stats().samples())
+        l1 = self._l1 = L1.with_own_queue("l1", opened.queue.push_many, settings, definitions=self._defined)
+        self._telemetry.watch(l1.samples)
+        self._telemetry.watch(lambda: l1.queue.stats().samples())
 
     # -- stop: front to back -------------------------------------------------------------------------------------------
 
@@ -109,7 +113,7 @@ class Edge:
         if self._relay is not None:
             self._relay.close()
         if self._l1 is not None:
-            self._close_stage(late, "L1", lambda: self._l1.close(self._left(deadline)))
+            self._close_stage(late, "L1", partial(self._l1.close, self._left(deadline)))
         late += wait_until_drained(self._senders, deadline, self._clock)
         for name, sender in self._senders.items():
             self._close_stage(late, name, partial(sender.close, self._left(deadline)))
@@ -145,7 +149,7 @@ class Edge:
         defined = _read_definitions(fresh) if self._l1 is not None else None
         if self._receivers is not None:
             self._receivers.reload()
-        if defined is not None and defined != self._defined:
+        if self._l1 is not None and defined is not None and defined != self._defined:
             self._l1.redefine(defined)
             self._defined = defined
             log.info("Definitions are reloaded, for points that come from now on. metrics=%d", len(defined.metrics))
@@ -168,7 +172,7 @@ class Edge:
                 yield f"queue {name} is {share:.0%} full{why}"
 
 
-def _read_definitions(config: ServiceConfig) -> Any:
+def _read_definitions(config: ServiceConfig) -> "Definitions":
     from penstock.service.current_definitions import read_definitions  # brings pyarrow, which a relay does without
 
     return read_definitions(config)

@@ -12,9 +12,9 @@ from penstock.config.tree import SegmentQueueConfig, ServiceConfig
 from penstock.errors import PenstockError, QueueLocked
 from penstock.export.breaker import CircuitState
 from penstock.export.config import SendQueueConfig
+from penstock.export.paced_exporter import PacedExporter
 from penstock.export.send_queue import SendQueue
 from penstock.service.relay_pipeline import make_exporter
-from penstock.service.segment_pace import PacedExporter
 from penstock.spool import FastQueue
 from penstock.telemetry import Sample
 

@@ -3,8 +3,8 @@
     push ──► memory layer ──overflow, stale──► frames in chunk files      (Durability.MEMORY)
     push ──────────────────────────────────► frames in chunk files        (Durability.DISK, FSYNC)
 
-This file is what users call. `queue_state` has the lock and all that it guards, `backlog` the blocks, `store` how they
-lie on the disk, `syncer` when they get there, `capacity_policy` what happens at the limits.
+This file is what users call. `queue_state` has the lock and all that it guards, `backlog` the blocks, `disk_store` how
+they lie on the disk, `syncer` when they get there, `capacity_policy` what happens at the limits.
 """
 
 import asyncio

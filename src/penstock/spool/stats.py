@@ -10,7 +10,7 @@ from penstock.telemetry import Sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueStats:
-    """One look at a `FastQueue`. Counters run since it was opened."""
+    """One look at a queue. Counters run since it was opened; those of the disk are 0 for one in memory."""
 
     size: int  # blocks that are not acked yet: waiting, on lease, nacked
     bytes: int
@@ -19,9 +19,9 @@ class QueueStats:
     leased: int
     delayed: int  # nacked, waiting for their turn
     inmemory_blocks: int
-    disk_bytes: int
-    disk_available_bytes: int
-    chunks: int
+    disk_bytes: int = 0
+    disk_available_bytes: int = 0
+    chunks: int = 0
     pushed: int
     acked: int
     nacked: int
@@ -29,16 +29,16 @@ class QueueStats:
     dead_lettered: int
     dead_letters_dropped: int  # there was no room for more of them
     dropped: dict[str, int]  # by reason: oldest, newest, timeout, disk_full
-    disk_full: int
-    disk_failures: int
-    meta_syncs: int
-    chunk_rotations: int
-    inmemory_flushes: int
-    damaged_regions: int
-    damaged_bytes: int
-    lost_blocks: int  # to damage
-    foreign_files: int  # in the folder, left alone
-    unclean_start: bool  # the queue was not closed properly the last time
+    disk_full: int = 0
+    disk_failures: int = 0
+    meta_syncs: int = 0
+    chunk_rotations: int = 0
+    inmemory_flushes: int = 0
+    damaged_regions: int = 0
+    damaged_bytes: int = 0
+    lost_blocks: int = 0  # to damage
+    foreign_files: int = 0  # in the folder, left alone
+    unclean_start: bool = False  # the queue was not closed properly the last time
     oldest_age: float  # seconds since the oldest ready block was pushed
 
     def samples(self) -> Iterator[Sample]:
