@@ -22,8 +22,8 @@ from penstock.model.partial import IDENTITY, PARTIALS, STATES
 from penstock.spark.job import JobConfig, beginning, commit_batch
 from penstock.spark.rollup import NUMBERS, TABLE
 from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
-from penstock.spark.sink import Order, Report, TableSinkWriter
 from penstock.spark.source import SegmentStream
+from penstock.spark.table_sink import Order, Report, TableSinkWriter
 from penstock.tables import delta, parquet, postgres
 from penstock.tables.port import SCHEMAS, TOP_N, Batch, Tables
 

@@ -17,7 +17,7 @@ from penstock.model.point import POINTS, chunk_type, entity_of
 from penstock.model.segment import Segment, seal
 from penstock.service.generator import Day, generate
 from penstock.spark import read_segments, read_table, reading
-from penstock.spark.sink import ranked
+from penstock.spark.table_sink import ranked
 from penstock.tables.port import read_level, read_top_n
 from tests.model.worked_example import added_function, example_definitions
 from tests.spark.pipeline import Job

@@ -19,7 +19,7 @@ from penstock.model.level import Level
 from penstock.spark.job import resume_point
 from penstock.spark.rollup import function_is, rolled_up, series_of
 from penstock.spark.segment_folder import SegmentFolder
-from penstock.spark.sink import Order, written_by, written_for
+from penstock.spark.table_sink import Order, written_by, written_for
 from penstock.tables.port import SCHEMAS, Tables
 
 

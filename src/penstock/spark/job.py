@@ -26,7 +26,7 @@ from penstock.spark.coverage import Coverage
 from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentFolder
-from penstock.spark.sink import Order, Report, checked, written_by, written_for
+from penstock.spark.table_sink import Order, Report, checked, written_by, written_for
 from penstock.tables.port import SCHEMAS, TOP_N, Batch, Tables, queue_application
 
 log = logging.getLogger(__name__)

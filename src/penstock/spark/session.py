@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from penstock.errors import ConfigError, MissingRequirement
 from penstock.spark.amqp.stream_source import StreamSource
 from penstock.spark.java import Java, cache_folder, find_java
-from penstock.spark.sink import TableSink
 from penstock.spark.source import SegmentSource
+from penstock.spark.table_sink import TableSink
 
 CONFIG = {
     "spark.sql.session.timeZone": "UTC",

@@ -40,6 +40,7 @@ from penstock.errors import ConfigError
 from penstock.model.packed import PACKED, packed
 from penstock.model.partial import merged
 from penstock.spark.coverage import Coverage, mark_of, points_of
+from penstock.spark.piece_reading import read_piece
 from penstock.spark.pieces import Piece, pieces
 from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
 from penstock.tables.location import local_folder
@@ -134,7 +135,7 @@ class SegmentReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Piece)
-        return self._folder.read(partition, packed if self._packs else merged)
+        return read_piece(self._folder.folder, partition, packed if self._packs else merged)
 
 
 class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -199,7 +200,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Piece)
         points = 0
-        for batch in self._folder.read(partition):
+        for batch in read_piece(self._folder.folder, partition):
             points += points_of(batch) if partition.coverage else 0
             yield batch
         if partition.coverage:
