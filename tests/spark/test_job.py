@@ -18,7 +18,7 @@ from penstock.model.partial import IDENTITY, PARTIALS, merged, of_columns
 from penstock.model.point import POINTS
 from penstock.model.segment import Segment, seal
 from penstock.spark import job as spark_job
-from penstock.spark import sink
+from penstock.spark import table_sink
 from penstock.spark.rollup import rolled_up
 from penstock.spark.source import PACKED_SCHEMA, SCHEMA
 from penstock.tables import delta
@@ -136,8 +136,8 @@ def test_a_batch_of_which_spark_has_made_more_rows_than_its_tasks_report_is_refu
     assert not (job.folder / "tables" / "minute" / "_delta_log").exists()
 
     monkeypatch.undo()
-    reported = sink._reports
-    monkeypatch.setattr(sink, "_reports", lambda exchange: reported(exchange)[1:])
+    reported = table_sink._reports
+    monkeypatch.setattr(table_sink, "_reports", lambda exchange: reported(exchange)[1:])
     with pytest.raises(Exception, match=r"RowsMissing: Spark has aggregated \d+ rows, its tasks report \d+"):
         job.run()
     monkeypatch.undo()
@@ -236,7 +236,7 @@ def test_a_query_that_another_has_overtaken_is_refused_and_nothing_is_added_twic
     job.run()
     edge.seal()
     other = Engine(edge.folder, open_tables(str(job.folder / "tables")))
-    checked = sink.checked
+    checked = table_sink.checked
 
     def overtaken(reports: Any) -> Any:
         """The other job adds the first of two segments while this one writes both."""

@@ -19,7 +19,7 @@ from penstock.model.level import Level
 from penstock.model.segment import read
 from penstock.spark import backfill as backfilling
 from penstock.spark import job as spark_job
-from penstock.spark import sink, supervisor
+from penstock.spark import supervisor, table_sink
 from penstock.spark.backfill import backfill
 from penstock.spark.job import JobConfig
 from penstock.spark.supervisor import Supervisor
@@ -186,7 +186,7 @@ def test_the_loser_of_two_jobs_waits_and_takes_over_when_the_other_is_gone(
     edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
     other = Engine(edge.folder, open_tables(str(tmp_path / "tables")))
     last = [edge.seal(points=50) for _ in range(2)][-1]
-    checked, turns = sink.checked, iter([True])
+    checked, turns = table_sink.checked, iter([True])
 
     def overtaken(reports: Any) -> Any:
         """The other job adds the first of two segments while this one writes both, and ends."""
