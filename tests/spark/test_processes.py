@@ -1,4 +1,4 @@
-"""The job as processes: killed without warning, stopped by a signal, on a real cluster."""
+"""The job as a process: killed without warning, stopped by a signal, on another default file system."""
 
 import json
 import os
@@ -6,17 +6,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
-import pyspark
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from penstock.cli import spark_command as spark_commands
 from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.spark.java import find_java
@@ -24,7 +19,6 @@ from penstock.spark.segment_folder import SegmentFolder
 from penstock.spark.session import shown_by
 from penstock.tables.port import SCHEMAS, Batch, open_tables
 from penstock.testing import wait_until
-from tests.servers import free_port
 from tests.spark.pipeline import Edge, Job, assert_exact
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -130,78 +124,6 @@ def test_a_misspelt_folder_is_said_rather_than_shown_as_empty_tables(command: st
     ran = CliRunner().invoke(main, ["spark", command, "--tables", str(tmp_path / "tabels")])
     assert ran.exit_code == 2
     assert "there is no folder" in ran.output
-
-
-class Cluster:
-    """A standalone master and two workers on loopback."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.url = f"spark://127.0.0.1:{free_port()}"
-
-    def __enter__(self) -> "Cluster":
-        port = self.url.rpartition(":")[2]
-        self._start("master", "master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0")
-        for n in range(2):
-            work = str(self._folder / f"work{n}")
-            limits = ["--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", work]
-            self._start(f"worker{n}", "worker.Worker", "--host", "127.0.0.1", *limits, self.url)
-        for n in range(2):
-            log = self._folder / f"worker{n}.log"
-            wait_until(lambda log=log: b"Successfully registered with master" in log.read_bytes(), timeout=120)  # type: ignore[misc]
-        return self
-
-    def _start(self, name: str, kind: str, *arguments: str) -> None:
-        home = Path(pyspark.__file__).parent
-        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", *arguments]
-        environ = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home), "SPARK_NO_DAEMONIZE": "1"}
-        self._processes.append(spawn(*command, log=self._folder / f"{name}.log", **environ))
-
-    def kill_executor(self) -> None:
-        """One of the two, with its Python processes."""
-        for child in psutil.Process(self._processes[-1].pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # it ends with its parent
-                child.kill()
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    (tmp_path / "cluster").mkdir()
-    with Cluster(tmp_path / "cluster") as running:
-        yield running
-
-
-def test_a_standalone_cluster_fills_the_same_tables_although_an_executor_is_killed_and_attempts_race(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    edge = Edge(tmp_path / "segments")
-    for _ in range(8):
-        edge.seal(points=200)
-    script = Path(spark_commands.__file__)
-    submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", cluster.url]
-    racing = {"spark.speculation": "true", "spark.speculation.interval": "10ms", "spark.speculation.quantile": "0.1"}
-    racing |= {"spark.speculation.multiplier": "1.0", "spark.speculation.minTaskRuntime": "1ms"}
-    settings = {"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1", **racing}
-    submit += [text for key, value in settings.items() for text in ("--conf", f"{key}={value}")]
-    submit += [str(script), "run", "--segments", str(tmp_path / "segments"), "--tables", str(tmp_path / "tables")]
-    submit += ["--available-now", "--max-files", "2"]
-    log = tmp_path / "submit.log"
-    process = spawn(*submit, log=log, SPARK_LOCAL_IP="127.0.0.1", PYSPARK_DRIVER_PYTHON=sys.executable)
-    wait_until(lambda: committed(tmp_path, "minute", 1) or process.poll() is not None, timeout=200)
-    cluster.kill_executor()
-    assert process.wait(timeout=240) == 0, log.read_text()[-4000:]
-
-    assert_exact(open_tables(str(tmp_path / "tables")), edge)
-    master = (tmp_path / "cluster" / "master.log").read_text()
-    launched = re.findall(r"Launching executor \S+ on worker (\S+)", master)
-    assert len(set(launched)) == 2
-    assert len(launched) > 2  # one took the place of the one that was killed
 
 
 def test_the_commands_show_compact_and_expire_the_tables(spark: SparkSession, tmp_path: Path) -> None:

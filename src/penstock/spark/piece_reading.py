@@ -56,7 +56,10 @@ def _read(folder: Path, name: str, share: Share) -> pa.Table | None:
     except FileNotFoundError:
         if (folder / QUARANTINE / name).exists():
             return None
-        raise SegmentVanished(f"{path} is gone: put it back, or restore it from a copy") from None
+        raise SegmentVanished(
+            f"{path} is gone: put it back, or restore it from a copy. On a cluster the folder of the segments must be "
+            "mounted under the same path on the driver and on every worker"
+        ) from None
     except (ValueError, OSError) as error:  # pyarrow's own errors are of these kinds
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's: says nothing about the segment, and another task may have read it

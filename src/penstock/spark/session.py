@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pyspark
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+import penstock
 from penstock.errors import ConfigError, MissingRequirement
 from penstock.spark.amqp.stream_source import StreamSource
 from penstock.spark.java import Java, cache_folder, find_java
@@ -125,10 +127,21 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    _share_own_path(session.sparkContext)
     session.dataSource.register(SegmentSource)
     session.dataSource.register(TableSink)
     session.dataSource.register(StreamSource)
     return session
+
+
+def _share_own_path(context: SparkContext) -> None:
+    """Let every Python process of Spark's find Penstock where `--py-files` has brought it.
+
+    The one on the driver that plans a stream looks for such files in a folder where they are not.
+    """
+    if context.getConf().get("spark.submit.pyFiles", ""):
+        paths = [str(Path(penstock.__file__).parents[1]), context.environment.get("PYTHONPATH")]
+        context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 if __name__ == "__main__":
