@@ -78,7 +78,7 @@ DOORS = {
     },
     "spark": {"backfill", "java", "job", "progress", "session", "supervisor"},
     "spool": {"", "dead_letter_report", "dead_letters", "examine"},
-    "tables": {"delta", "landing", "location", "maintenance", "port", "query"},
+    "tables": {"delta", "landing", "location", "maintenance", "port", "query", "table_rows"},
 }
 PERSONS = re.compile(r"\b(nobody|somebody|whoever|meanwhile|everybody)\b", re.IGNORECASE)
 

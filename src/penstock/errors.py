@@ -14,6 +14,7 @@
     ├── StreamDataLost         offsets that a batch must have are gone from a stream
     ├── TableConflict          a batch that does not follow what a table holds: adding it would lose or repeat points
     │   └── TableOvertaken     another job has added some of it: go on from what the table holds now
+    ├── TablesOutdated         tables of another format: they have to be converted first
     ├── RowsMissing            what tasks report is not what was read, or not where the driver sees it
     └── QueueError             what both holders can say
         ├── QueueExists        the name is taken
@@ -127,6 +128,10 @@ class TableConflict(PenstockError):
 
 class TableOvertaken(TableConflict):
     """Another job has added part of the batch: this one goes on from what the table holds, once it is alone."""
+
+
+class TablesOutdated(PenstockError):
+    """Tables whose format this version does not write; the message says how they are converted."""
 
 
 class RowsMissing(PenstockError):

@@ -23,8 +23,9 @@ from penstock.model.level import Level
 from penstock.model.partial import merged, of_columns
 from penstock.model.point import entity_of
 from penstock.tables import delta
-from penstock.tables.port import LEVEL_ROWS, TOP_N, TOP_N_ROWS, Batch, Tables, open_tables
+from penstock.tables.port import TOP_N, Batch, Tables, open_tables
 from penstock.tables.query import QueryRow, Question, answer, grouped, metrics_of
+from penstock.tables.table_rows import RECORDS
 from tests.tables.adding import land
 
 NOW = datetime(2026, 3, 16, 12, 0, 30, tzinfo=UTC)
@@ -58,9 +59,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     latency = partials("latency", Function.parse("percentile"))
     cpu = partials("cpu", AVG)
     for level in Level:
-        rows = pa.concat_tables([cpu, latency]).select(LEVEL_ROWS.names)
+        rows = pa.concat_tables([cpu, latency])
         add(made, level.value, rows, "one")
     record = {
+        "level": ["minute"] * 2,
         "metric": ["slow"] * 2,
         "function": ["top_n(20)"] * 2,
         "bucket": [NOW.replace(second=0)] * 2,
@@ -68,7 +70,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
         "record": [entity_of({"statement": text}) for text in ("select 1", "select 2")],
         "max": [5.0, 9.0],
     }
-    add(made, TOP_N, pa.table(record, schema=TOP_N_ROWS), "one")
+    add(made, TOP_N, pa.table([record[name] for name in RECORDS.names], schema=RECORDS), "one")
     return open_tables(made.location)
 
 
@@ -195,7 +197,7 @@ def test_without_a_metric_all_of_them_are_listed(tables: Tables) -> None:
 def test_a_metric_that_days_do_without_is_listed_too(tmp_path: Path) -> None:
     made = delta.DeltaTables(tmp_path / "tables")
     for level, metric in ((Level.DAY, "kept"), (Level.HOUR, "hourly"), (Level.MINUTE, "fleeting")):
-        add(made, level.value, partials(metric, AVG).select(LEVEL_ROWS.names), "one")
+        add(made, level.value, partials(metric, AVG), "one")
 
     assert [one.metric for one in metrics_of(made, NOW)] == ["fleeting", "hourly", "kept"]
     assert [one.metric for one in metrics_of(made, NOW + timedelta(hours=8))] == ["hourly", "kept"]

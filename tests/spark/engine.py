@@ -17,15 +17,15 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from penstock.model.level import Level
-from penstock.model.partial import IDENTITY, PARTIALS, STATES
+from penstock.model.partial import IDENTITY, PARTIALS, SERIES, STATES
 from penstock.spark.job import JobConfig, beginning, commit_batch
-from penstock.spark.rollup import NUMBERS, TABLE
+from penstock.spark.rollup import PLACE, PLACES
 from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
 from penstock.spark.source import SegmentStream
 from penstock.spark.table_sink import Order, Report, TableSinkWriter
 from penstock.tables import delta, parquet, postgres
-from penstock.tables.port import SCHEMAS, TOP_N, Batch, Tables
+from penstock.tables.port import TOP_N, Batch, Tables
+from penstock.tables.table_rows import DISTRIBUTION, PACKED_ROWS, packed
 
 _ALL = ReadAllAvailable()
 
@@ -139,7 +139,7 @@ class Engine:
                     raise PowerCut("after the plan")
             start, end = log.batch_range(log.done)
             batches = [b for piece in source.partitions(start, end) for b in source.read(piece)]
-            order = Order(self.tables.landing("test"), {name: config.left_out(name) for name in SCHEMAS})
+            order = Order(self.tables.landing("test"), dict(config.not_at))
             covered = commit_batch(self.tables, written(pa.Table.from_batches(batches, PARTIALS), order))
             self._noted |= set(covered.end)
             log.done += 1
@@ -157,18 +157,29 @@ def written(partials: pa.Table, order: Order, tasks: int = 2) -> list[Report]:
 
 def aggregated(partials: pa.Table) -> pa.Table:
     """A model of `rollup.rolled_up`."""
-    record = pc.is_valid(partials["record"])
-    places = [(TOP_N, partials.filter(record))]
-    for level in Level:
-        series = partials.filter(pc.invert(record))
-        moments = series["bucket"].cast(pa.timestamp("us"))
-        buckets = pc.floor_temporal(moments, unit=level.value).cast(series["bucket"].type)
-        places.append((level.value, series.set_column(3, "bucket", buckets)))
-    found = []
-    for name, rows in places:
-        states = [(state.name, state.merge) for state in STATES]
-        grouped = rows.group_by(list(IDENTITY)).aggregate(states)
-        merged = grouped.select([*IDENTITY, *("_".join(state) for state in states)]).rename_columns(PARTIALS.names)
-        number = pa.repeat(pa.scalar(NUMBERS[name], pa.int8()), merged.num_rows)
-        found.append(merged.cast(PARTIALS).add_column(0, TABLE, number))
+    record, found = pc.is_valid(partials["record"]), []
+    for number, (table, level) in enumerate(PLACES):
+        rows = partials.filter(record if table == TOP_N else pc.invert(record))
+        moments = rows["bucket"].cast(pa.timestamp("us"))
+        buckets = pc.floor_temporal(moments, unit=level.value).cast(rows["bucket"].type)
+        rows = rows.set_column(3, "bucket", buckets)
+        if table == TOP_N:
+            states = [(state.name, state.merge) for state in STATES]
+            merged = rows.group_by(list(IDENTITY)).aggregate(states)
+            merged = merged.select([*IDENTITY, *("_".join(state) for state in states)]).rename_columns(PARTIALS.names)
+            merged = merged.cast(PARTIALS).drop_columns(["part"])
+            merged = merged.append_column("distribution", pa.nulls(merged.num_rows, DISTRIBUTION))
+        else:
+            mark = pc.equal(rows["function"], "")
+            merged = pa.concat_tables([packed(rows.filter(pc.invert(mark))), _marks(rows.filter(mark))])
+            merged = merged.append_column("record", pa.nulls(merged.num_rows, pa.string()))
+        placed = pa.repeat(pa.scalar(number, pa.int8()), merged.num_rows)
+        found.append(merged.select([*PACKED_ROWS.names, "record"]).add_column(0, PLACE, placed))
     return pa.concat_tables(found)
+
+
+def _marks(rows: pa.Table) -> pa.Table:
+    keys, states = list(SERIES), [(state.name, state.merge) for state in STATES]
+    found = rows.group_by(keys).aggregate(states).select([*keys, *("_".join(state) for state in states)])
+    found = found.append_column("distribution", pa.nulls(found.num_rows, DISTRIBUTION))
+    return found.rename_columns(PACKED_ROWS.names).cast(PACKED_ROWS)

@@ -17,7 +17,6 @@ from penstock.model.point import POINTS, chunk_type, entity_of
 from penstock.model.segment import Segment, seal
 from penstock.service.generator import Day, generate
 from penstock.spark import read_segments, read_table, reading
-from penstock.spark.table_sink import ranked
 from penstock.tables.port import read_level, read_top_n
 from tests.model.worked_example import added_function, example_definitions
 from tests.spark.pipeline import Job
@@ -111,4 +110,3 @@ def test_a_function_that_is_only_defined_reads_the_same_in_spark(spark: SparkSes
         assert len(expected) == 2
         assert None not in expected["value"].to_pylist()
         assert_same(reading.with_finals(frame, Level.MINUTE).toArrow(), expected)
-        assert ranked(partials).num_rows == 0

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from penstock.errors import ConfigError, MissingRequirement, TableConflict
+from penstock.errors import ConfigError, MissingRequirement, TableConflict, TablesOutdated
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
 from penstock.model.name import LONGEST_NAME
@@ -24,10 +24,12 @@ from penstock.model.partial import merged, of_columns
 from penstock.model.point import entity_of
 from penstock.tables import parquet, postgres
 from penstock.tables.delta import DeltaTables
+from penstock.tables.labels import described
 from penstock.tables.parquet import ParquetTables
-from penstock.tables.port import LEVEL_ROWS, SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level, read_top_n
+from penstock.tables.port import SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level, read_top_n
+from penstock.tables.table_rows import RECORDS
 from tests.servers import PostgreSQL
-from tests.tables.adding import add, land
+from tests.tables.adding import add, as_increments, land
 
 DAY = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -58,7 +60,7 @@ def rows(value: float, day: int = 0, metric: str = "m", function: str = "avg", s
     moment = int((DAY + timedelta(days=day, seconds=second)).timestamp() * 1_000_000)
     times = pa.array([moment], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     made = of_columns(metric, Function.parse(function), pa.array(["e"]), times, pa.array([value]))
-    return merged(made).select(LEVEL_ROWS.names)
+    return merged(made)
 
 
 def batch(number: int) -> Batch:
@@ -164,12 +166,11 @@ def test_a_compaction_that_dies_while_it_clears_up_leaves_parquet_readable(
     for n in range(3):
         add(tables, "minute", rows(1.0), batch(n))
 
-    def dies_half_way(folder: Path) -> None:
-        (folder / "_guard.json").unlink()
+    def dies(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", dies_half_way)
+        patch.setattr(ParquetTables, "_sweep", dies)
         with pytest.raises(KeyboardInterrupt):
             tables.compact("minute")
 
@@ -202,17 +203,17 @@ def test_a_batch_that_is_added_while_dead_folders_are_removed_stays(
 ) -> None:
     tables = ParquetTables(str(tmp_path / "tables"))
     add(tables, "minute", rows(1.0), batch(0))
-    live, added = tables._live, threading.Thread(target=lambda: add(tables, "minute", rows(1.0), batch(1)))
+    folders, added = tables._folders, threading.Thread(target=lambda: add(tables, "minute", rows(1.0), batch(1)))
 
     def overtaken(name: str) -> list[Path]:
-        found = live(name)
+        found = folders(name)
         if name == "minute" and not added.ident:
             monkeypatch.undo()
             added.start()
             added.join(0.2)  # it has either added its batch by now, or waits for its turn
         return found
 
-    monkeypatch.setattr(tables, "_live", overtaken)
+    monkeypatch.setattr(tables, "_folders", overtaken)
     tables.vacuum(24)
     added.join()
 
@@ -241,7 +242,7 @@ def test_what_others_read_through_deltalake_may_be_filtered_by_any_column(tmp_pa
         made = rows(value, metric=f"m{n}")
         made = made.set_column(made.schema.get_field_index("entity"), "entity", pa.array([entity]))
         add(tables, "minute", made, batch(n))
-        add(tables, TOP_N, pa.table(_top(entity, "r" if n else None, value), schema=SCHEMAS[TOP_N]), batch(n))
+        add(tables, TOP_N, _top(entity, "r" if n else "s", value), batch(n))
 
     def found(name: str, wanted: Any) -> list[str]:
         dataset = DeltaTable(str(tmp_path / "tables" / name)).to_pyarrow_dataset()
@@ -249,16 +250,18 @@ def test_what_others_read_through_deltalake_may_be_filtered_by_any_column(tmp_pa
         return names
 
     assert found("minute", pc.field("metric") == "m1") == ["m1"]
-    assert found("minute", pc.field("entity") == long) == ["m1"]
-    assert found("minute", pc.field("entity") == "ü" * 100) == ["m2"]
+    assert found("minute", pc.field("series") == described(long)[1]) == ["m1"]
+    assert found("minute", pc.field("series") == described("ü" * 100)[1]) == ["m2"]
     assert found("minute", pc.field("sum") < 0) == ["m1"]
     assert sorted(found("minute", pc.field("count") == 1)) == ["m0", "m1", "m2"]
-    assert found(TOP_N, pc.field("record").is_null() & (pc.field("max") == 1.0)) == ["m"]
-    assert found(TOP_N, (pc.field("record") == "r") & (pc.field("max") < 1.0)) == ["m"]
+    assert sorted(found("minute", (pc.field("date") == DAY.date()) & ~pc.field("is_final"))) == ["m0", "m1", "m2"]
+    assert found("minute", pc.field("is_final")) == found("minute", pc.field("p95") > 0) == []
+    assert found(TOP_N, pc.field("rank").is_null() & (pc.field("value") == 1.0)) == ["m"]
+    assert found(TOP_N, (pc.field("record_id") == described("r")[1]) & (pc.field("value") < 1.0)) == ["m"]
 
 
-def _top(entity: str, record: str | None, value: float) -> list[Any]:
-    return [["m"], ["top_n(2)"], [DAY], [entity], [record], [value]]
+def _top(entity: str, record: str, value: float) -> pa.Table:
+    return pa.table([["minute"], ["m"], ["top_n(2)"], [entity], [DAY], [record], [value]], schema=RECORDS)
 
 
 def test_what_delta_writes_of_old_commits_goes_and_the_guard_stays(tmp_path: Path) -> None:
@@ -292,16 +295,15 @@ def test_an_expiry_with_nothing_to_delete_commits_nothing(tmp_path: Path) -> Non
     assert DeltaTable(str(tables.path("minute"))).version() == before
 
 
-def test_no_more_of_a_top_n_is_read_than_is_exact(tables: Tables) -> None:
-    """A batch keeps ten entities of a minute, so the eleventh of several batches is a matter of chance."""
-    for n in range(2):
-        columns = [["m"] * 10, ["avg"] * 10, [DAY] * 10, [f"e{n}{m}" for m in range(10)], [None] * 10, [1.0] * 10]
-        add(tables, TOP_N, pa.table(columns, schema=SCHEMAS[TOP_N]), batch(n))
+def test_no_more_of_a_top_n_is_read_than_is_kept(tables: Tables) -> None:
     for n, record in enumerate(["r1", "r2", "r3"]):
-        add(tables, TOP_N, pa.table(_top("x", record, 1.0), schema=SCHEMAS[TOP_N]), batch(n + 2))
+        add(tables, TOP_N, _top("x", record, 1.0), batch(n))
+    moments = pa.array([DAY] * 12, pa.timestamp("us", tz="UTC"))
+    entities = pa.array([f"e{n:02}" for n in range(12)])
+    add(tables, "minute", merged(of_columns("m", AVG, entities, moments, pa.array([1.0] * 12))), batch(0))
 
     found = read_top_n(tables, 15)
-    assert found.filter(pc.is_null(found["record"]))["entity"].to_pylist() == [f"e0{m}" for m in range(10)]
+    assert found.filter(pc.is_null(found["record"]))["entity"].to_pylist() == [f"e{n:02}" for n in range(10)]
     assert found.filter(pc.is_valid(found["record"]))["record"].to_pylist() == ["r1", "r2"]
 
 
@@ -313,11 +315,11 @@ def test_names_of_any_length_and_kind_can_be_kept(tables: Tables) -> None:
         made = rows(1.0, metric="a\0b")
         made = made.set_column(made.schema.get_field_index("entity"), "entity", pa.array([long]))
         assert add(tables, "minute", made, batch(n))
-        assert add(tables, TOP_N, pa.table(_top(long, long[::-1], 1.0), schema=SCHEMAS[TOP_N]), batch(n))
+        assert add(tables, TOP_N, _top(long, long[::-1], 1.0), batch(n))
 
     (row,) = read_level(tables, Level.MINUTE).to_pylist()
     assert (row["entity"], row["count"]) == (long, 2)
-    assert read_top_n(tables, 2)["record"].to_pylist() == [long[::-1]]
+    assert read_top_n(tables, 2)["record"].to_pylist() == [None, long[::-1]]
 
 
 def test_odd_names_are_kept_apart_and_exactly(tables: Tables) -> None:
@@ -332,7 +334,7 @@ def test_odd_names_are_kept_apart_and_exactly(tables: Tables) -> None:
             of_columns(name, AVG, pa.array([entity_of(some) for some in labels]), times, pa.array([1.0] * len(labels)))
             for name in names
         ]
-        assert add(tables, "minute", merged(pa.concat_tables(made)).select(LEVEL_ROWS.names), batch(n))
+        assert add(tables, "minute", merged(pa.concat_tables(made)), batch(n))
 
     kept = read_level(tables, Level.MINUTE).to_pylist()
     found = [(row["metric"], json.loads(row["entity"]), row["count"]) for row in kept]
@@ -355,11 +357,10 @@ def test_no_staging_table_outlives_its_batch(postgres_server: PostgreSQL) -> Non
     landing = tables.landing("test")
     assert staged() == before + len(SCHEMAS)
     writer = landing.writer("minute")
-    writer.write(rows(1.0).cast(SCHEMAS["minute"]))
+    writer.write(as_increments("minute", rows(1.0)))
     written = writer.close()
-    assert written is not None
     for name in SCHEMAS:
-        assert tables.append(name, [written] if name == "minute" else [], batch(0))
+        assert tables.append(name, written if name == "minute" else [], batch(0))
 
     landing.close()
     assert staged() == before
@@ -367,17 +368,12 @@ def test_no_staging_table_outlives_its_batch(postgres_server: PostgreSQL) -> Non
 
 
 @pytest.mark.server
-def test_tables_of_an_earlier_version_go_on(postgres_server: PostgreSQL) -> None:
+def test_tables_of_an_earlier_format_are_refused_with_the_remedy(postgres_server: PostgreSQL) -> None:
     with psycopg.connect(postgres_server.url) as connection:
-        connection.execute(
-            "create table penstock_minute (metric text, function text, entity text, bucket timestamptz, part bigint, "
-            "count bigint, sum double precision, min double precision, max double precision, "
-            "unique nulls not distinct (metric, function, entity, bucket, part))"
-        )
-        connection.execute("insert into penstock_minute values ('m', 'avg', 'e', %s, 0, 1, 5, 5, 5)", (DAY,))
+        connection.execute("create table penstock_minute (metric text, function text, entity text)")
     tables = open_tables(postgres_server.url)
-    assert add(tables, "minute", rows(1.0), batch(0))
-    assert sums(tables) == [6.0]
+    with pytest.raises(TablesOutdated, match=r"'minute' .* has format 1, .* `penstock tables upgrade`"):
+        tables.describe("minute")
 
 
 def test_a_database_that_goes_in_the_middle_is_one_that_is_missing(
@@ -461,20 +457,12 @@ def test_reading_may_be_limited_to_a_range(tables: Tables) -> None:
 
 
 def test_ties_in_a_top_n_go_to_what_sorts_first_and_compaction_keeps_what_is_asked_for(tables: Tables) -> None:
-    def top(entities: list[str], record: str | None, function: str) -> Any:
-        n = len(entities)
-        columns = [["m"] * n, [function] * n, [DAY] * n, entities, [record] * n, [1.0] * n]
-        return pa.table(columns, schema=SCHEMAS[TOP_N])
-
-    add(tables, TOP_N, top(["b", "a", "c"], None, "avg"), batch(0))
-    add(tables, TOP_N, top(["x"], "r2", "top_n(2)"), batch(1))
-    add(tables, TOP_N, top(["x"], "r1", "top_n(2)"), batch(2))
-    add(tables, TOP_N, top(["x"], "r3", "top_n(2)"), batch(3))
+    for n, record in enumerate(["r2", "r1", "r3"]):
+        add(tables, TOP_N, _top("x", record, 1.0), batch(n))
     tables.compact(TOP_N)
 
-    found = read_top_n(tables, 2)
-    assert found.filter(pc.is_null(found["record"]))["entity"].to_pylist() == ["a", "b"]
-    assert found.filter(pc.is_valid(found["record"]))["record"].to_pylist() == ["r1", "r2"]
+    assert tables.describe(TOP_N).rows == 2
+    assert read_top_n(tables, 2)["record"].to_pylist() == ["r1", "r2"]
 
 
 @pytest.mark.parametrize("place", ["s3://bucket/tables", "parquet:hdfs://name/tables", "file://elsewhere/tables"])

@@ -2,16 +2,23 @@
 
 import pyarrow as pa
 
+from penstock.model.partial import PARTIALS
 from penstock.tables.landing import Written
-from penstock.tables.port import SCHEMAS, Batch, Tables
+from penstock.tables.port import TOP_N, Batch, Tables
+from penstock.tables.table_rows import RECORDS, increments, packed, record_increments
 
 
 def land(tables: Tables, name: str, rows: pa.Table) -> list[Written]:
-    """What one task writes."""
+    """What one task writes: of partials, or of records."""
     writer = tables.landing("test").writer(name)
-    writer.write(rows.select(SCHEMAS[name].names).cast(SCHEMAS[name]))
-    written = writer.close()
-    return [written] if written else []
+    writer.write(as_increments(name, rows))
+    return writer.close()
+
+
+def as_increments(name: str, rows: pa.Table) -> pa.Table:
+    if name == TOP_N:
+        return record_increments(rows.select(RECORDS.names).cast(RECORDS))
+    return increments(packed(rows.select(PARTIALS.names).cast(PARTIALS)))
 
 
 def add(tables: Tables, name: str, rows: pa.Table, batch: Batch) -> bool:

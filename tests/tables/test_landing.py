@@ -8,11 +8,11 @@ import pytest
 from penstock.errors import RowsMissing
 from penstock.model.function import AVG
 from penstock.tables.landing import FileLanding, Written
-from penstock.tables.port import LEVEL_ROWS, Batch, Tables, open_tables
+from penstock.tables.port import Batch, Tables, open_tables
 from tests.cli.test_query import partials
-from tests.tables.adding import add, land
+from tests.tables.adding import add, as_increments, land
 
-ROWS = partials("cpu", AVG).select(LEVEL_ROWS.names)
+ROWS = partials("cpu", AVG)
 
 
 @pytest.fixture(params=["", "parquet:"])
@@ -25,7 +25,7 @@ def test_a_worker_that_does_not_see_the_folder_of_the_tables_refuses_with_a_reas
     assert isinstance(landing, FileLanding)
     shutil.rmtree(landing.folders["minute"])
     with pytest.raises(RowsMissing, match=r"an executor does not see .* must be mounted under the same path"):
-        landing.writer("minute").write(ROWS.cast(LEVEL_ROWS))
+        landing.writer("minute").write(as_increments("minute", ROWS))
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
@@ -45,8 +45,8 @@ def test_what_no_report_names_is_in_no_table_and_vacuum_removes_it(tables: Table
     found: list[Written] = []
     for _ in range(2):  # the second attempt is one that Spark has given up
         writer = landing.writer("minute")
-        writer.write(ROWS.cast(LEVEL_ROWS))
-        found += filter(None, [writer.close()])
+        writer.write(as_increments("minute", ROWS))
+        found += writer.close()
     tables.append("minute", found[:1], Batch("src", {}, {"w": 0}))
     assert tables.describe("minute").rows == 40
 

@@ -15,7 +15,6 @@ from penstock.service.current_definitions import CurrentDefinitions
 from penstock.service.spark_process import job_config
 from penstock.tables.delta import DeltaTables
 from penstock.tables.maintenance import Maintenance, expire
-from penstock.tables.port import LEVEL_ROWS
 from tests.cli.test_query import NOW, add, partials
 
 DAY = 86400.0
@@ -26,7 +25,7 @@ KEEP = {"minute": 7 * DAY, "hour": 30 * DAY, "day": 365 * DAY, "top_n": 3 * DAY}
 def tables(tmp_path: Path) -> DeltaTables:
     made = DeltaTables(tmp_path / "tables")
     for part in ("first", "second"):  # the same series and minutes, in two batches
-        add(made, "minute", partials("cpu", AVG).select(LEVEL_ROWS.names), part)
+        add(made, "minute", partials("cpu", AVG), part)
     return made
 
 
@@ -61,11 +60,11 @@ def test_levels_and_lifetimes_of_new_definitions_hold_from_the_next_batch_on(tmp
 
     defined = CurrentDefinitions(defined_as(["minute"], "1d"))
     job = job_config(load(ServiceConfig, text=f"data_dir: {tmp_path}").config, defined)
-    assert [job.left_out(level.value) for level in Level] == [(), ("m",), ("m",)]
+    assert [job.not_at[level] for level in Level] == [(), ("m",), ("m",)]
 
     defined.take(defined_as(["hour", "day"], "2d"))
 
-    assert [job.left_out(level.value) for level in Level] == [("m",), (), ()]
+    assert [job.not_at[level] for level in Level] == [("m",), (), ()]
     assert defined.definitions.ttls(Level.HOUR) == {"m": 2 * DAY}
 
 
@@ -73,7 +72,7 @@ def test_a_step_that_fails_is_counted_and_skips_no_other(tables: DeltaTables, mo
     """A database that is restarted, a table that another process writes: the next time it may be well."""
     maintenance = Maintenance(tables, 3600.0, KEEP, Definitions)
 
-    def failing(_: str) -> None:
+    def failing(*_: object) -> None:
         raise RuntimeError("gone")
 
     with monkeypatch.context() as patch:

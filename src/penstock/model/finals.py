@@ -10,6 +10,7 @@ Nearest rank: p95 is the smallest value that at least 95 % of the points do not 
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,28 +19,50 @@ import pyarrow.compute as pc
 
 from penstock.model.distinct import estimate_of
 from penstock.model.exponential import middles_of
-from penstock.model.function import COUNT_PER_MINUTE, MEAN, RANKS, Final, functions_in
+from penstock.model.function import COUNT_PER_MINUTE, MEAN, RANKS, Final, functions_in, is_function
 from penstock.model.grouping import Codes, group_starts
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, STATES, merged
 
 ORDER = [(name, "ascending") for name in SERIES]
-_MERGES: dict[str, np.ufunc] = {"sum": np.add, "min": np.fmin, "max": np.fmax}  # fmin, fmax: as Spark, past NaN
+MERGES: dict[str, np.ufunc] = {"sum": np.add, "min": np.fmin, "max": np.fmax}  # fmin, fmax: as Spark, past NaN
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The distributions of many rows as arrays: those of row n are at offsets[n] to before offsets[n + 1]."""
+
+    offsets: Codes
+    indexes: Codes  # exponential bucket, bound, time or register
+    numbers: Codes  # points in it; of a register its rank
 
 
 def with_finals(partials: pa.Table, level: Level, ranks: Sequence[float] = RANKS) -> pa.Table:
     """One row per series and bucket with its final values, sorted by series and bucket."""
+    rows, entries = series_rows(partials)
+    return with_values(rows, entries, level, ranks)
+
+
+def series_rows(partials: pa.Table) -> tuple[pa.Table, Entries]:
+    """One row per series and bucket with its states, sorted by series and bucket, and their distributions."""
     partials = merged(partials)
     partials = partials.filter(pc.is_null(partials["record"])).sort_by([*ORDER, ("part", "ascending")])
     starts = group_starts(partials, SERIES)
     rows = partials.select(list(SERIES)).take(pa.array(starts))
     for state in STATES:
         column = partials[state.name].to_numpy()
-        rows = rows.append_column(state.name, pa.array(_MERGES[state.merge].reduceat(column, starts)))
+        rows = rows.append_column(state.name, pa.array(MERGES[state.merge].reduceat(column, starts)))
+    is_distinct = is_function(partials["function"], lambda spec: spec.counts_distinct)
+    number = pc.if_else(is_distinct, pc.cast(partials["max"], pa.int64(), safe=False), partials["count"])
+    return rows, Entries(np.r_[starts, partials.num_rows], partials["part"].to_numpy(), number.to_numpy())
+
+
+def with_values(rows: pa.Table, entries: Entries, level: Level, ranks: Sequence[float] = RANKS) -> pa.Table:
+    """Rows, one per series and bucket, with their final values."""
     rows = rows.append_column("avg", _final(rows, MEAN, level))
     rows = rows.append_column("cpm", _final(rows, COUNT_PER_MINUTE, level))
-    rows = rows.append_column("value", _values(rows, level, partials, starts))
-    return _with_ranks(rows, partials, starts, ranks)
+    rows = rows.append_column("value", _values(rows, level, entries))
+    return _with_ranks(rows, entries, ranks)
 
 
 def _final(rows: pa.Table, final: Final, level: Level) -> Any:
@@ -53,46 +76,58 @@ def _final(rows: pa.Table, final: Final, level: Level) -> Any:
     return pc.multiply(value, final.factor)
 
 
-def _values(rows: pa.Table, level: Level, partials: pa.Table, starts: Codes) -> Any:
+def _values(rows: pa.Table, level: Level, entries: Entries) -> Any:
     """Each row by its own function; a table holds few functions, so it is one pass for each."""
     values = pa.nulls(rows.num_rows, pa.float64())
     for text, function in functions_in(rows["function"]):
-        is_own = pc.equal(rows["function"], text)
+        is_own = _is(rows, text)
         if function.spec.final:
             own = _final(rows, function.spec.final, level)
         else:
-            own = _estimates(partials, starts, is_own.to_numpy(), int(function.parameters[0]))
+            own = _estimates(entries, is_own.to_numpy(), int(function.parameters[0]))
         values = pc.if_else(is_own, own, values)
     return values
 
 
-def _estimates(partials: pa.Table, starts: Codes, is_distinct: Any, lg_k: int) -> Any:
+def _estimates(entries: Entries, is_distinct: Any, lg_k: int) -> Any:
     """The estimates of distinct counts, from all registers of a series and bucket."""
-    parts, ranks = (np.split(partials[name].to_numpy(), starts[1:]) for name in ("part", "max"))
-    found = np.zeros(len(starts))
+    found = np.zeros(len(is_distinct))
     for row in np.flatnonzero(is_distinct):
-        found[row] = estimate_of(parts[row], ranks[row], lg_k)
+        own = slice(entries.offsets[row], entries.offsets[row + 1])
+        found[row] = estimate_of(entries.indexes[own], entries.numbers[own], lg_k)
     return pa.array(found)
 
 
-def _with_ranks(rows: pa.Table, partials: pa.Table, starts: Codes, ranks: Sequence[float]) -> pa.Table:
+def _with_ranks(rows: pa.Table, entries: Entries, ranks: Sequence[float]) -> pa.Table:
     """The value at each rank: the middle of the bucket that holds it, within the error of the function's scale."""
     scales = np.full(rows.num_rows, -1)
     for text, function in functions_in(rows["function"]):
         if function.spec.has_percentiles:
-            scales[pc.equal(rows["function"], text).to_numpy()] = function.parameters[0]
-    counts, total = partials["count"].to_numpy(), rows["count"].to_numpy()
-    upto = np.cumsum(counts)
-    before = upto[starts] - counts[starts]
+            scales[_is(rows, text).to_numpy()] = function.parameters[0]
+    if not len(entries.indexes):
+        return _without_ranks(rows, ranks)
+    total = rows["count"].to_numpy()
+    upto = np.cumsum(entries.numbers)
+    before = np.r_[0, upto][entries.offsets[:-1]]
     least, greatest = rows["min"].to_numpy(), rows["max"].to_numpy()
     for rank in ranks:
         # Divided last: 55 / 100 is a little more than its double says.
         wanted = np.clip(np.ceil(total * float(rank) / 100), 1, total).astype(np.int64)
-        hit = pa.array(np.searchsorted(upto, before + wanted))
-        middles = middles_of(partials["part"].take(hit), pa.array(scales)).to_numpy()
+        hit = np.minimum(np.searchsorted(upto, before + wanted), len(upto) - 1)  # of rows without entries: any
+        middles = middles_of(pa.array(entries.indexes[hit]), pa.array(scales)).to_numpy()
         within = np.fmin(np.fmax(middles, least), greatest)  # never outside of what the series really holds
         rows = rows.append_column(rank_name(rank), pa.array(within, mask=scales < 0))
     return rows
+
+
+def _without_ranks(rows: pa.Table, ranks: Sequence[float]) -> pa.Table:
+    for rank in ranks:
+        rows = rows.append_column(rank_name(rank), pa.nulls(rows.num_rows, pa.float64()))
+    return rows
+
+
+def _is(rows: pa.Table, function: str) -> Any:
+    return pc.equal(rows["function"].cast(pa.string()), pa.scalar(function, pa.string()))
 
 
 def _as_double(column: Any) -> Any:

@@ -76,7 +76,7 @@ def backfill(
         tempfile.TemporaryDirectory(prefix="penstock-sink-") as exchange,
         closing(tables.landing("backfill")) as landing,
     ):
-        order = Order(landing, {level.value: left_out.get(level, ()) for level in Level})
+        order = Order(landing, left_out)
         reports = written_by(rows.transform(rolled_up), order, Path(exchange))
         for level in Level:
             written = sum(report.points[level.value] for report in reports)

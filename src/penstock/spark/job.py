@@ -27,7 +27,7 @@ from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentFolder
 from penstock.spark.table_sink import Order, Report, checked, written_by, written_for
-from penstock.tables.port import SCHEMAS, TOP_N, Batch, Tables, queue_application
+from penstock.tables.port import SCHEMAS, Batch, Tables, queue_application
 
 log = logging.getLogger(__name__)
 TRIGGER = "2 seconds"  # a batch costs about 0.2 s even when it is small; more often only burns CPU
@@ -49,10 +49,6 @@ class JobConfig:
     max_bytes: int | None = None
     retain_segments: float | None = None  # seconds; committed segments older than this are deleted
     not_at: Mapping[Level, tuple[str, ...]] = field(default_factory=dict)  # metrics that a level does without
-
-    def left_out(self, table: str) -> tuple[str, ...]:
-        """The metrics that a table does without."""
-        return () if table == TOP_N else self.not_at.get(Level(table), ())
 
     def options(self) -> dict[str, str]:
         named = {
@@ -228,7 +224,7 @@ def _into(
         rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
         began = time.monotonic()
         with closing(tables.landing(f"batch-{number}")) as landing:
-            order = Order(landing, {name: config.left_out(name) for name in SCHEMAS})
+            order = Order(landing, dict(config.not_at))
             reports = written_by(rows.transform(rolled_up), order, Path(exchange.name))
             wrote = time.monotonic()
             covered = commit_batch(tables, reports)

@@ -14,7 +14,7 @@ from penstock.model.packed import COUNT_BITS
 from penstock.model.partial import SERIES, STATES
 from penstock.spark.distinct_sketches import sketch_of
 from penstock.spark.rollup import function_is, series_of
-from penstock.tables.port import LEVEL_ROWS, open_tables
+from penstock.tables.port import open_tables
 
 
 def read_table(
@@ -32,7 +32,7 @@ def read_segments(spark: SparkSession, path: str | os.PathLike[str], ranks: Sequ
 
 
 def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level) -> DataFrame:
-    """The rows of a level as they lie in the table."""
+    """The rows of a level as they lie in the table: partials, packed where it is made of files."""
     tables = open_tables(os.fspath(path))
     files = getattr(tables, "file_uris", None)
     if files is None:  # a database: through the driver
@@ -40,7 +40,25 @@ def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level)
     found = files(level.value)
     if not found:
         return spark.createDataFrame(tables.partials(level))
-    return spark.read.parquet(*found).select(*LEVEL_ROWS.names).withColumn("record", F.lit(None).cast("string"))
+    return spark.read.parquet(*found).select(
+        "metric",
+        "function",
+        _entity().alias("entity"),
+        "bucket",
+        F.coalesce(F.element_at("distribution", -1)["index"], F.lit(0)).alias("part"),
+        *(state.name for state in STATES),
+        F.transform("distribution", _packed_entry).alias("parts"),
+    )
+
+
+def _entity() -> Column:
+    """The labels as JSON; what was no JSON is kept under the empty name."""
+    is_plain = F.map_keys("labels") != F.array(F.lit(""))
+    return F.when(is_plain, F.to_json("labels")).otherwise(F.element_at("labels", F.lit("")))
+
+
+def _packed_entry(entry: Column) -> Column:
+    return F.coalesce(F.shiftleft(entry["index"], COUNT_BITS).bitwiseOR(entry["count"]), F.lit(0))
 
 
 def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANKS) -> DataFrame:

@@ -1,9 +1,9 @@
 """L2: what a batch adds to the tables, as Spark plans it. Frames in, frames out, built-in expressions only.
 
-    partials ── together ──► exchange by series ── at_every_level ──► 3 rows each ── merged_in ──► rows for the tables
+    partials ── together ──► exchange by series ── at_every_level ──► 3 rows each ── merged_in ── packed_in ──► rows
 
 One job of two stages: the tasks of the first read segments, those of the second merge and write. All rows of a series
-are in one task, so nothing is shuffled twice and a series and bucket is merged once.
+are in one task, so nothing is shuffled twice: equal parts are merged, then the parts of a series become one row.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
 from penstock.model.function import FunctionSpec, names_where
 from penstock.model.level import Level
-from penstock.model.partial import IDENTITY, STATES
-from penstock.tables.port import SCHEMAS, TOP_N
+from penstock.model.partial import IDENTITY, SERIES, STATES
+from penstock.tables.port import TOP_N
 
-TABLE = "table"  # the number of the table, in the order of `SCHEMAS`, that a row is for
-NUMBERS = {name: number for number, name in enumerate(SCHEMAS)}
+PLACE = "place"  # the number of the place, in the order of `PLACES`, that a row is for
+PLACES = tuple((table, level) for table in ("", TOP_N) for level in Level)  # without a table: that of the level
 
 
 def rolled_up(partials: DataFrame) -> DataFrame:
-    """What the tables get of a batch: one row for each table, series, bucket and part."""
-    return partials.transform(together).transform(at_every_level).transform(merged_in)
+    """What the tables get of a batch: one row for each place, series and bucket, and each record of a top-n."""
+    return partials.transform(together).transform(at_every_level).transform(merged_in).transform(packed_in)
 
 
 def together(partials: DataFrame) -> DataFrame:
@@ -31,17 +31,36 @@ def together(partials: DataFrame) -> DataFrame:
 
 
 def at_every_level(partials: DataFrame) -> DataFrame:
-    """Every row in its minute, hour and day; a record of a top-n only in its own table."""
-    levels = F.array(*(_place(NUMBERS[level.value], _floor(level)) for level in Level))
-    records = F.array(_place(NUMBERS[TOP_N], F.col("bucket")))
+    """Every row in its minute, hour and day; a record of a top-n in those of its own table."""
+    levels, records = (
+        F.array(*(_place(number, _floor(level)) for number, (table, level) in enumerate(PLACES) if table == of))
+        for of in ("", TOP_N)
+    )
     places = F.when(F.col("record").isNull(), levels).otherwise(records)
     others = [name for name in partials.columns if name != "bucket"]
     return partials.select(*others, F.inline(places))
 
 
 def merged_in(rows: DataFrame) -> DataFrame:
-    """One row per table and identity."""
-    return rows.groupBy(TABLE, *IDENTITY).agg(*_states())
+    """One row per place and identity."""
+    return rows.groupBy(PLACE, *IDENTITY).agg(*_states())
+
+
+def packed_in(rows: DataFrame) -> DataFrame:
+    """One row per place, series, bucket and record, with its parts as a distribution."""
+    names = [state.name for state in STATES]
+    number = F.when(function_is(lambda spec: spec.counts_distinct), F.col("max").cast("bigint")).otherwise(
+        F.col("count")
+    )
+    entry = F.struct(F.col("part").alias("index"), number.alias("count"))
+    listed = F.when(function_is(lambda spec: spec.has_parts), entry)
+    # Of `latest` only the newest part counts.
+    newest = F.max(F.struct("part", *names, F.array(entry).alias("distribution"))).alias("newest")
+    latest = function_is(lambda spec: spec.keeps_newest)
+    keys = (PLACE, *SERIES, "record")
+    packed = rows.groupBy(*keys).agg(*_states(), F.sort_array(F.collect_list(listed)).alias("distribution"), newest)
+    chosen = [F.when(latest, F.col("newest")[name]).otherwise(F.col(name)) for name in (*names, "distribution")]
+    return packed.select(*keys, *(column.alias(name) for name, column in zip((*names, "distribution"), chosen)))
 
 
 def series_of(partials: DataFrame) -> DataFrame:
@@ -59,7 +78,7 @@ def _states() -> list[Column]:
 
 
 def _place(number: int, bucket: Column) -> Column:
-    return F.struct(F.lit(number).cast("tinyint").alias(TABLE), bucket.alias("bucket"))
+    return F.struct(F.lit(number).cast("tinyint").alias(PLACE), bucket.alias("bucket"))
 
 
 def _floor(level: Level) -> Column:

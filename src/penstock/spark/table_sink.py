@@ -23,15 +23,23 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 
 from penstock.errors import RowsMissing
-from penstock.model.function import is_function
 from penstock.model.level import Level
-from penstock.model.partial import merged
 from penstock.spark.coverage import MARK, Coverage, points_of
-from penstock.spark.rollup import NUMBERS, TABLE
+from penstock.spark.rollup import PLACE, PLACES
 from penstock.tables.landing import Landing, TableWriter, Written
-from penstock.tables.port import LEVEL_ROWS, SCHEMAS, TOP_N, TOP_N_ROWS, as_partials, folded
+from penstock.tables.port import SCHEMAS, TOP_N
+from penstock.tables.table_rows import (
+    PACKED_ROWS,
+    RECORDS,
+    increments,
+    record_increments,
+    records_kept,
+    sorted_rows,
+    top_records,
+)
 
 CHUNK_ROWS = 500_000  # about 60 MB: what a task holds before it writes
+TEXT_BYTES = 32 * 2**20  # labels that are written at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,7 @@ class Order:
     """What the tasks of one batch are told."""
 
     landing: Landing
-    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of tables: metrics that they do without
+    left_out: Mapping[Level, tuple[str, ...]] = field(default_factory=dict)  # of levels: metrics that they do without
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +97,19 @@ class TableSinkWriter(DataSourceArrowWriter):
         given = 0
         for chunk in _chunks(iterator):
             given += chunk.num_rows
-            for name, number in NUMBERS.items():
-                rows = chunk.filter(pc.equal(chunk[TABLE], pa.scalar(number, pa.int8())))
-                if name == TOP_N:
-                    writers[TOP_N].write(folded(TOP_N, rows.select(TOP_N_ROWS.names)))
+            for number, (table, level) in enumerate(PLACES):
+                rows = chunk.filter(pc.equal(chunk[PLACE], pa.scalar(number, pa.int8())))
+                left_out = self._order.left_out.get(level, ())
+                if table == TOP_N:
+                    writers[TOP_N].write(record_increments(_records(_kept(rows, left_out), level)))
                     continue
                 is_mark = pc.equal(rows["function"], MARK)
-                marked += _marks(name, rows.filter(is_mark))
+                marked += _marks(level.value, rows.filter(is_mark))
                 rows = rows.filter(pc.invert(is_mark))
-                points[name] += points_of(rows)
-                writers[name].write(_kept(rows, self._order.left_out.get(name, ())))
-                if name == Level.MINUTE.value:
-                    writers[TOP_N].write(folded(TOP_N, ranked(rows)))
-        written = tuple(filter(None, [writer.close() for writer in writers.values()]))
+                points[level.value] += points_of(rows)
+                for some in _portions(_kept(rows, left_out)):
+                    writers[level.value].write(increments(some))
+        written = tuple(one for writer in writers.values() for one in writer.close())
         return Report(written, given, points, tuple(marked))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -172,17 +180,22 @@ def _marks(table: str, rows: pa.Table) -> list[Marked]:
 
 
 def _kept(rows: pa.Table, left_out: tuple[str, ...]) -> pa.Table:
-    """The rows of a level: of those whose newest part counts only that, none of metrics that the level does without."""
-    rows = rows.select(LEVEL_ROWS.names)
-    if left_out:
-        rows = rows.filter(pc.invert(pc.is_in(rows["metric"], pa.array(left_out, pa.string()))))
-    newest = is_function(rows["function"], lambda spec: spec.keeps_newest)
-    if pc.any(newest).as_py():
-        pruned = merged(as_partials(rows.filter(newest))).select(LEVEL_ROWS.names)
-        rows = pa.concat_tables([rows.filter(pc.invert(newest)).cast(LEVEL_ROWS), pruned])
-    return rows.cast(LEVEL_ROWS)
+    """Without metrics that a level does without."""
+    return rows.filter(pc.invert(pc.is_in(rows["metric"], pa.array(left_out, pa.string())))) if left_out else rows
 
 
-def ranked(minutes: pa.Table) -> pa.Table:
-    """What the greatest entities of a minute are chosen from: a task keeps its own, a reader chooses among them."""
-    return minutes.filter(is_function(minutes["function"], lambda spec: spec.is_ranked)).select(TOP_N_ROWS.names)
+def _records(rows: pa.Table, level: Level) -> pa.Table:
+    """What a task keeps of the records of each series and bucket."""
+    levels = pa.repeat(pa.scalar(level.value), rows.num_rows)
+    return top_records(rows.append_column("level", levels).select(RECORDS.names).cast(RECORDS), records_kept)
+
+
+def _portions(rows: pa.Table) -> Iterator[pa.Table]:
+    """The rows of a level in their order, so many at once that their labels stay within bounds."""
+    if not rows.num_rows:
+        return
+    rows = sorted_rows(rows.select(PACKED_ROWS.names).cast(PACKED_ROWS), ("metric", "entity", "bucket"))
+    longest = pc.max(pc.binary_length(rows["entity"])).as_py()
+    step = max(1, min(CHUNK_ROWS, TEXT_BYTES // max(1, longest)))
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)

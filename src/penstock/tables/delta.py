@@ -1,50 +1,49 @@
 """Delta tables without a jar: executors write Parquet files into the table's folder, the driver commits them.
 
-    <folder>/minute/data/<label>-<id>/part-….parquet     written by executors, unseen until committed
-    <folder>/minute/_delta_log/                          Delta's log, through `deltalake`
+    <folder>/minute/data/<label>-<id>/date=2026-11-18/part-….parquet     increments of a batch, unseen until committed
+    <folder>/minute/data/final-<id>/date=2026-11-18/part-….parquet       final rows
+    <folder>/minute/_delta_log/                                          Delta's log, through `deltalake`
+
+Tables are partitioned by date; `penstock.format` among a table's properties names its layout.
 
 The guard is a Delta transaction identifier in the same commit. Two writers with the same guard exclude each other:
 the log refuses the second. Compaction, expiry and replacement share one guard of their own for the same reason.
 """
 
-import json
+import operator
 import os
 import shutil
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.tables.landing import FileLanding, Written, check_visible, stats_of
+from penstock.tables.fold import Fold, Run, TableFile, checked_reports, plan_folds, run_here
+from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
-from penstock.tables.port import (
-    SCHEMAS,
-    TOP_N,
-    Batch,
-    Compaction,
-    Description,
-    as_partials,
-    expired,
-    folded,
-)
+from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
+from penstock.tables.pruning import metrics_in, pruned_copy
+from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
 
 MAINTENANCE = "penstock/maintenance"
 ATTEMPTS = 10  # each fails only because another commit succeeded first
 # A batch every two seconds is 43,000 files of Delta's log a day, and every opening lists them. More than vacuum waits.
 LOG_KEPT = "interval 2 days"
-COMPACT_BYTES = 256 * 2**20  # of Parquet: what one step reads, merges and writes in memory
+PARTITIONED_BY = ["date"]
+FORMAT_KEY = "penstock.format"
+FINAL = "final"  # how the folder of a file with final rows is called
 
 
 class DeltaTables:
@@ -68,10 +67,7 @@ class DeltaTables:
         return _OpenTable(name, table).held(applications) if table else {}
 
     def landing(self, label: str) -> FileLanding:
-        folders = {name: self.path(name) / "data" / f"{label}-{uuid.uuid4().hex[:8]}" for name in SCHEMAS}
-        for folder in folders.values():
-            folder.mkdir(parents=True)
-        return FileLanding({name: str(folder) for name, folder in folders.items()})
+        return FileLanding({name: str(self._new_folder(name, label)) for name in SCHEMAS})
 
     def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
         check_visible(written)
@@ -103,9 +99,8 @@ class DeltaTables:
 
         def step(table: DeltaTable) -> list[Any]:
             check()  # what is appended after `table` was opened stays beside what is put in
-            doomed = (pc.field("bucket") >= start) & (pc.field("bucket") < end)
-            kept, removed = self._without(table, name, doomed, end)
-            return [*removed, *added, *kept]
+            doomed = [file for file in _files(table, self.path(name)) if start.date() <= file.date < end.date()]
+            return [*(self._removed(name, file) for file in doomed), *added]
 
         self._maintain(name, step)
 
@@ -114,28 +109,51 @@ class DeltaTables:
     ) -> pa.Table:
         return as_partials(self._rows(level.value, start, end, metric))
 
-    def top_rows(self) -> pa.Table:
-        return self._rows(TOP_N)
+    def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
+        return as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
-    def compact(self, name: str) -> Compaction:
+    def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
-        for paths in self._groups(name):
-            self._fold(name, paths)
+        landing = FileLanding({name: str(self._new_folder(name, FINAL))})
+        for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
+            self._replace_files(name, fold, checked_reports(name, fold, run(fold.tasks)))
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 
     def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
-        doomed = expired(before, metrics, but_not)
-        there = self.describe(name)
+        gone = 0
 
         def step(table: DeltaTable) -> list[Any]:
-            kept, removed = self._without(table, name, doomed, before)
-            return [*removed, *kept]
+            nonlocal gone
+            gone, actions = 0, []
+            for file in _files(table, self.path(name)):
+                if file.date >= before.date():
+                    continue
+                rows, kept = self._expired(name, file, metrics, but_not)
+                if rows:
+                    gone += rows
+                    actions += [self._removed(name, file), *kept]
+            return actions
 
-        if there.oldest is None or there.oldest >= before:
-            return 0
         self._maintain(name, step)
-        return there.rows - self.describe(name).rows
+        return gone
+
+    def _expired(
+        self, name: str, file: TableFile, metrics: tuple[str, ...], but_not: tuple[str, ...]
+    ) -> tuple[int, list[AddAction]]:
+        """How many rows of a file go, and what is to be added for those that stay. Most files need not be read."""
+        if not metrics and not but_not:
+            return file.rows, []
+        there = metrics_in(file.path)
+        doomed = there & set(metrics) if metrics else there - set(but_not)
+        if not doomed:
+            return 0, []
+        if doomed == there:
+            return file.rows, []
+        landing = FileLanding({name: str(self._new_folder(name, FINAL if file.is_final else "kept"))})
+        written = pruned_copy(file.path, name, landing, ~doomed_metrics(metrics, but_not), file.date)
+        kept = sum(one.rows for one in written)
+        return file.rows - kept, [self._reported(name, one) for one in written]
 
     def vacuum(self, hours: int) -> int:
         removed = 0
@@ -164,38 +182,55 @@ class DeltaTables:
 
     def file_uris(self, name: str) -> list[str]:
         """The files that hold the table now, for any engine that reads Parquet."""
+        return [file.path for file in self.files(name)]
+
+    def files(self, name: str) -> list[TableFile]:
         table = self._open(name)
-        return [str(self.path(name) / path) for path in _paths(table)] if table else []
+        return _files(table, self.path(name)) if table else []
 
     def _open(self, name: str) -> DeltaTable | None:
         try:
-            return DeltaTable(str(self.path(name)))
+            table = DeltaTable(str(self.path(name)))
         except TableNotFoundError:
             return None
+        check_format(int(table.metadata().configuration.get(FORMAT_KEY, "1")), self.location, name)
+        return table
 
     def _create(self, name: str) -> DeltaTable:
         self.path(name).mkdir(parents=True, exist_ok=True)
-        schema = Schema.from_arrow(SCHEMAS[name])
-        kept = {"delta.logRetentionDuration": LOG_KEPT}
-        return DeltaTable.create(str(self.path(name)), schema=schema, mode="ignore", configuration=kept)
+        return DeltaTable.create(
+            str(self.path(name)),
+            schema=Schema.from_arrow(SCHEMAS[name]),
+            mode="ignore",
+            partition_by=PARTITIONED_BY,
+            configuration={"delta.logRetentionDuration": LOG_KEPT, FORMAT_KEY: str(FORMAT)},
+            raise_if_key_not_exists=False,
+        )
+
+    def _new_folder(self, name: str, label: str) -> Path:
+        folder = self.path(name) / "data" / f"{label}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir(parents=True)
+        return folder
 
     def _rows(
-        self, name: str, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+        self,
+        name: str,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        metric: str | None = None,
+        wanted: Any = None,
     ) -> pa.Table:
         table = self._open(name)
         if not table:
             return SCHEMAS[name].empty_table()
-        wanted = None
-        for bound in ([pc.field("bucket") >= start] if start else []) + ([pc.field("bucket") < end] if end else []):
-            wanted = bound if wanted is None else wanted & bound
-        dataset = table.to_pyarrow_dataset()
-        if metric is None:
-            rows = dataset.to_table(filter=wanted)
-        else:
-            # Not in the filter: earlier commits have the range of buckets only, and deltalake takes what a commit does
-            # not say for "no value fits". Batch by batch, so that other metrics are never in memory together.
-            batches = (batch.filter(pc.equal(batch["metric"], metric)) for batch in dataset.to_batches(filter=wanted))
-            rows = pa.Table.from_batches(batches, dataset.schema)
+        bounds = [wanted] if wanted is not None else []
+        if start:
+            bounds += [pc.field("bucket") >= start, pc.field("date") >= start.date()]
+        if end:
+            bounds += [pc.field("bucket") < end, pc.field("date") <= end.date()]
+        if metric:
+            bounds.append(pc.field("metric") == metric)
+        rows = table.to_pyarrow_dataset().to_table(filter=reduce(operator.and_, bounds) if bounds else None)
         return rows.select(SCHEMAS[name].names).cast(SCHEMAS[name])
 
     def _opened_locked(self, name: str) -> "_OpenTable":
@@ -206,64 +241,25 @@ class DeltaTables:
 
     def _reported(self, name: str, file: Written) -> AddAction:
         path = Path(file.place).relative_to(self.path(name)).as_posix()
-        return AddAction(path, file.size_bytes, {}, int(time.time() * 1000), True, file.stats)
+        return AddAction(path, file.size_bytes, {"date": file.date}, int(time.time() * 1000), True, file.stats)
 
-    def _without(
-        self, table: DeltaTable, name: str, doomed: Any, before: datetime
-    ) -> tuple[list[AddAction], list[RemoveAction]]:
-        """Adds of new files for what is to stay of every file with doomed rows, and removes of those.
+    def _removed(self, name: str, file: TableFile) -> RemoveAction:
+        path = Path(file.path).relative_to(self.path(name)).as_posix()
+        return RemoveAction(
+            path=path,
+            data_change=True,
+            deletion_timestamp=int(time.time() * 1000),
+            partition_values={"date": file.date.isoformat()},
+        )
 
-        Nothing at or after `before` is doomed, so the files that begin there need not be looked at.
-        """
-        added, removed = [], []
-        root = self.path(name)
-        actions = pa.table(table.get_add_actions(flatten=True))
-        for path, oldest in zip(actions["path"].to_pylist(), actions["min.bucket"].to_pylist()):
-            if oldest is not None and oldest >= before:
-                continue
-            rows = pq.read_table(root / path)
-            kept = rows.filter(~doomed)
-            if kept.num_rows == rows.num_rows:
-                continue
-            removed.append(_remove_action(path, data_change=True))
-            if kept.num_rows:
-                added.append(self._put(name, kept, data_change=True))
-        return added, removed
-
-    def _put(self, name: str, rows: pa.Table, *, data_change: bool) -> AddAction:
-        folder = self.path(name) / "data" / f"folded-{uuid.uuid4().hex[:8]}"
-        folder.mkdir(parents=True)
-        file = folder / "part-0.parquet"
-        pq.write_table(rows.cast(SCHEMAS[name]), file, compression="zstd")
-        return _add_action(file, self.path(name), data_change=data_change)
-
-    def _groups(self, name: str) -> Iterable[list[str]]:
-        """Files side by side in time, as many as one step may hold. Any grouping is right, this one folds the most."""
-        table = self._open(name)
-        if not table:
-            return
-        actions = pa.table(table.get_add_actions(flatten=True)).sort_by([("min.bucket", "ascending")])
-        group: list[str] = []
-        size = 0
-        for path, size_bytes in zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist()):
-            if group and size + size_bytes > COMPACT_BYTES:
-                if len(group) > 1:
-                    yield group
-                group, size = [], 0
-            group.append(path)
-            size += size_bytes
-        if len(group) > 1:
-            yield group
-
-    def _fold(self, name: str, paths: list[str]) -> None:
-        root = self.path(name)
-        rows = pa.concat_tables([pq.read_table(root / path).cast(SCHEMAS[name]) for path in paths])
-        put = self._put(name, folded(name, rows), data_change=False)
+    def _replace_files(self, name: str, fold: Fold, written: list[Written]) -> None:
+        check_visible(written)
 
         def step(table: DeltaTable) -> list[Any]:
-            if not set(paths) <= set(_paths(table)):
-                raise TableConflict(f"table {name!r} was rewritten while it was being compacted: try again")
-            return [*(_remove_action(path, data_change=False) for path in paths), put]
+            if not {file.path for file in fold.replaced} <= {file.path for file in _files(table, self.path(name))}:
+                raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again")
+            removed = [self._removed(name, file) for file in fold.replaced]
+            return [*removed, *(self._reported(name, file) for file in written)]
 
         self._maintain(name, step)
 
@@ -289,6 +285,7 @@ def _commit(table: DeltaTable, name: str, actions: list[Any], guards: list[Trans
         actions,
         "append",
         Schema.from_arrow(SCHEMAS[name]),
+        partition_by=PARTITIONED_BY,
         commit_properties=CommitProperties(app_transactions=guards),
     )
 
@@ -326,20 +323,14 @@ class _OpenTable:
             self._held.update(versions)
 
 
-def _paths(table: DeltaTable) -> list[str]:
-    found: list[str] = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
-    return found
-
-
-def _add_action(file: Path, root: Path, *, data_change: bool) -> AddAction:
-    metadata = pq.read_metadata(file)
-    path = file.relative_to(root).as_posix()
-    stats = json.dumps(stats_of(metadata), allow_nan=False)
-    return AddAction(path, file.stat().st_size, {}, int(time.time() * 1000), data_change, stats)
-
-
-def _remove_action(path: str, *, data_change: bool) -> RemoveAction:
-    return RemoveAction(path=path, data_change=data_change, deletion_timestamp=int(time.time() * 1000))
+def _files(table: DeltaTable, root: Path) -> list[TableFile]:
+    actions = pa.table(table.get_add_actions(flatten=True))
+    columns = ("path", "partition.date", "num_records", "size_bytes", "min.bucket", "max.bucket")
+    rows = zip(*(actions[name].to_pylist() for name in columns)) if actions.num_rows else ()
+    return [
+        TableFile(str(root / path), day, count, size, first, last, Path(path).parts[1].startswith(f"{FINAL}-"))
+        for path, day, count, size, first, last in rows
+    ]
 
 
 def _prune_empty(folder: Path, before: float) -> None:

@@ -1,7 +1,7 @@
 """Where the tasks of a batch put their rows until the driver commits them, and what they report of it.
 
     driver   landing = tables.landing(label)        makes the folders (or staging tables) of one batch
-    task     landing.writer("minute") ─► Written    one file for each table and task attempt, unseen by any reader
+    task     landing.writer("minute") ─► Written    a file for each table, date and task attempt, unseen by any reader
     driver   tables.append("minute", written, …)    commits exactly what was reported
     driver   landing.close()                        drops staging tables
 
@@ -14,16 +14,19 @@ import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.errors import RowsMissing
 
 BOUND_TEXT = 32  # characters of a text that bounds a column; entities may be long
+GROUP_ROWS = 1 << 15  # about 20 series of a day of minutes: what a reader of one series has to read
+PAGE_BYTES = 64 * 1024
 GREATEST_TEXT = "\U0010ffff"  # sorts behind everything
 
 
@@ -36,6 +39,7 @@ class Written:
     size_bytes: int
     rows: int
     stats: str = "{}"  # bounds of each column, as Delta's log has them
+    date: str = ""  # the day that all rows are of, in ISO's form; empty: of any
 
 
 class TableWriter(Protocol):
@@ -43,8 +47,8 @@ class TableWriter(Protocol):
 
     def write(self, rows: pa.Table) -> None: ...
 
-    def close(self) -> Written | None:
-        """Finish; None if there were no rows."""
+    def close(self) -> list[Written]:
+        """Finish; what was written, of each day by itself."""
         ...
 
 
@@ -63,44 +67,59 @@ class FileLanding:
     """One folder for each table, made by the driver: a task that does not find it is on another file system."""
 
     folders: dict[str, str]
+    names_date: bool = True  # the folder of a file names its date, and the file does not; else the other way round
 
     def writer(self, name: str) -> "FileWriter":
-        return FileWriter(name, Path(self.folders[name]))
+        return FileWriter(name, Path(self.folders[name]), names_date=self.names_date)
 
     def close(self) -> None:
         pass  # what was committed stays where it is, the rest is removed by vacuum
 
 
 class FileWriter:
-    """One Parquet file, begun with its first rows."""
+    """One Parquet file for each day, begun with its first rows.
 
-    def __init__(self, name: str, folder: Path) -> None:
+    Row groups are small, and pages have an index: a reader of one metric and a few hours reads little else.
+    """
+
+    def __init__(self, name: str, folder: Path, *, names_date: bool) -> None:
         self._name = name
-        self._path = folder / f"part-{uuid.uuid4().hex}.parquet"
-        self._writer: pq.ParquetWriter | None = None
-        self._rows = 0
+        self._folder = folder
+        self._names_date = names_date
+        self._files: dict[str, tuple[Path, pq.ParquetWriter]] = {}
 
     def write(self, rows: pa.Table) -> None:
-        if not rows.num_rows:
-            return
-        if self._writer is None:
-            try:
-                self._writer = pq.ParquetWriter(self._path, rows.schema, compression="zstd")
-            except FileNotFoundError:
-                raise RowsMissing(
-                    f"an executor does not see {self._path.parent}, which the driver has made: the folder of the "
-                    "tables must be mounted under the same path on the driver and on every worker"
-                ) from None
-        self._writer.write_table(rows)
-        self._rows += rows.num_rows
+        """Rows of any days; those of one day stay in their order."""
+        days = pc.unique(rows["date"]).to_pylist()
+        for day in days:
+            own = rows if len(days) == 1 else rows.filter(pc.equal(rows["date"], pa.scalar(day, pa.date32())))
+            if self._names_date:
+                own = own.drop_columns(["date"])
+            writer = self._writer(day.isoformat(), own.schema)
+            writer.write_table(own, row_group_size=GROUP_ROWS)
 
-    def close(self) -> Written | None:
-        if self._writer is None:
-            return None
-        self._writer.close()
-        metadata = pq.read_metadata(self._path)
-        stats = json.dumps(stats_of(metadata), allow_nan=False)
-        return Written(self._name, str(self._path), self._path.stat().st_size, self._rows, stats)
+    def _writer(self, day: str, schema: pa.Schema) -> pq.ParquetWriter:
+        if day not in self._files:
+            name = f"part-{uuid.uuid4().hex}.parquet"
+            path = self._folder / f"date={day}" / name if self._names_date else self._folder / f"{day}-{name}"
+            if not self._folder.is_dir():
+                raise RowsMissing(
+                    f"an executor does not see {self._folder}, which the driver has made: the folder of the "
+                    "tables must be mounted under the same path on the driver and on every worker"
+                )
+            path.parent.mkdir(exist_ok=True)
+            made = pq.ParquetWriter(path, schema, compression="zstd", write_page_index=True, data_page_size=PAGE_BYTES)
+            self._files[day] = (path, made)
+        return self._files[day][1]
+
+    def close(self) -> list[Written]:
+        found = []
+        for day, (path, writer) in self._files.items():
+            writer.close()
+            metadata = pq.read_metadata(path)
+            stats = json.dumps(stats_of(metadata), allow_nan=False)
+            found.append(Written(self._name, str(path), path.stat().st_size, metadata.num_rows, stats, day))
+        return found
 
 
 def check_visible(written: Sequence[Written]) -> None:
@@ -122,7 +141,11 @@ def check_visible(written: Sequence[Written]) -> None:
 def stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
     """Bounds of every column, wide ones where Parquet has none: a reader may take a column without for an empty one."""
     stats: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
-    for place, field in enumerate(metadata.schema.to_arrow_schema()):
+    columns = [metadata.schema.column(n).path for n in range(len(metadata.schema))]
+    for field in metadata.schema.to_arrow_schema():
+        if field.name not in columns:  # a map or a list: it has no bounds
+            continue
+        place = columns.index(field.name)
         groups = [metadata.row_group(n).column(place).statistics for n in range(metadata.num_row_groups)]
         if groups and all(group is not None and group.has_null_count for group in groups):
             stats["nullCount"][field.name] = sum(group.null_count for group in groups)
@@ -143,4 +166,6 @@ def _bound_of(kind: Any, bound: Any, *, is_least: bool) -> Any:
     if pa.types.is_floating(kind):
         widest = -sys.float_info.max if is_least else sys.float_info.max
         return widest if bound is None else min(max(bound, -sys.float_info.max), sys.float_info.max)
-    return bound.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if isinstance(bound, datetime) else bound
+    if isinstance(bound, datetime):
+        return bound.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return bound.isoformat() if isinstance(bound, date) else bound

@@ -1,46 +1,45 @@
 """Tables as plain Parquet folders, for readers that know nothing else.
 
-    <folder>/minute/.<id>/part-….parquet                     the landing of a batch, written by executors
-    <folder>/minute/batch-<id>/part-….parquet + _guard.json  one append: appears whole, by a rename
-    <folder>/minute/folded-<id>/ …   _guard.json names what it replaces
+    <folder>/minute/_format                                             the format of the layout
+    <folder>/minute/.<id>/2026-11-18-part-….parquet                     a landing, written by executors
+    <folder>/minute/batch-<id>/2026-11-18-part-….parquet + _guard.json  one append: appears whole, by a rename
+    <folder>/minute/final-<id>/ …   _guard.json names the files that it replaces
 
-A folder is written under a name that starts with a dot or underscore (which readers of Parquet pass over) and then
-renamed: the rename is the commit. A folder that a newer one replaces is passed over by us at once, and deleted; a
-reader that only lists files may see both for that moment, so let such readers wait for a compaction to end.
+A file holds rows of one date. A folder is written under a name that starts with a dot (which readers of Parquet pass
+over) and then renamed: the rename is the commit. A file that a newer folder replaces is passed over by us at once, and
+deleted; a reader that only lists files may see both for that moment, so let such readers wait for a fold to end.
 """
 
 import fcntl
 import json
+import operator
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from functools import lru_cache, wraps
+from datetime import UTC, date, datetime
+from functools import lru_cache, reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 
+from penstock.errors import TableConflict
 from penstock.model.level import Level
+from penstock.tables.fold import Run, TableFile, checked_reports, plan_folds, run_here
 from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
-from penstock.tables.port import (
-    SCHEMAS,
-    TOP_N,
-    Batch,
-    Compaction,
-    Description,
-    as_partials,
-    expired,
-    folded,
-)
+from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
+from penstock.tables.pruning import metrics_in, pruned_copy
+from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
 
 _GUARD = "_guard.json"
+_FORMAT = "_format"
 _READS = 20
 T = TypeVar("T")
 
@@ -71,31 +70,17 @@ class ParquetTables:
     @_steadily
     def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
         wanted = set(applications)
-        found: dict[str, int] = {}
-        for folder in self._live(name):
-            for application, version in _guard(folder)["versions"].items():
-                if application in wanted:
-                    found[application] = max(version, found.get(application, -1))
-        return found
+        return {application: last for application, last in self._versions(name).items() if application in wanted}
 
     def landing(self, label: str) -> FileLanding:
-        folders = {name: self._scratch(name) for name in SCHEMAS}
-        for folder in folders.values():
-            folder.mkdir(parents=True)
-        return FileLanding({name: str(folder) for name, folder in folders.items()})
+        return self._landing(*SCHEMAS)
 
     def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
         check_visible(written)
         with self._alone(name):
             if not batch.wanted_by(name, self.held(name, batch.versions)):
                 return False
-            # The landing may still get files of attempts that were overtaken: only what was reported moves on.
-            scratch = self._scratch(name)
-            scratch.mkdir()
-            for number, file in enumerate(written):
-                os.rename(file.place, scratch / f"part-{number}.parquet")
-            guard = {"versions": batch.versions, "replaces": []}
-            _publish(scratch, self.folder / name / f"batch-{scratch.name[1:13]}", guard)
+            self._publish(name, "batch", written, batch.versions, ())
         return True
 
     def replace(
@@ -107,105 +92,175 @@ class ParquetTables:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         check_visible(written)
-        fresh = [pq.read_table(file.place).cast(SCHEMAS[name]) for file in written]
         with self._alone(name):
             check()
-            kept = self._rows(name).filter((pc.field("bucket") < start) | (pc.field("bucket") >= end))
-            self._fold(name, pa.concat_tables([kept, *fresh]))
+            doomed = [file for file in self.files(name) if start.date() <= file.date < end.date()]
+            self._publish(name, "batch", written, self._versions(name), doomed)
 
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
     ) -> pa.Table:
         return as_partials(self._rows(level.value, start, end, metric))
 
-    def top_rows(self) -> pa.Table:
-        return self._rows(TOP_N)
+    def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
+        return as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
-    def compact(self, name: str) -> Compaction:
+    def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
-        with self._alone(name):
-            if len(self._live(name)) > 1:
-                self._fold(name, self._rows(name))
+        landing = self._landing(name)
+        for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
+            written = checked_reports(name, fold, run(fold.tasks))
+            check_visible(written)
+            with self._alone(name):
+                if not set(fold.replaced) <= set(self.files(name)):
+                    raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again")
+                self._publish(name, "final", written, self._versions(name), fold.replaced)
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 
     def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
-        doomed = expired(before, metrics, but_not)
+        gone = 0
         with self._alone(name):
-            rows = self._rows(name)
-            kept = rows.filter(~doomed)
-            if kept.num_rows < rows.num_rows:
-                self._fold(name, kept)
-        return int(rows.num_rows - kept.num_rows)
+            # A folder has files of one kind: final rows, or increments.
+            for kind in ("final", "batch"):
+                removed: list[TableFile] = []
+                added: list[Written] = []
+                for file in self.files(name):
+                    if file.date >= before.date() or file.is_final != (kind == "final"):
+                        continue
+                    there = metrics_in(file.path) if metrics or but_not else {""}
+                    doomed = there & set(metrics) if metrics else there - set(but_not)
+                    if not doomed:
+                        continue
+                    removed.append(file)
+                    if doomed != there:
+                        kept = ~doomed_metrics(metrics, but_not)
+                        added += pruned_copy(file.path, name, self._landing(name), kept, file.date)
+                if removed:
+                    self._publish(name, kind, added, self._versions(name), removed)
+                    gone += sum(file.rows for file in removed) - sum(file.rows for file in added)
+        return gone
 
     def vacuum(self, hours: int) -> int:
         gone = 0
         for name in SCHEMAS:
             if (self.folder / name).is_dir():
-                with self._alone(name):  # what is published during the vacuum would be in no list of live folders
-                    live = set(self._live(name))
-                    dead = [folder for folder in self._folders(name) if folder not in live]
-                    for folder in dead:
-                        _remove(folder)
-                    gone += len(dead) + _clear_scratch(self.folder / name, time.time() - 3600 * hours)
+                with self._alone(name):
+                    gone += self._sweep(name) + _clear_scratch(self.folder / name, time.time() - 3600 * hours)
         return gone
 
     @_steadily
     def describe(self, name: str) -> Description:
-        files = [file for folder in self._live(name) for file in folder.glob("*.parquet")]
-        buckets = self._rows(name)["bucket"]
+        files = self.files(name)
         return Description(
-            rows=len(buckets),
+            rows=sum(file.rows for file in files),
             files=len(files),
-            size_bytes=sum(file.stat().st_size for file in files),
-            oldest=pc.min(buckets).as_py(),
-            newest=pc.max(buckets).as_py(),
+            size_bytes=sum(os.stat(file.path).st_size for file in files),
+            oldest=min((file.first for file in files), default=None),
+            newest=max((file.last for file in files), default=None),
         )
 
     def file_uris(self, name: str) -> list[str]:
         """The files that hold the table now."""
-        return [str(file) for folder in self._live(name) for file in folder.glob("*.parquet")]
+        return [file.path for file in self.files(name)]
+
+    @_steadily
+    def files(self, name: str) -> list[TableFile]:
+        """The files that hold the table: all but those that a folder replaces."""
+        guards = {folder: _guard(folder) for folder in self._folders(name)}
+        replaced = {gone for guard in guards.values() for gone in guard["replaces"]}
+        return [
+            _table_file(folder / file)
+            for folder, guard in guards.items()
+            for file in guard["files"]
+            if f"{folder.name}/{file}" not in replaced
+        ]
 
     def _folders(self, name: str) -> list[Path]:
         root = self.folder / name
-        return [path for path in sorted(root.iterdir()) if path.name[0] not in "._"] if root.is_dir() else []
+        if not root.is_dir():
+            return []
+        folders = [path for path in sorted(root.iterdir()) if path.name[0] not in "._"]
+        if folders:
+            form = root / _FORMAT
+            check_format(int(form.read_text()) if form.exists() else 1, self.location, name)
+        return folders
 
-    def _live(self, name: str) -> list[Path]:
-        """The folders that hold the table: all but those that another replaces."""
-        folders = self._folders(name)
-        replaced = {gone for folder in folders for gone in _guard(folder)["replaces"]}
-        return [folder for folder in folders if folder.name not in replaced]
+    def _versions(self, name: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for folder in self._folders(name):
+            for application, version in _guard(folder)["versions"].items():
+                found[application] = max(version, found.get(application, -1))
+        return found
 
     @_steadily
     def _rows(
-        self, name: str, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+        self,
+        name: str,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        metric: str | None = None,
+        wanted: Any = None,
     ) -> pa.Table:
-        files = self.file_uris(name)
+        bounds = [wanted] if wanted is not None else []
+        bounds += ([pc.field("bucket") >= start] if start else []) + ([pc.field("bucket") < end] if end else [])
+        bounds += [pc.field("metric") == metric] if metric else []
+        files = [file.path for file in self.files(name) if _is_within(file, start, end)]
         if not files:
             return SCHEMAS[name].empty_table()
-        rows = pa.concat_tables([pq.read_table(file).select(SCHEMAS[name].names).cast(SCHEMAS[name]) for file in files])
-        if start:
-            rows = rows.filter(pc.field("bucket") >= start)
-        if metric:
-            rows = rows.filter(pc.field("metric") == metric)
-        return rows.filter(pc.field("bucket") < end) if end else rows
+        dataset = pa_dataset.dataset(files, schema=SCHEMAS[name], format="parquet", partitioning=None)
+        return dataset.to_table(filter=reduce(operator.and_, bounds) if bounds else None)
 
-    def _fold(self, name: str, rows: pa.Table) -> None:
-        """Put `rows`, merged, in the place of everything that the table holds."""
-        live = self._live(name)
-        versions: dict[str, int] = {}
-        for folder in live:
-            for application, version in _guard(folder)["versions"].items():
-                versions[application] = max(version, versions.get(application, -1))
+    def _publish(
+        self,
+        name: str,
+        kind: str,
+        written: Sequence[Written],
+        versions: Mapping[str, int],
+        replaced: Sequence[TableFile],
+    ) -> None:
+        """Make files part of the table in the place of others; the caller holds the lock.
+
+        The landing may still get files of attempts that were overtaken: only what was reported moves on.
+        """
         scratch = self._scratch(name)
-        scratch.mkdir(parents=True)
-        pq.write_table(folded(name, rows), scratch / "part-0.parquet", compression="zstd")
-        # Also what is dead already: the folder that says so goes now, and a fold that died may have left it there.
-        replaced = self._folders(name)
-        guard = {"versions": versions, "replaces": [folder.name for folder in replaced]}
-        _publish(scratch, self.folder / name / f"folded-{uuid.uuid4().hex[:12]}", guard)
-        for folder in replaced:
-            _remove(folder)
+        scratch.mkdir()
+        for file in written:
+            os.rename(file.place, scratch / Path(file.place).name)
+        guard = {
+            "versions": dict(versions),
+            "replaces": ["/".join(Path(file.path).parts[-2:]) for file in replaced],
+            "files": [Path(file.place).name for file in written],
+        }
+        _publish(scratch, self.folder / name / f"{kind}-{scratch.name[1:13]}", guard)
+        if replaced:
+            self._sweep(name)
+
+    def _sweep(self, name: str) -> int:
+        """Delete the files that are replaced, then the folders that have none left; the caller holds the lock.
+
+        Each folder that replaces something has all guards of its time, so the newest of the empty ones may stay alone.
+        """
+        gone = 0
+        folders = self._folders(name)
+        replaced = {self.folder / name / file for folder in folders for file in _guard(folder)["replaces"]}
+        for file in replaced:
+            if file.exists():
+                file.unlink()
+                gone += 1
+        versions = self._versions(name)
+        empty = [folder for folder in folders if not any(folder.glob("*.parquet"))]
+        keeper = next((folder for folder in folders if _guard(folder)["versions"] == versions), None)
+        for folder in empty:
+            if keeper is not None and folder != keeper:
+                _remove(folder)
+        return gone
+
+    def _landing(self, *names: str) -> FileLanding:
+        folders = {name: self._scratch(name) for name in names}
+        for folder in folders.values():
+            folder.mkdir(parents=True)
+        return FileLanding({name: str(folder) for name, folder in folders.items()}, names_date=False)
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
@@ -213,6 +268,8 @@ class ParquetTables:
         (self.folder / name).mkdir(parents=True, exist_ok=True)
         with open(self.folder / name / ".lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            if not self._folders(name):
+                (self.folder / name / _FORMAT).write_text(str(FORMAT))
             yield
 
     def _scratch(self, name: str) -> Path:
@@ -248,3 +305,23 @@ def _clear_scratch(folder: Path, before: float) -> int:
 def _guard(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / _GUARD).read_text())
     return found
+
+
+@lru_cache(maxsize=1 << 16)  # nor does a file
+def _table_file(path: Path) -> TableFile:
+    metadata = pq.read_metadata(path)
+    columns = [metadata.schema.column(n).path for n in range(len(metadata.schema))]
+    bounds = [metadata.row_group(n).column(columns.index("bucket")).statistics for n in range(metadata.num_row_groups)]
+    return TableFile(
+        str(path),
+        date.fromisoformat(path.name[:10]),
+        metadata.num_rows,
+        path.stat().st_size,
+        min(one.min for one in bounds).replace(tzinfo=UTC),
+        max(one.max for one in bounds).replace(tzinfo=UTC),
+        path.parent.name.startswith("final-"),
+    )
+
+
+def _is_within(file: TableFile, start: datetime | None, end: datetime | None) -> bool:
+    return (start is None or file.last >= start) and (end is None or file.first < end)

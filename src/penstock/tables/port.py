@@ -1,11 +1,11 @@
-"""The tables: partials appended batch by batch, read merged. Where they lie is one of three adapters behind one port.
+"""The tables: increments appended batch by batch, folded into final rows. Three adapters behind one port keep them.
 
     open_tables("/data/tables")                    Delta folders, one a table      penstock.tables.delta
     open_tables("file:///data/tables")             the same
     open_tables("postgresql://user@host/db")       PostgreSQL                      penstock.tables.postgres
     open_tables("parquet:/data/tables")            plain Parquet folders           penstock.tables.parquet
 
-    minute  hour  day  top_n                       the tables, see `SCHEMAS`
+    minute  hour  day  top_n                       the tables, see `penstock.tables.table_rows`
 
 Tasks write, the driver commits what they report (`penstock.tables.landing`). Every append carries its guard in the same
 commit: up to which sequence of each writer the table now holds the points. So a batch that runs again changes nothing,
@@ -22,18 +22,16 @@ import pyarrow.compute as pc
 
 from penstock.errors import TableConflict, TableOvertaken
 from penstock.model.finals import with_finals
-from penstock.model.function import Function
+from penstock.model.function import is_function
 from penstock.model.grouping import grouped
 from penstock.model.level import Level
-from penstock.model.partial import PARTIALS, TOP_N_ORDER, first_of_each, merged
+from penstock.model.partial import SERIES, first_of_each
 from penstock.model.segment import Origin
+from penstock.tables.fold import Run, run_here
 from penstock.tables.landing import Landing, Written
-
-LEVEL_ROWS = pa.schema([field for field in PARTIALS if field.name != "record"])
-TOP_N_ROWS = pa.schema([PARTIALS.field(name) for name in ("metric", "function", "bucket", "entity", "record", "max")])
-TOP_N = "top_n"
-TOP_KEPT = 10  # entities of a metric and minute that the top-n table keeps
-SCHEMAS: dict[str, Any] = {level.value: LEVEL_ROWS for level in Level} | {TOP_N: TOP_N_ROWS}
+from penstock.tables.table_rows import RECORDS, TOP_KEPT, records_kept, top_records
+from penstock.tables.table_rows import SCHEMAS as SCHEMAS
+from penstock.tables.table_rows import TOP_N as TOP_N
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ class Tables(Protocol):
         end: datetime,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Put what tasks report in the place of what the table holds of the buckets from `start` to before `end`.
+        """Put what tasks report in the place of what the table holds of the days from `start` to before `end`.
 
         `check` is called once no append can be overlooked any more; if it raises, nothing is replaced.
         """
@@ -126,16 +124,19 @@ class Tables(Protocol):
         """The rows of a level as they lie there (schema `PARTIALS`, not merged), from `start` to before `end`."""
         ...
 
-    def top_rows(self) -> pa.Table:
-        """The rows of the top-n table as they lie there."""
+    def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
+        """The rows of the top-n table as they lie there (schema `RECORDS`), from `start` on."""
         ...
 
-    def compact(self, name: str) -> "Compaction":
-        """Fold the rows of each series and bucket into one; readers and the running job are not disturbed."""
+    def compact(self, name: str, run: Run = run_here) -> "Compaction":
+        """Make the rows of each series and bucket one that is final; readers and the running job are not disturbed.
+
+        `run` runs the tasks of it, here or on executors.
+        """
         ...
 
     def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
-        """Delete the buckets before `before`; how many rows went. Of these metrics only, or of all but those."""
+        """Delete the days that end by `before`; how many rows went. Of these metrics only, or of all but those."""
         ...
 
     def vacuum(self, hours: int) -> int:
@@ -183,18 +184,11 @@ def open_tables(location: str) -> Tables:
     return DeltaTables(location)
 
 
-def expired(before: datetime, metrics: tuple[str, ...], but_not: tuple[str, ...]) -> Any:
-    """What `expire` deletes, as an expression of pyarrow."""
-    doomed = pc.field("bucket") < before
+def doomed_metrics(metrics: tuple[str, ...], but_not: tuple[str, ...]) -> Any:
+    """What `expire` deletes of a day, as an expression of pyarrow."""
     if metrics:
-        doomed = doomed & pc.field("metric").isin(pa.array(metrics, pa.string()))
-    return doomed & ~pc.field("metric").isin(pa.array(but_not, pa.string())) if but_not else doomed
-
-
-def as_partials(rows: pa.Table) -> pa.Table:
-    """Rows of a level in the schema `PARTIALS`: their record is null."""
-    rows = rows.select(LEVEL_ROWS.names).cast(LEVEL_ROWS)
-    return rows.add_column(PARTIALS.get_field_index("record"), "record", pa.nulls(rows.num_rows, pa.string()))
+        return pc.field("metric").isin(pa.array(metrics, pa.string()))
+    return ~pc.field("metric").isin(pa.array(but_not, pa.string()))
 
 
 def read_level(tables: Tables, level: Level, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
@@ -202,35 +196,24 @@ def read_level(tables: Tables, level: Level, start: datetime | None = None, end:
     return with_finals(tables.partials(level, start, end), level)
 
 
-def read_top_n(tables: Tables, n: int) -> pa.Table:
-    """The `n` greatest of each minute, greatest first: per metric entities, per metric and entity records.
+def read_top_n(tables: Tables, n: int, level: Level = Level.MINUTE) -> pa.Table:
+    """The `n` greatest of each bucket, greatest first: per metric entities, per metric and entity records.
 
-    Not more than the table keeps, `TOP_KEPT` entities and as many records as the function says: so far it is exact.
+    Entities are those of the level's own table, `TOP_KEPT` at most; records as many as the function keeps.
     """
-    return _tops(tables.top_rows(), min(n, TOP_KEPT), lambda function: min(n, _records_kept(function)))
+    records = top_records(tables.records(level), lambda function: min(n, records_kept(function)))
+    found = [_top_entities(tables.partials(level), min(n, TOP_KEPT)), records.select(_TOP)]
+    return pa.concat_tables(found)
 
 
-def folded(name: str, rows: pa.Table) -> pa.Table:
-    """Rows of a table with those of one series and bucket made one, and those that no reader asks for left out."""
-    if name == TOP_N:
-        return _tops(rows, TOP_KEPT, _records_kept)
-    order = [(column, "ascending") for column in ("metric", "entity", "bucket")]
-    return merged(as_partials(rows)).select(LEVEL_ROWS.names).sort_by(order)
+_TOP = [name for name in RECORDS.names if name != "level"]
 
 
-def _records_kept(function: str) -> int:
-    return int(Function.parse(function).parameters[0])
-
-
-def _tops(rows: pa.Table, entities: int, records: Callable[[str], int]) -> pa.Table:
-    keys = [column for column in TOP_N_ROWS.names if column != "max"]
+def _top_entities(partials: pa.Table, n: int) -> pa.Table:
+    rows = partials.filter(is_function(partials["function"], lambda spec: spec.is_ranked))
     if not rows.num_rows:
-        return rows.select(TOP_N_ROWS.names)
-    rows = grouped(rows, keys, [("max", "max")]).rename_columns([*keys, "max"]).cast(TOP_N_ROWS)
-    plain = rows.filter(pc.is_null(rows["record"]))
-    groups = ("metric", "function", "bucket")
-    found = [first_of_each(plain, groups, [("max", "descending"), ("entity", "ascending")], entities)]
-    for function in pc.unique(rows.filter(pc.is_valid(rows["record"]))["function"]).to_pylist():
-        some = rows.filter((pc.field("function") == function) & pc.field("record").is_valid())
-        found.append(first_of_each(some, (*groups, "entity"), TOP_N_ORDER, records(function)))
-    return pa.concat_tables(found).select(TOP_N_ROWS.names)
+        return RECORDS.empty_table().select(_TOP)
+    rows = grouped(rows, SERIES, [("max", "max")]).rename_columns([*SERIES, "max"])
+    rows = rows.append_column("record", pa.nulls(rows.num_rows, pa.string())).select(_TOP)
+    rows = rows.cast(pa.schema([RECORDS.field(name) for name in _TOP]))
+    return first_of_each(rows, ("metric", "function", "bucket"), [("max", "descending"), ("entity", "ascending")], n)

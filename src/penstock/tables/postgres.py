@@ -1,12 +1,12 @@
 """Tables in PostgreSQL: rows and guard in one transaction.
 
-    penstock_minute  penstock_hour  penstock_day  penstock_top_n     one row per identity, kept merged by an upsert
+    penstock_minute  penstock_hour  penstock_day  penstock_top_n     partitioned by date: penstock_minute_20261118
     penstock_guard (table_name, application, version)                which batches each table holds
-
     penstock_staged_<time>_<id>_<table>                              what the tasks of one batch have copied
 
-Tasks copy their rows into staging tables. One transaction of the driver merges them with one statement, so there is
-nothing to compact, and any client reads the tables as they are. Then the staging tables go.
+Tasks copy their rows into staging tables. One transaction of the driver adds them, then the staging tables go. A fold
+takes the rows of the series and buckets that have increments out and puts final rows in, in one transaction: a reader
+sees the ones or the others. The comment of a table names its format.
 """
 
 import re
@@ -15,46 +15,27 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
 from psycopg import sql
 
 from penstock.errors import MissingRequirement, RowsMissing
-from penstock.model.function import names_where
 from penstock.model.level import Level
-from penstock.model.partial import SERIES, STATES
+from penstock.tables.fold import Run, fold_rows, run_here
 from penstock.tables.landing import Written
-from penstock.tables.port import (
-    LEVEL_ROWS,
-    SCHEMAS,
-    TOP_N,
-    TOP_N_ROWS,
-    Batch,
-    Compaction,
-    Description,
-    as_partials,
-)
+from penstock.tables.port import Batch, Compaction, Description
+from penstock.tables.postgres_rows import TYPES, from_rows, to_csv
+from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, as_partials, as_records, check_format
 
 _STAGED = "penstock_staged_"
-_TYPES = {"string": "text", "int64": "bigint", "double": "double precision", "timestamp[us, tz=UTC]": "timestamptz"}
-_MERGES = {
-    "sum": "{t}.{c} + excluded.{c}",
-    "min": "least({t}.{c}, excluded.{c})",
-    "max": "greatest({t}.{c}, excluded.{c})",
-}
+_FOLD_ROWS = 50_000  # increments that are folded at once
+_FORMAT = "penstock.format="
 _GUARD = """create table if not exists penstock_guard (
     table_name text not null, application text not null, version bigint not null,
     primary key (table_name, application))"""
-
-_OVERTAKEN = sql.SQL(
-    "delete from {} as old using {} as new where split_part(old.function, '(', 1) = any(%s) and old.part < new.part "
-    "and (old.metric, old.function, old.entity, old.bucket) = (new.metric, new.function, new.entity, new.bucket)"
-)
 
 
 class PostgresTables:
@@ -108,8 +89,8 @@ class PostgresTables:
             self._prepare(connection, name)
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", (f"penstock_{name}",))
             check()
-            doomed = sql.SQL("delete from {} where bucket >= %s and bucket < %s").format(_table(name))
-            connection.execute(doomed, (start, end))
+            doomed = sql.SQL("delete from {} where date >= %s and date < %s").format(_table(name))
+            connection.execute(doomed, (start.date(), end.date()))
             self._merge(connection, name, written)
 
     def partials(
@@ -117,28 +98,69 @@ class PostgresTables:
     ) -> pa.Table:
         return as_partials(self._rows(level.value, start, end, metric))
 
-    def top_rows(self) -> pa.Table:
-        return self._rows(TOP_N)
+    def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
+        return as_records(self._rows(TOP_N, start, None, metric, level.value))
 
-    def compact(self, name: str) -> Compaction:
-        """An upsert keeps one row per identity already: only what was overtaken goes, and the space of old versions."""
+    def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
         with self._connect() as connection:
             self._prepare(connection, name)
-            if name != TOP_N:
-                newest = names_where(lambda spec: spec.keeps_newest)
-                connection.execute(_OVERTAKEN.format(_table(name), _table(name)), (newest,))
-            connection.execute(sql.SQL("vacuum (analyze) {}").format(_table(name)))
+            connection.execute("select pg_advisory_lock(hashtext(%s))", (f"penstock_{name}_maintenance",))
+            query = sql.SQL("select date, count(*) from {} where not is_final group by date order by date desc")
+            for day, count in connection.execute(query.format(_table(name))).fetchall():
+                shares = 1 + count // _FOLD_ROWS
+                for share in range(shares):
+                    self._fold(connection, name, day, share, shares)
+                connection.execute(sql.SQL("vacuum (analyze) {}").format(_partition(name, day)))
         return Compaction(before.rows, self.describe(name).rows, 1, 1)
 
+    def _fold(self, connection: psycopg.Connection[Any], name: str, day: date, share: int, shares: int) -> None:
+        """One share of the series of a day. Increments that come in between are left for the next time."""
+        keys = [sql.Identifier(key) for key in IDENTITY_OF[name] if key != "record_id"]
+        same = sql.SQL(" and ").join(sql.SQL("t.{k} = touched.{k}").format(k=key) for key in keys)
+        columns = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(column)) for column in SCHEMAS[name].names)
+        taking = sql.SQL(
+            "with touched as (select distinct {keys} from {table} where date = %s and not is_final "
+            "and series >= %s and series < %s) "
+            "delete from {table} t using touched where t.date = %s and {same} returning {columns}"
+        ).format(keys=sql.SQL(", ").join(keys), table=_table(name), same=same, columns=columns)
+        bounds = [f"{(number << 32) // shares:08x}" if number < shares else "g" for number in (share, share + 1)]
+        with connection.transaction():
+            rows = connection.execute(taking, (day, *bounds, day)).fetchall()
+            if rows:
+                self._copy(connection, name, fold_rows(name, from_rows(name, rows)))
+
+    def _copy(self, connection: psycopg.Connection[Any], name: str, rows: pa.Table) -> None:
+        columns = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
+        copying = sql.SQL("copy {} ({}) from stdin (format csv)").format(_table(name), columns)
+        with connection.cursor() as cursor, cursor.copy(copying) as copy:
+            copy.write(to_csv(rows))
+
     def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
+        gone = 0
         with self._connect() as connection:
             self._prepare(connection, name)
-            doomed = sql.SQL("delete from {} where bucket < %s and not metric = any(%s)").format(_table(name))
-            if metrics:
-                doomed = doomed + sql.SQL(" and metric = any(%s)")
-                return connection.execute(doomed, (before, list(but_not), list(metrics))).rowcount
-            return connection.execute(doomed, (before, list(but_not))).rowcount
+            for partition, day in self._partitions(connection, name):
+                if day >= before.date():
+                    continue
+                if metrics or but_not:
+                    doomed = sql.SQL("delete from {} where metric = any(%s)" if metrics else
+                                     "delete from {} where not metric = any(%s)")  # fmt: skip
+                    gone += connection.execute(doomed.format(partition), (list(metrics or but_not),)).rowcount
+                    continue
+                with connection.transaction():
+                    connection.execute("set local lock_timeout = '10s'")  # readers go first; there is a next time
+                    counted = connection.execute(sql.SQL("select count(*) from {}").format(partition)).fetchone()
+                    connection.execute(sql.SQL("drop table {}").format(partition))
+                gone += counted[0] if counted else 0
+        return gone
+
+    def _partitions(self, connection: psycopg.Connection[Any], name: str) -> list[tuple[sql.Identifier, date]]:
+        found = connection.execute(
+            "select inhrelid::regclass::text from pg_inherits where inhparent = %s::regclass", (f"penstock_{name}",)
+        )
+        names = [table.rpartition(".")[2] for (table,) in found.fetchall()]
+        return [(sql.Identifier(table), datetime.strptime(table[-8:], "%Y%m%d").date()) for table in sorted(names)]
 
     def vacuum(self, hours: int) -> int:
         """Drop what batches that were never committed have staged; rows the server clears by itself."""
@@ -173,55 +195,94 @@ class PostgresTables:
 
     def _prepare(self, connection: psycopg.Connection[Any], name: str) -> None:
         # An account that may only read, or a replica, may not even create what is there.
-        there = connection.execute("select to_regclass('penstock_guard'), to_regclass(%s)", (_identity_index(name),))
-        if None not in (there.fetchone() or (None,)):
-            return
+        there = connection.execute(
+            "select to_regclass('penstock_guard'), to_regclass(%s), obj_description(to_regclass(%s), 'pg_class')",
+            (f"penstock_{name}",) * 2,
+        ).fetchone()
+        assert there is not None
+        if there[1] is not None:
+            comment = there[2] or ""
+            found = int(comment.removeprefix(_FORMAT)) if comment.startswith(_FORMAT) else 1
+            check_format(found, self.location, name)
+            if there[0] is not None:
+                return
         columns = [
-            sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(_TYPES[str(column.type)]))
+            sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(TYPES[str(column.type)]))
             for column in SCHEMAS[name]
         ]
-        create = sql.SQL("create table if not exists {} ({})").format(_table(name), sql.SQL(", ").join(columns))
-        index = sql.SQL("create unique index if not exists {} on {} ({}) nulls not distinct")
-        earlier = f"penstock_{name}_{'_'.join(_keys(name))}_key"  # over whole texts, until they were found to be long
-        drop = sql.SQL("alter table {} drop constraint if exists {}").format(_table(name), sql.Identifier(earlier))
+        table, listed = _table(name), sql.SQL(", ").join(columns)
+        statements: list[sql.SQL | sql.Composed] = [
+            sql.SQL(_GUARD),
+            sql.SQL("create table if not exists {} ({}) partition by range (date)").format(table, listed),
+            sql.SQL("create index if not exists {} on {} (metric, bucket)").format(_index(name, "metric"), table),
+            sql.SQL("create index if not exists {} on {} using gin (labels)").format(_index(name, "labels"), table),
+            sql.SQL("create index if not exists {} on {} (date, series) where not is_final").format(
+                _index(name, "increments"), table
+            ),
+            sql.SQL("comment on table {} is {}").format(table, sql.Literal(f"{_FORMAT}{FORMAT}")),
+        ]
         connection.execute("select pg_advisory_lock(hashtext('penstock'))")  # "if not exists" alone is no lock
         try:
-            connection.execute(_GUARD)
-            connection.execute(create)
-            connection.execute(index.format(sql.Identifier(_identity_index(name)), _table(name), _identity(name)))
-            connection.execute(drop)
+            for statement in statements:
+                connection.execute(statement)
         finally:
             connection.execute("select pg_advisory_unlock(hashtext('penstock'))")
 
+    def _make_partitions(self, connection: psycopg.Connection[Any], name: str, days: Iterable[date]) -> None:
+        """A table for each new day. It is attached: a partition that is created as one waits for all readers."""
+        for day in days:
+            partition = _partition(name, day)
+            there = connection.execute("select to_regclass(%s)", (_partition_name(name, day),)).fetchone()
+            if there and there[0] is not None:
+                continue
+            with connection.transaction():
+                connection.execute(
+                    sql.SQL("create table {} (like {} including defaults)").format(partition, _table(name))
+                )
+                connection.execute(
+                    sql.SQL("alter table {} attach partition {} for values from ({}) to ({})").format(
+                        _table(name), partition, sql.Literal(day), sql.Literal(day + timedelta(days=1))
+                    )
+                )
+
     def _merge(self, connection: psycopg.Connection[Any], name: str, written: Sequence[Written]) -> None:
-        """Add the staged rows that were reported. A row occurs in them once."""
+        """Add the staged rows that were reported."""
         columns = sql.SQL(", ").join(map(sql.Identifier, SCHEMAS[name].names))
-        merging = sql.SQL(
-            "insert into {} ({}) select {} from {} where attempt = any(%s) on conflict ({}) do update set {}"
-        )
         attempts: dict[str, list[Written]] = {}
         for one in written:
             attempts.setdefault(one.place.partition("/")[0], []).append(one)
         for staged, reported in attempts.items():
-            table = sql.Identifier(staged)
-            command = merging.format(_table(name), columns, columns, table, _identity(name), _assignments(name))
-            added = connection.execute(command, ([one.place.partition("/")[2] for one in reported],)).rowcount
+            names, table = [one.place.partition("/")[2] for one in reported], sql.Identifier(staged)
+            days = sql.SQL("select distinct date from {} where attempt = any(%s)").format(table)
+            self._make_partitions(connection, name, [day for (day,) in connection.execute(days, (names,)).fetchall()])
+            adding = sql.SQL("insert into {} ({}) select {} from {} where attempt = any(%s)")
+            added = connection.execute(adding.format(_table(name), columns, columns, table), (names,)).rowcount
             if added != sum(one.rows for one in reported):
                 rows = sum(one.rows for one in reported)
                 raise RowsMissing(f"tasks have staged {rows} rows of table {name!r}, PostgreSQL has {added} of them")
 
     def _rows(
-        self, name: str, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
+        self,
+        name: str,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        metric: str | None = None,
+        level: str | None = None,
     ) -> pa.Table:
-        bounds = {"bucket >= %s": start, "bucket < %s": end, "metric = %s": metric}
+        bounds = {
+            "bucket >= %s": start,
+            "date >= %s": start and start.date(),
+            "bucket < %s": end,
+            "metric = %s": metric,
+            "level = %s": level,
+        }
         given = {text: bound for text, bound in bounds.items() if bound}
         where = sql.SQL(" where " + " and ".join(given)) if given else sql.SQL("")
         columns = sql.SQL(", ").join(map(sql.Identifier, SCHEMAS[name].names))
         with self._connect() as connection:
             self._prepare(connection, name)
             query = sql.SQL("select {} from {}").format(columns, _table(name)) + where
-            rows = connection.execute(query, tuple(given.values())).fetchall()
-        return pa.table(list(map(list, zip(*rows))) or [[] for _ in SCHEMAS[name]], schema=SCHEMAS[name])
+            return from_rows(name, connection.execute(query, tuple(given.values())).fetchall())
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,53 +319,21 @@ class StagedWriter:
             return
         if self._connection is None:
             self._connection = psycopg.connect(self._dsn)
-        rows = _storable(rows).add_column(0, "attempt", pa.repeat(pa.scalar(self._attempt), rows.num_rows))
+        rows = rows.add_column(0, "attempt", pa.repeat(pa.scalar(self._attempt), rows.num_rows))
         columns = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
         copying = sql.SQL("copy {} ({}) from stdin (format csv)").format(sql.Identifier(self._staged), columns)
-        text = pa.BufferOutputStream()
-        pa_csv.write_csv(rows, text, pa_csv.WriteOptions(include_header=False))  # texts quoted, nulls bare
-        data = text.getvalue()
+        data = to_csv(rows)
         with self._connection.cursor() as cursor, cursor.copy(copying) as copy:
-            copy.write(memoryview(data))
+            copy.write(data)
         self._rows += rows.num_rows
-        self._size += data.size
+        self._size += len(data)
 
-    def close(self) -> Written | None:
+    def close(self) -> list[Written]:
         if self._connection is None:
-            return None
+            return []
         self._connection.commit()
         self._connection.close()
-        return Written(self._name, f"{self._staged}/{self._attempt}", self._size, self._rows)
-
-
-def _keys(name: str) -> list[str]:
-    return [*SERIES, "part"] if name != TOP_N else [column for column in TOP_N_ROWS.names if column != "max"]
-
-
-def _identity_index(name: str) -> str:
-    return f"penstock_{name}_identity"
-
-
-def _identity(name: str) -> sql.Composed:
-    """What a row is known by. Of texts that may be long a digest: an index takes no more than 2,700 bytes."""
-    digests = {key: sql.SQL("md5({})") for key in ("entity", "record")}
-    return sql.SQL(", ").join(digests.get(key, sql.SQL("{}")).format(sql.Identifier(key)) for key in _keys(name))
-
-
-def _storable(rows: pa.Table) -> pa.Table:
-    """Metrics without NUL, which no text of PostgreSQL may have; entities and records are JSON, which escapes it."""
-    metrics = pc.replace_substring(rows["metric"], "\0", "\N{REPLACEMENT CHARACTER}")
-    return rows.set_column(rows.schema.get_field_index("metric"), "metric", metrics)
-
-
-def _assignments(name: str) -> sql.Composed:
-    """How a row that is there and one that comes become one: the merge of each state."""
-    merges = {state.name: _MERGES[state.merge] for state in STATES if name != TOP_N or state.name == "max"}
-    texts = [
-        sql.SQL("{} = " + text.format(t=f"penstock_{name}", c=f'"{column}"')).format(sql.Identifier(column))
-        for column, text in merges.items()
-    ]
-    return sql.SQL(", ").join(texts)
+        return [Written(self._name, f"{self._staged}/{self._attempt}", self._size, self._rows)]
 
 
 def _held(connection: psycopg.Connection[Any], name: str, applications: Iterable[str]) -> dict[str, int]:
@@ -316,4 +345,13 @@ def _table(name: str) -> sql.Identifier:
     return sql.Identifier(f"penstock_{name}")
 
 
-assert LEVEL_ROWS.names[: len(SERIES)] == list(SERIES)
+def _partition_name(name: str, day: date) -> str:
+    return f"penstock_{name}_{day:%Y%m%d}"
+
+
+def _partition(name: str, day: date) -> sql.Identifier:
+    return sql.Identifier(_partition_name(name, day))
+
+
+def _index(name: str, of: str) -> sql.Identifier:
+    return sql.Identifier(f"penstock_{name}_by_{of}")

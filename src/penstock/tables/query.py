@@ -21,7 +21,8 @@ from penstock.model.finals import rank_name, with_finals
 from penstock.model.function import Function, functions_in
 from penstock.model.level import Level
 from penstock.model.point import entity_of
-from penstock.tables.port import SCHEMAS, Tables, read_top_n
+from penstock.tables.port import SCHEMAS, Tables
+from penstock.tables.table_rows import records_kept, top_records
 
 ALL = "*"  # by every label: each series by itself
 # The finest level whose rows are few enough to be looked at, by how far back the question goes.
@@ -191,9 +192,9 @@ def _by_value(row: QueryRow) -> tuple[bool, float, list[tuple[str, str]]]:
 
 def _top_records(tables: Tables, question: Question, since: datetime) -> pa.Table:
     """A metric whose function is top_n has its records in a table of their own: each record is a group by itself."""
-    rows = read_top_n(tables, question.top or 10)
-    rows = rows.filter((pc.field("metric") == question.metric) & (pc.field("bucket") >= since))
-    rows = rows.filter(pc.is_valid(rows["record"]))
+    kept = question.top or 10
+    rows = tables.records(question.level_read(), since, question.metric)
+    rows = top_records(rows, lambda function: min(kept, records_kept(function)))
     entities = [
         entity_of({**json.loads(entity), **json.loads(record)})
         for entity, record in zip(rows["entity"].to_pylist(), rows["record"].to_pylist())
@@ -215,7 +216,9 @@ def _top_records(tables: Tables, question: Question, since: datetime) -> pa.Tabl
 
 
 def _why_nothing(tables: Tables, question: Question, level: Level) -> str:
-    known = {one.metric for one in metrics_of(tables)} | set(pc.unique(tables.top_rows()["metric"]).to_pylist())
+    known = {one.metric for one in metrics_of(tables)} | {
+        metric for level in Level for metric in pc.unique(tables.records(level)["metric"]).to_pylist()
+    }
     if not known:
         return nothing_yet(tables)
     if question.metric not in known:
