@@ -2,7 +2,7 @@
 
     penstock demo && python examples/read_tables.py penstock-demo/tables
 
-DuckDB and Polars are asked only if they are installed. They see partials: one `group by` merges them.
+DuckDB and Polars are asked only if they are installed. Rows that are final have their values as plain columns.
 """
 
 import importlib.util
@@ -19,9 +19,9 @@ from penstock.tables.delta import DeltaTables
 from penstock.tables.port import read_level, read_top_n
 
 METRIC = "http.server.request.duration"
-MERGE = """
-    select entity, bucket, sum(sum) / sum(count) as avg, max(max) as max
-    from read_parquet({files}) where metric = '{metric}' group by all order by entity, bucket
+QUESTION = """
+    select labels['service'] as service, bucket, avg, max from read_parquet({files})
+    where metric = '{metric}' and is_final order by service, bucket
 """
 
 location = sys.argv[1] if len(sys.argv) > 1 else "penstock-demo/tables"
@@ -41,27 +41,21 @@ frame.select("entity", "bucket", "count", "avg", "max").orderBy("entity", "bucke
 assert frame.count() == mine.num_rows
 spark.stop()
 
-# 3. DuckDB and Polars: partials from the table's files, merged by a group-by.
+# 3. DuckDB and Polars: the table's files as they are.
 files = tables.file_uris("hour")
 if importlib.util.find_spec("duckdb"):
     import duckdb
 
-    found = duckdb.sql(MERGE.format(files=files, metric=METRIC))
+    found = duckdb.sql(QUESTION.format(files=files, metric=METRIC))
     assert len(found) == mine.num_rows
     print(found.limit(3))
 if importlib.util.find_spec("polars"):
     import polars as pl
 
-    merged = (
-        pl.scan_parquet(files)
-        .filter(pl.col("metric") == METRIC)
-        .group_by("entity", "bucket")
-        .agg(avg=pl.col("sum").sum() / pl.col("count").sum(), max=pl.col("max").max())
-        .sort("entity", "bucket")
-        .collect()
-    )
-    assert len(merged) == mine.num_rows
-    print(merged.head(3))
+    rows = pl.scan_parquet(files, hive_partitioning=False).filter(pl.col("metric") == METRIC, pl.col("is_final"))
+    final = rows.select("labels", "bucket", "avg", "max").sort("bucket").collect()
+    assert len(final) == mine.num_rows
+    print(final.head(3))
 
 # 4. The slowest entities of the newest minute, and a chart of one entity's hours.
 worst = read_top_n(tables, 3)

@@ -130,7 +130,7 @@ def test_a_batch_of_which_spark_has_made_more_rows_than_its_tasks_report_is_refu
     job: Job, edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edge.seal()
-    monkeypatch.setattr(spark_job, "rolled_up", lambda rows: rolled_up(rows).where("table <> 1 or count % 3 > 0"))
+    monkeypatch.setattr(spark_job, "rolled_up", lambda rows: rolled_up(rows).where("place <> 1 or count % 3 > 0"))
     with pytest.raises(Exception, match=r"RowsMissing: of a batch that . tasks read, \d+ points were written .*'hour'"):
         job.run()
     assert not (job.folder / "tables" / "minute" / "_delta_log").exists()

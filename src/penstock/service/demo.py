@@ -25,7 +25,7 @@ from penstock.service.generator import DURATION, Day, generate
 from penstock.service.standard_error import stderr_to
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
 from penstock.tables.delta import DeltaTables
-from penstock.tables.port import Tables, read_level, read_top_n
+from penstock.tables.port import SCHEMAS, Tables, read_level, read_top_n
 
 MARK = ".penstock-demo"  # what makes a folder ours to empty
 TOP = 10
@@ -138,6 +138,8 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> DemoOu
                 query = start_job(spark, tables, job)
                 watch(pool.submit(query.processAllAvailable))
                 query.stop()
+                progress.spark = "folding"
+                watch(pool.submit(lambda: [tables.compact(name) for name in SCHEMAS]))
             finally:
                 starting.result()[0].stop()
     progress.spark = "done"

@@ -40,14 +40,15 @@ def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level)
     found = files(level.value)
     if not found:
         return spark.createDataFrame(tables.partials(level))
+    matter = function_is(_has_percentiles) | function_is(_counts_distinct)
     return spark.read.parquet(*found).select(
         "metric",
         "function",
         _entity().alias("entity"),
         "bucket",
-        F.coalesce(F.element_at("distribution", -1)["index"], F.lit(0)).alias("part"),
+        F.coalesce(F.try_element_at("distribution", F.lit(-1))["index"], F.lit(0)).alias("part"),
         *(state.name for state in STATES),
-        F.transform("distribution", _packed_entry).alias("parts"),
+        F.when(matter, F.transform("distribution", _packed_entry)).alias("parts"),
     )
 
 

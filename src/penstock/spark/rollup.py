@@ -58,7 +58,9 @@ def packed_in(rows: DataFrame) -> DataFrame:
     newest = F.max(F.struct("part", *names, F.array(entry).alias("distribution"))).alias("newest")
     latest = function_is(lambda spec: spec.keeps_newest)
     keys = (PLACE, *SERIES, "record")
-    packed = rows.groupBy(*keys).agg(*_states(), F.sort_array(F.collect_list(listed)).alias("distribution"), newest)
+    entries = F.sort_array(F.collect_list(listed))
+    entries = F.when(F.size(entries) > 0, entries).alias("distribution")
+    packed = rows.groupBy(*keys).agg(*_states(), entries, newest)
     chosen = [F.when(latest, F.col("newest")[name]).otherwise(F.col(name)) for name in (*names, "distribution")]
     return packed.select(*keys, *(column.alias(name) for name, column in zip((*names, "distribution"), chosen)))
 
