@@ -76,9 +76,9 @@ DOORS = {
         "service",
         "signals",
     },
-    "spark": {"backfill", "java", "job", "progress", "session", "supervisor"},
+    "spark": {"backfill", "fold_tasks", "java", "job", "progress", "session", "supervisor"},
     "spool": {"", "dead_letter_report", "dead_letters", "examine"},
-    "tables": {"delta", "landing", "location", "maintenance", "port", "query", "table_rows"},
+    "tables": {"delta", "fold", "landing", "location", "maintenance", "port", "query", "table_rows"},
 }
 PERSONS = re.compile(r"\b(nobody|somebody|whoever|meanwhile|everybody)\b", re.IGNORECASE)
 

@@ -79,9 +79,9 @@ def test_a_step_that_fails_is_counted_and_skips_no_other(tables: DeltaTables, mo
         patch.setattr(tables, "compact", failing)
         maintenance.once(NOW + timedelta(days=8))
     values = {(sample.name, sample.labels): sample.value for sample in maintenance.samples()}
-    assert values["penstock_tables_maintenance_failures_total", ("fold",)] == 1
+    assert values["penstock_tables_maintenance_failures_total", ("fold",)] == 4  # one for each table
     assert values["penstock_tables_maintenance_failures_total", ("expire",)] == 0
     assert values["penstock_tables_expired_rows_total", ()] == 80
 
     maintenance.once(NOW)
-    assert {sample.value for sample in maintenance.samples() if sample.labels == ("fold",)} == {1}
+    assert {sample.value for sample in maintenance.samples() if sample.labels == ("fold",)} == {4}

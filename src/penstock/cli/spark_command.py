@@ -9,74 +9,19 @@ from typing import Any
 import click
 
 from penstock.cli.config_command import config_option, configured_tables
+from penstock.cli.spark_options import (
+    TABLES,
+    Duration,
+    Size,
+    definitions_option,
+    keep_option,
+    lifetimes,
+    segments_option,
+    session_options,
+    tables_option,
+)
 from penstock.errors import ConfigError
-from penstock.units import format_bytes, parse_bytes, parse_duration
-
-# How long a table keeps its buckets if neither a definition nor the command says so. Records are the largest.
-KEEP = {"minute": "7d", "hour": "30d", "day": "365d", "top_n": "3d"}
-
-TABLES = "Where the tables are: a folder (Delta), parquet:FOLDER or postgresql://…"
-
-
-class _Duration(click.ParamType[float]):
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        return parse_duration(value, param.name if param and param.name else "duration")
-
-
-class _Folder(click.ParamType[Path]):
-    name = "folder"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        from penstock.tables.location import local_folder
-
-        folder = local_folder(value, f"--{param.name}" if param else "the folder")
-        if folder.is_file():
-            raise ConfigError(f"--{param.name if param else 'folder'} must be a folder, got the file {str(folder)!r}")
-        return folder
-
-
-class _Size(click.ParamType[int]):
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return parse_bytes(value, param.name if param and param.name else "size")
-
-
-def _tables_option(command: Any) -> Any:
-    """Said each time: a command that changes tables must not find some by itself."""
-    return click.option("--tables", "location", required=True, envvar="PENSTOCK_TABLES", help=TABLES)(command)
-
-
-def _segments_option(command: Any) -> Any:
-    return click.option(
-        "--segments",
-        required=True,
-        envvar="PENSTOCK_SEGMENTS",
-        type=_Folder(),
-        help="The folder of sealed segments: a path or a file:// URI.",
-    )(command)
-
-
-def _definitions_option(command: Any) -> Any:
-    return click.option(
-        "--definitions",
-        envvar="PENSTOCK_DEFINITIONS",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="Metric definitions, for the levels and lifetimes that they name.",
-    )(command)
-
-
-def _session_options(command: Any) -> Any:
-    command = click.option("--master", envvar="PENSTOCK_MASTER", help="local[*] (default), spark://…, yarn, k8s://…")(
-        command
-    )
-    command = click.option("--ui", is_flag=True, help="Open Spark's own page, on loopback.")(command)
-    command = click.option("--event-log", help="A folder or URI for Spark's event log.")(command)
-    return click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting for Spark; may be repeated.")(
-        command
-    )
+from penstock.units import format_bytes
 
 
 @click.group()
@@ -94,17 +39,24 @@ def spark() -> None:
 
 
 @spark.command()
-@_segments_option
-@_tables_option
+@segments_option
+@tables_option
 @click.option("--checkpoint", help="Where Spark keeps its log [default: beside the segments, in .checkpoint].")
 @click.option("--available-now", is_flag=True, help="Work off what is there, then end.")
-@click.option("--trigger", default="2s", show_default=True, type=_Duration(), help="How often a batch begins.")
+@click.option("--trigger", default="2s", show_default=True, type=Duration(), help="How often a batch begins.")
 @click.option("--max-files", type=click.IntRange(1), help="Segments in one batch at most [default: 200].")
 @click.option("--max-rows", type=click.IntRange(1), help="Rows in one batch at most [default: 10 M].")
-@click.option("--max-bytes", type=_Size(), help="Bytes in one batch at most, like 512Mi [default: 1Gi].")
-@click.option("--keep-segments", type=_Duration(), help="Delete segments of this age that are in all tables, like 1d.")
-@_definitions_option
-@_session_options
+@click.option("--max-bytes", type=Size(), help="Bytes in one batch at most, like 512Mi [default: 1Gi].")
+@click.option("--keep-segments", type=Duration(), help="Delete segments of this age that are in all tables, like 1d.")
+@click.option(
+    "--fold-every", default="5m", show_default=True, type=Duration(), help="Make rows final so often; 0: never."
+)
+@click.option(
+    "--maintain-every", default="1h", show_default=True, type=Duration(), help="Delete old rows so often; 0: never."
+)
+@keep_option
+@definitions_option
+@session_options
 def run(
     segments: Path,
     location: str,
@@ -115,6 +67,9 @@ def run(
     max_rows: int | None,
     max_bytes: int | None,
     keep_segments: float | None,
+    fold_every: float,
+    maintain_every: float,
+    keep: tuple[str, ...],
     definitions: Path | None,
     master: str | None,
     ui: bool,
@@ -123,7 +78,9 @@ def run(
 ) -> None:
     """Follow the segments and keep the tables up to date.
 
-    A query that fails is started again with growing pauses. SIGTERM lets the batch that runs finish.
+    A query that fails is started again with growing pauses. SIGTERM lets the batch that runs finish. Beside the batches
+    the tables are kept small: increments become final rows, old rows are deleted. With --available-now only at the end
+    are rows made final.
 
     \b
     Examples:
@@ -132,9 +89,11 @@ def run(
       penstock spark run --segments /shared/segments --tables /shared/tables --master spark://host:7077
     """
     from penstock.model.level import Level
+    from penstock.spark.fold_tasks import run_on
     from penstock.spark.job import JobConfig
     from penstock.spark.progress import JobProgress
     from penstock.spark.supervisor import Supervisor
+    from penstock.tables.maintenance import Maintenance
     from penstock.tables.port import open_tables
 
     defined = _definitions(definitions)
@@ -158,24 +117,34 @@ def run(
 
     if not segments.exists():  # on a cluster it may be the first to come; elsewhere it is misspelt
         click.echo(f"note: there is no folder {segments} yet; it is made, and watched for segments", err=True)
+    ages = lifetimes(keep)
     session = _session(master, conf, ui=ui, event_log=event_log)
     try:
-        supervisor = Supervisor(session, open_tables(location), config, show=show)
+        tables = open_tables(location)
+        supervisor = Supervisor(session, tables, config, show=show)
+        maintenance = Maintenance(
+            tables, maintain_every, ages, lambda: defined, fold_every=fold_every, run=run_on(session)
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: supervisor.stop())
+        if not available_now:
+            maintenance.start()
         supervisor.run()
+        maintenance.stop()
+        if available_now and fold_every:
+            maintenance.fold()
     finally:
         session.stop()
 
 
 @spark.command()
-@_segments_option
-@_tables_option
+@segments_option
+@tables_option
 @click.option("--from", "first", required=True, type=click.DateTime(["%Y-%m-%d"]), help="The first day (UTC).")
 @click.option("--to", "until", required=True, type=click.DateTime(["%Y-%m-%d"]), help="The day after the last.")
 @click.option("--allow-loss", is_flag=True, help="Also if the segments hold fewer points than the tables.")
-@_definitions_option
-@_session_options
+@definitions_option
+@session_options
 def backfill(
     segments: Path,
     location: str,
@@ -219,7 +188,7 @@ def backfill(
 
 
 @spark.command()
-@_tables_option
+@tables_option
 @click.option(
     "--vacuum", default=24, show_default=True, type=click.IntRange(1), help="Remove dead files this old, hours."
 )
@@ -243,14 +212,9 @@ def compact(location: str, vacuum: int) -> None:
 
 
 @spark.command()
-@_tables_option
-@_definitions_option
-@click.option(
-    "--keep",
-    multiple=True,
-    metavar="TABLE=AGE",
-    help=f"How long [default: {', '.join(f'{table}={age}' for table, age in KEEP.items())}].",
-)
+@tables_option
+@definitions_option
+@keep_option
 @click.option("--now", type=click.DateTime(), help="Pretend that it is this time (UTC).")
 def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: datetime | None) -> None:
     """Delete what is older than its lifetime: by table, or as a metric's definition says.
@@ -261,17 +225,10 @@ def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: 
       penstock spark expire --tables tables --keep minute=3d --keep day=730d
     """
     from penstock.tables.maintenance import expire as expire_tables
-    from penstock.tables.port import SCHEMAS
 
-    ages = dict(KEEP)
-    for text in keep:
-        table, _, age = text.partition("=")
-        if table not in SCHEMAS or not age:
-            raise ConfigError(f"--keep must be TABLE=AGE with one of {', '.join(SCHEMAS)}, got {text!r}")
-        ages[table] = age
+    seconds = lifetimes(keep)
     tables = _existing(location)
     moment = (now or datetime.now(UTC)).replace(tzinfo=UTC)
-    seconds = {name: parse_duration(age, f"--keep {name}") for name, age in ages.items()}
     for name, gone in expire_tables(tables, seconds, _definitions(definitions), moment):
         click.echo(f"{name:<7} {gone:>12,} rows deleted")
 

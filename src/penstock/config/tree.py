@@ -162,11 +162,14 @@ class TablesConfig:
     location: str = "./tables"
     """A folder (Delta), `parquet:FOLDER` or `postgresql://user@host/database`."""
     maintain_every: float | str = "1h"
-    """How often rows are folded and old ones deleted, where Spark runs here; 0: never."""
+    """How often old rows and dead files are deleted, where Spark runs here; 0: never."""
+    fold_every: float | str = "5m"
+    """How often increments become final rows, where Spark runs here; 0: never."""
     keep: KeepConfig = field(default_factory=KeepConfig)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "maintain_every", parse_duration(self.maintain_every, "maintain_every"))
+        object.__setattr__(self, "fold_every", parse_duration(self.fold_every, "fold_every"))
         if not self.location:
             raise ConfigError("must name a folder or a database, got ''", field="location")
         if "://" in self.location and not self.location.startswith(("postgresql://", "postgres://")):

@@ -67,6 +67,7 @@ def _run(
     stopping: threading.Event,
     working: threading.Event,
 ) -> None:
+    from penstock.spark.fold_tasks import run_on
     from penstock.spark.session import shown_by, start_session
     from penstock.spark.supervisor import Supervisor
     from penstock.tables.port import open_tables
@@ -83,7 +84,12 @@ def _run(
     supervisor = Supervisor(session, tables, job_config(config, defined))
     telemetry.watch(supervisor.samples)
     maintenance = Maintenance(
-        tables, float(config.tables.maintain_every), table_lifetimes(config), lambda: defined.definitions
+        tables,
+        float(config.tables.maintain_every),
+        table_lifetimes(config),
+        lambda: defined.definitions,
+        fold_every=float(config.tables.fold_every),
+        run=run_on(session),
     )
     telemetry.watch(maintenance.samples)
 
