@@ -22,6 +22,7 @@ from penstock.cli.queue_command import queue
 from penstock.cli.relay_command import relay
 from penstock.cli.run_command import run
 from penstock.cli.spark_command import spark
+from penstock.cli.tables_command import tables
 from penstock.errors import ConfigError, PenstockError
 from penstock.service.exit_codes import INTERRUPTED
 
@@ -74,3 +75,4 @@ main.add_command(queue)
 main.add_command(relay)
 main.add_command(run)
 main.add_command(spark)
+main.add_command(tables)

@@ -14,6 +14,7 @@ from penstock.cli.spark_options import (
     Duration,
     Size,
     definitions_option,
+    existing_tables,
     keep_option,
     lifetimes,
     segments_option,
@@ -170,7 +171,7 @@ def backfill(
 
     if first >= until:
         raise ConfigError(f"--from must be before --to, got {first:%Y-%m-%d} and {until:%Y-%m-%d}")
-    defined, tables = _definitions(definitions), _existing(location)
+    defined, tables = _definitions(definitions), existing_tables(location)
     session = _session(master, conf, ui=ui, event_log=event_log)
     try:
         done = run_backfill(
@@ -201,7 +202,7 @@ def compact(location: str, vacuum: int) -> None:
     """
     from penstock.tables.port import SCHEMAS
 
-    tables = _existing(location)
+    tables = existing_tables(location)
     for name in SCHEMAS:
         done = tables.compact(name)
         click.echo(
@@ -227,7 +228,7 @@ def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: 
     from penstock.tables.maintenance import expire as expire_tables
 
     seconds = lifetimes(keep)
-    tables = _existing(location)
+    tables = existing_tables(location)
     moment = (now or datetime.now(UTC)).replace(tzinfo=UTC)
     for name, gone in expire_tables(tables, seconds, _definitions(definitions), moment):
         click.echo(f"{name:<7} {gone:>12,} rows deleted")
@@ -249,7 +250,7 @@ def show_tables(location: str | None, as_json: bool, file: Path | None) -> None:
 
     from penstock.tables.port import SCHEMAS
 
-    tables = _existing(location or configured_tables(file))
+    tables = existing_tables(location or configured_tables(file))
     found = {name: tables.describe(name) for name in SCHEMAS}
     if as_json:
         rows = {
@@ -283,17 +284,6 @@ def archive() -> None:
 
     path = make_archive()
     click.echo(f"{path} ({format_bytes(path.stat().st_size)})")
-
-
-def _existing(location: str) -> Any:
-    """The tables; ConfigError if their folder is not there: a misspelt one would look like empty tables."""
-    from penstock.tables.port import open_tables
-
-    tables = open_tables(location)
-    folder: Path | None = getattr(tables, "folder", None)
-    if folder is not None and not folder.is_dir():
-        raise ConfigError(f"--tables must be where a job has put its tables, and there is no folder {str(folder)!r}")
-    return tables
 
 
 def _definitions(path: Path | None) -> Any:

@@ -103,3 +103,14 @@ def session_options(command: Any) -> Any:
     return click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting for Spark; may be repeated.")(
         command
     )
+
+
+def existing_tables(location: str) -> Any:
+    """The tables; ConfigError if their folder is not there: a misspelt one would look like empty tables."""
+    from penstock.tables.port import open_tables
+
+    tables = open_tables(location)
+    folder: Path | None = getattr(tables, "folder", None)
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--tables must be where a job has put its tables, and there is no folder {str(folder)!r}")
+    return tables

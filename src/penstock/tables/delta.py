@@ -86,6 +86,12 @@ class DeltaTables:
                 return True
         raise TableConflict(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
 
+    def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
+        """Begin a table with these rows and guards."""
+        check_visible(written)
+        with self._appending:
+            self._opened_locked(name).commit([self._reported(name, file) for file in written], versions)
+
     def replace(
         self,
         name: str,

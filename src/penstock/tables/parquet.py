@@ -83,6 +83,12 @@ class ParquetTables:
             self._publish(name, "batch", written, batch.versions, ())
         return True
 
+    def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
+        """Begin a table with these rows and guards."""
+        check_visible(written)
+        with self._alone(name):
+            self._publish(name, "batch", written, versions, ())
+
     def replace(
         self,
         name: str,
@@ -264,12 +270,17 @@ class ParquetTables:
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
+        with self.locked(name):
+            if not self._folders(name):
+                (self.folder / name / _FORMAT).write_text(str(FORMAT))
+            yield
+
+    @contextmanager
+    def locked(self, name: str) -> Iterator[None]:
         """One writer of a table at a time; the lock goes with its process."""
         (self.folder / name).mkdir(parents=True, exist_ok=True)
         with open(self.folder / name / ".lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if not self._folders(name):
-                (self.folder / name / _FORMAT).write_text(str(FORMAT))
             yield
 
     def _scratch(self, name: str) -> Path:

@@ -20,10 +20,12 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import sql
 
-from penstock.errors import MissingRequirement, RowsMissing
+from penstock.errors import MissingRequirement, RowsMissing, TablesOutdated
 from penstock.model.level import Level
+from penstock.model.partial import PARTIALS
 from penstock.tables.fold import Run, fold_rows, run_here
 from penstock.tables.landing import Written
 from penstock.tables.port import Batch, Compaction, Description
@@ -183,6 +185,41 @@ class PostgresTables:
             found = connection.execute(query.format(_table(name)), (f"penstock_{name}",)).fetchone()
         assert found is not None
         return Description(rows=found[0], files=1, size_bytes=found[3], oldest=found[1], newest=found[2])
+
+    def is_outdated(self, name: str) -> bool:
+        try:
+            self.describe(name)
+        except TablesOutdated:
+            return True
+        return False
+
+    @contextmanager
+    def converting(
+        self, name: str, columns: list[str], rows: int
+    ) -> Iterator[tuple[Iterator[pa.Table], Callable[[pa.Table], None]]]:
+        """The rows of a table of format 1, and what writes those of the table in its place: in one transaction."""
+        old = sql.Identifier(f"penstock_{name}_format_1")
+        with self._connect() as connection, connection.transaction():
+            connection.execute(sql.SQL("alter table {} rename to {}").format(_table(name), old))
+            self._prepare(connection, name)
+
+            def batches() -> Iterator[pa.Table]:
+                listed = sql.SQL(", ").join(map(sql.Identifier, columns))
+                with connection.cursor("penstock_upgrade") as cursor:
+                    cursor.execute(sql.SQL("select {} from {}").format(listed, old))
+                    while found := cursor.fetchmany(rows):
+                        yield pa.table(
+                            list(map(list, zip(*found))),
+                            schema=pa.schema([PARTIALS.field(column) for column in columns]),
+                        )
+
+            def write(made: pa.Table) -> None:
+                if made.num_rows:
+                    self._make_partitions(connection, name, pc.unique(made["date"]).to_pylist())
+                    self._copy(connection, name, made)
+
+            yield batches(), write
+            connection.execute(sql.SQL("drop table {}").format(old))
 
     @contextmanager
     def _connect(self) -> Iterator[psycopg.Connection[Any]]:

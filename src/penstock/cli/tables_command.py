@@ -1,0 +1,39 @@
+"""`penstock tables …`: what concerns the tables alone, without Spark."""
+
+import click
+
+from penstock.cli.spark_options import tables_option
+
+
+@click.group()
+def tables() -> None:
+    """The tables by themselves: no Spark, no JVM.
+
+    \b
+    Examples:
+      penstock tables upgrade --tables /data/tables
+    """
+    from penstock.service.doctor import require_extra
+
+    require_extra("spark", "pyarrow", "deltalake")
+
+
+@tables.command()
+@tables_option
+def upgrade(location: str) -> None:
+    """Convert tables of the format before. Stop the job first.
+
+    Exact: every point is counted before and after. What was cut off is done when the command is called again.
+
+    \b
+    Examples:
+      penstock tables upgrade --tables tables
+    """
+    from penstock.cli.spark_options import existing_tables
+    from penstock.tables.upgrade import upgrade as upgrade_tables
+
+    found = 0
+    for name, points in upgrade_tables(existing_tables(location)):
+        click.echo(f"{name:<7} {points:>12,} points converted")
+        found += 1
+    click.echo("rows become final with the next fold" if found else "all tables have the format of this version")
