@@ -23,7 +23,9 @@ from penstock.model.level import Level
 from penstock.model.partial import merged, of_columns
 from penstock.model.segment import Segment, seal
 from penstock.spark.job import JobConfig, start_job
+from penstock.tables.labels import entity_from
 from penstock.tables.port import Tables, open_tables, read_level, read_top_n
+from penstock.tables.table_rows import VALUES
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 ERROR = 1.000001 * relative_error_of(DEFAULT_SCALE)  # and what rounding adds
@@ -93,6 +95,24 @@ def contents(tables: Tables, level: Level) -> dict[Key, dict[str, Any]]:
     found = {(r["metric"], r["function"], r["entity"], int(r["bucket"].timestamp()) * 1_000_000): r for r in rows}
     assert len(found) == len(rows)
     return found
+
+
+def final_contents(tables: Any, level: Level) -> dict[Key, dict[str, Any]]:
+    """What a reader sees that asks `where is_final` and knows nothing else."""
+    rows = tables._rows(level.value)
+    rows = rows.filter(rows["is_final"])
+    entities = pa.array([entity_from(labels) for labels in rows["labels"].to_pylist()], pa.string())
+    listed = rows.append_column("entity", entities).to_pylist()
+    found = {(r["metric"], r["function"], r["entity"], int(r["bucket"].timestamp()) * 1_000_000): r for r in listed}
+    assert len(found) == len(listed)
+    return found
+
+
+def assert_same_values(found: dict[Key, dict[str, Any]], expected: dict[Key, dict[str, Any]]) -> None:
+    assert found.keys() == expected.keys()
+    for key, row in expected.items():
+        for name in ("count", "sum", "min", "max", *VALUES):
+            assert found[key][name] == pytest.approx(row[name], rel=1e-9, abs=1e-9), (key, name)
 
 
 def assert_exact(tables: Tables, edge: Edge) -> None:

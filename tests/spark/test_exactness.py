@@ -20,11 +20,12 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import TableConflict
 from penstock.model.function import Function
+from penstock.model.level import Level
 from penstock.tables.port import SCHEMAS, Tables, open_tables
 from tests.examples import examples
 from tests.servers import PostgreSQL
 from tests.spark.engine import Engine, PowerCut, faults
-from tests.spark.pipeline import Edge, Job, assert_exact
+from tests.spark.pipeline import Edge, Job, Key, assert_exact, assert_same_values, contents, final_contents
 
 FUNCTIONS = tuple(map(Function.parse, ("avg", "latest", "percentile", "histogram(-5,0,5)")))
 TIMES = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -52,6 +53,7 @@ class Life:
         minutes = 3000 if seed % 2 else 3
         self.edge = Edge(folder / "segments", seed, FUNCTIONS, minutes, keeps_shares=seed % 4 == 0)
         self.tables = tables
+        self._final: dict[Level, dict[Key, dict[str, Any]]] = {}  # what was held at the last fold
         self._copies = folder / "copies"
         self._engine = Engine(folder / "segments", tables)
         self._another = Engine(folder / "segments", tables)
@@ -82,13 +84,23 @@ class Life:
         self._engine.forget()
 
     def compact(self, cut: tuple[str, str] | None) -> None:
+        """Final rows are what the tables held at their fold, until the next."""
+        self.check_final()
+        held = {level: contents(self.tables, level) for level in Level}
         with faults() as fault:
             fault.armed = cut
             try:
                 for name in SCHEMAS:
                     self.tables.compact(name)
             except PowerCut:
-                pass
+                self._final = {}
+                return
+        self._final = held
+        self.check_final()
+
+    def check_final(self) -> None:
+        for level, expected in self._final.items():
+            assert_same_values(final_contents(self.tables, level), expected)
 
     def vacuum(self) -> None:
         self.tables.vacuum(24)

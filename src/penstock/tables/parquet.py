@@ -245,7 +245,7 @@ class ParquetTables:
     def _sweep(self, name: str) -> int:
         """Delete the files that are replaced, then the folders that have none left; the caller holds the lock.
 
-        Each folder that replaces something has all guards of its time, so the newest of the empty ones may stay alone.
+        A folder without files stays as long as it alone has all guards, or says what another folder has lost.
         """
         gone = 0
         folders = self._folders(name)
@@ -257,9 +257,14 @@ class ParquetTables:
         versions = self._versions(name)
         empty = [folder for folder in folders if not any(folder.glob("*.parquet"))]
         keeper = next((folder for folder in folders if _guard(folder)["versions"] == versions), None)
-        for folder in empty:
-            if keeper is not None and folder != keeper:
+        for folder in [folder for folder in empty if keeper is not None and folder != keeper]:
+            folders.remove(folder)
+            known = {file for other in folders for file in _guard(other)["replaces"]}
+            lost = {file for file in _guard(folder)["replaces"] if (self.folder / name / file).parent.exists()}
+            if lost <= known | {file for file in lost if file.startswith(f"{folder.name}/")}:
                 _remove(folder)
+            else:
+                folders.append(folder)
         return gone
 
     def _landing(self, *names: str) -> FileLanding:
