@@ -143,7 +143,7 @@ def test_final_files_are_sorted_and_have_small_row_groups_and_a_page_index(tmp_p
         assert keys == sorted(keys)
         assert len(set(keys)) == len(keys)
         group = pq.read_metadata(path).row_group(0)
-        assert group.num_rows <= 1 << 15
+        assert group.num_rows <= 1 << 13
         assert group.column(0).has_column_index
         assert group.column(0).has_offset_index
 

@@ -28,7 +28,7 @@ from penstock.tables.labels import first_of_each_text, maps_of
 from penstock.tables.landing import GROUP_ROWS, FileLanding, Written
 from penstock.tables.table_rows import LEVEL_ROWS, SORTED_BY, TOP_N, folded_records, folded_rows, sorted_rows
 
-TASK_BYTES = 192 * 2**20  # what a task may hold, by the estimate of `_memory_of`
+TASK_BYTES = 384 * 2**20  # what a task may hold, by the estimate of `_memory_of`
 TEXT_BYTES = 32 * 2**20  # labels that are written at once
 SMALL_BYTES = 64 * 2**20  # a day that is over and takes no more than this becomes one file
 DAY = timedelta(days=1)
@@ -167,7 +167,7 @@ def _is_worth_joining(files: list[TableFile]) -> bool:
 
 def _memory_of(file: TableFile) -> int:
     """About what the rows of a file take while they are folded; entries of distributions are well compressed."""
-    return 250 * file.rows + 20 * file.size_bytes
+    return 250 * file.rows + 8 * file.size_bytes
 
 
 def _shares(files: Sequence[TableFile]) -> int:

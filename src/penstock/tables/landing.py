@@ -25,8 +25,12 @@ import pyarrow.parquet as pq
 from penstock.errors import RowsMissing
 
 BOUND_TEXT = 32  # characters of a text that bounds a column; entities may be long
-GROUP_ROWS = 1 << 15  # about 20 series of a day of minutes: what a reader of one series has to read
+GROUP_ROWS = 1 << 13  # about 140 series of an hour of minutes: what a reader of one series has to read
 PAGE_BYTES = 64 * 1024
+# Columns whose values repeat. Of others, as sums, a dictionary would be as long as the column.
+_TEXT_LEAVES = [f"{name}.key_value.{leaf}" for name in ("labels", "record") for leaf in ("key", "value")]
+_LIST_LEAVES = [f"distribution.list.element.{leaf}" for leaf in ("index", "count")]
+REPEATING = ["date", "bucket", "level", "metric", "function", "series", "record_id", "count", "rank"]
 GREATEST_TEXT = "\U0010ffff"  # sorts behind everything
 
 
@@ -108,7 +112,14 @@ class FileWriter:
                     "tables must be mounted under the same path on the driver and on every worker"
                 )
             path.parent.mkdir(exist_ok=True)
-            made = pq.ParquetWriter(path, schema, compression="zstd", write_page_index=True, data_page_size=PAGE_BYTES)
+            made = pq.ParquetWriter(
+                path,
+                schema,
+                compression="zstd",
+                use_dictionary=[*REPEATING, *_TEXT_LEAVES, *_LIST_LEAVES],
+                write_page_index=True,
+                data_page_size=PAGE_BYTES,
+            )
             self._files[day] = (path, made)
         return self._files[day][1]
 
