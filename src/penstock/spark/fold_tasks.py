@@ -10,9 +10,9 @@ from penstock.tables.fold import FoldReport, FoldTask, Run, fold_files
 def run_on(spark: SparkSession) -> Run:
     """Runs the tasks of a fold on half of the cores: the others are for the batches of the job."""
     context = spark.sparkContext
-    at_once = max(1, context.defaultParallelism // 2)
 
     def run(tasks: Sequence[FoldTask]) -> list[FoldReport]:
+        at_once = max(1, context.defaultParallelism // 2)  # executors come and go
         found: list[FoldReport] = []
         for start in range(0, len(tasks), at_once):
             some = tasks[start : start + at_once]
