@@ -90,5 +90,5 @@ class ThreadPool:
                 self._work(number, is_retired)
                 return
             except Exception:
-                log.exception("Worker failed and goes on. worker=%s-%d", self._name, number)
+                log.exception("Worker failed and goes on. worker=%s", f"{self._name}-{number}")
                 self.pause(_ERROR_PAUSE)
