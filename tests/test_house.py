@@ -157,7 +157,7 @@ def test_every_log_line_is_an_event_with_fields_by_name() -> None:
         if isinstance(call.func.value, ast.Name) and call.func.value.id == "log"
     ]
     assert len(lines) > 100
-    texts = [(module, line.value) for module, line in lines if isinstance(line, ast.Constant)]
+    texts = [(module, str(line.value)) for module, line in lines if isinstance(line, ast.Constant)]
     assert [
         f"{module.relative_to(SRC)}: {text}"
         for module, text in texts

@@ -62,6 +62,11 @@ class ThreadPool:
                         return
                     self._threads[number] = thread
 
+    def dead_threads(self) -> list[str]:
+        """The names of threads that should run and have ended."""
+        with self._lock:
+            return [one.name for number, one in self._threads.items() if number < self._size and not one.is_alive()]
+
     def stop(self) -> None:
         """Ask all of them to end after their current batch."""
         with self._lock:
