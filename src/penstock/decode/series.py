@@ -216,7 +216,7 @@ class SeriesTable:
         if len(self) >= config.max_streams:
             raise Refused(
                 Refusal.STREAMS,
-                f"more than {config.max_streams} streams (intake.max_streams): {described.metric[:100]!r} has a new one",
+                f"more than {config.max_streams} streams (intake.max_streams): {described.metric[:100]!r} has one more",
             )
         metric = self._metric_of.get((described.metric, described.kind))
         if metric is None:
@@ -239,7 +239,7 @@ class SeriesTable:
         if self.metric_count >= self._config.max_metrics:
             raise Refused(
                 Refusal.METRICS,
-                f"more than {self._config.max_metrics} metrics (intake.max_metrics): {described.metric[:100]!r} is not taken",
+                f"{described.metric[:100]!r} is one more than {self._config.max_metrics} metrics (intake.max_metrics)",
             )
         if fault := name_fault(described.metric, self._config.longest_name):
             raise Refused(Refusal.LABELS, fault)
