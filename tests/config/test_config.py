@@ -416,6 +416,24 @@ def test_check_reads_the_metric_definitions_too(tmp_path: Path) -> None:
         assert ("minute, hour, day is expected" if code else "not here") in ran.output
 
 
+def test_relative_definitions_are_found_beside_the_file_that_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "metrics.yaml").write_text("metrics: [{name: x, source: y, levels: [week]}]")
+    file = tmp_path / "etc" / "penstock.yaml"
+    file.write_text("data_dir: /var/lib/penstock\ndefinitions: metrics.yaml\n")
+    monkeypatch.chdir(tmp_path)
+
+    ran = CliRunner().invoke(main, ["config", "check", "-c", "etc/penstock.yaml"])
+
+    assert ran.exit_code == 2
+    assert f"{tmp_path}/etc/metrics.yaml: metrics[0] (x).levels" in ran.output
+    assert load(ServiceConfig, file).config.definitions_path == tmp_path / "etc" / "metrics.yaml"
+    by_flag = load(ServiceConfig, file, flags={"--definitions": "metrics.yaml"}).config
+    assert by_flag.definitions_path == Path("/var/lib/penstock/metrics.yaml")
+
+
 def test_check_notes_what_is_allowed_and_deserves_a_look(tmp_path: Path) -> None:
     flags = ["--exporter-type", "console", "--queue-durability", "memory", "--queue-full-behavior", "drop_oldest"]
     assert "exporter.type is none" in CliRunner().invoke(main, ["config", "check", "--exporter-url", "http://h"]).output

@@ -72,6 +72,7 @@ class Key:
     doc: str
     is_optional: bool = False
     choices: tuple[str, ...] = ()
+    is_beside_file: bool = False  # a relative path in a file is taken from that file's folder, not from `data_dir`
 
     @property
     def name(self) -> str:
@@ -220,7 +221,8 @@ def _schema(kind: type[Any], path: KeyPath) -> Section:
         else:
             value_kind, choices = _kind_of(plain, ".".join(here))
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            keys[field.name] = Key(here, value_kind, default, doc, is_optional, choices)
+            is_beside_file = field.metadata.get("is_beside_file", False)
+            keys[field.name] = Key(here, value_kind, default, doc, is_optional, choices, is_beside_file)
     return Section(path, kind, inspect.cleandoc(kind.__doc__ or ""), keys, sections)
 
 
