@@ -17,6 +17,7 @@ from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
 from penstock.receive.config import ReceiversConfig
 from penstock.service.receiver_set import RECEIVERS
+from penstock.spool import FullBehavior
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key for key in schema_of(ServiceConfig).walk() if NAME not in key.path]
@@ -104,7 +105,7 @@ def test_the_queue_section_of_the_seed_is_taken_as_it_is() -> None:
     queue = of(SEED).config.exporter.queue
 
     assert queue.max_bytes == 2**30
-    assert queue.full_behavior.value == "drop_oldest"
+    assert queue.full_behavior is FullBehavior.DROP_OLDEST
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)

@@ -244,8 +244,9 @@ def _kind_of(hint: Any, name: str) -> tuple[KeyKind, tuple[str, ...]]:
     parts = set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
     if get_origin(hint) is Literal:
         return KeyKind.CHOICE, get_args(hint)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return KeyKind.CHOICE, tuple(member.value for member in hint)
+    for part in parts:  # beside an enum may stand the texts of its members
+        if isinstance(part, type) and issubclass(part, Enum):
+            return KeyKind.CHOICE, tuple(member.value for member in part)
     if Path in parts:
         return KeyKind.PATH, ()
     if get_origin(hint) is tuple:

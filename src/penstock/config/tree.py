@@ -15,7 +15,7 @@ from penstock.decode.config import IntakeConfig
 from penstock.errors import ConfigError
 from penstock.export.config import DurableQueueConfig
 from penstock.receive.config import ReceiversConfig
-from penstock.spool import Durability, FullBehavior
+from penstock.spool import Durability, DurabilitySetting, FullBehavior, FullBehaviorSetting
 from penstock.units import parse_bytes, parse_duration
 
 DEFAULT_WRITER = "edge"
@@ -61,8 +61,8 @@ class SegmentQueueConfig(DurableQueueConfig):
     """Folder of the queue on disk."""
     max_size: int = 10_000
     """Most blocks."""
-    full_behavior: FullBehavior = FullBehavior.DROP_NEWEST
-    durability: Durability = Durability.DISK
+    full_behavior: FullBehaviorSetting = FullBehavior.DROP_NEWEST
+    durability: DurabilitySetting = Durability.DISK
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         word: f"{remedy} (exporter.queue has the key)" for word, remedy in _WITHOUT_EFFECT_ON_SEGMENTS.items()
