@@ -94,7 +94,9 @@ def names_used(tree: ast.AST) -> set[str]:
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
                 read.add(name)
-            case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.ClassDef(name=name):
+                made.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 made.add(name)
             case ast.alias(name=name, asname=other):
                 made.add((other or name).partition(".")[0])
