@@ -64,6 +64,7 @@ DOORS = {
         "sink",
     },
     "service": {
+        "definition_trial",
         "demo",
         "doctor",
         "exit_codes",
@@ -75,6 +76,7 @@ DOORS = {
         "relay_pipeline",
         "service",
         "signals",
+        "trial_points",
     },
     "spark": {"backfill", "java", "job", "progress", "session", "supervisor"},
     "spool": {"", "dead_letter_report", "dead_letters", "examine"},

@@ -79,6 +79,15 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("penstock_l1_limit_bytes", "gauge", "Bytes that L1 may hold"),
         Declaration("penstock_l1_turned_away_total", "counter", "Requests that L1 had no room for"),
         Declaration("penstock_l1_failed_chunks_total", "counter", "Chunks that could not be merged", ("metric",)),
+        Declaration(
+            "penstock_l1_definition_points_total", "counter", "Rows of points that a definition took", ("definition",)
+        ),
+        Declaration(
+            "penstock_l1_definition_label_seen",
+            "gauge",
+            "Whether a point had this label of the definition's entity, 1 or 0",
+            ("definition", "label"),
+        ),
         Declaration("penstock_points_not_numbers_total", "counter", "NaN and infinite points left out", ("metric",)),
         # the receivers
         Declaration("penstock_receive_requests_total", "counter", "Requests answered", ("format", "status")),

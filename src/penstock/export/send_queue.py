@@ -5,6 +5,7 @@ push ─► FastQueue (memory, then disk) ─► workers ─► exporter ─► 
   └─ the disk refuses ─► failover ─────────┘     (every 5 s, up to 10)
 """
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from penstock.export.scaler import INTERVAL, WorkerScaler
 from penstock.export.send_gate import SendGate
 from penstock.export.send_workers import GroupWorker, SendWorkers
 from penstock.export.stats import ExportCounters, SendQueueStats
-from penstock.spool import FastQueue, MemoryQueue
+from penstock.spool import FastQueue, FullBehavior, MemoryQueue
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
@@ -229,6 +230,12 @@ class SendQueue:
     ) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)
+
     def _scale_workers(self) -> None:
         """Adapt the number of workers until `close`."""
         while not self._closing.wait(INTERVAL):
@@ -339,4 +346,6 @@ def _wants_order(exporter: Exporter | GroupExporter) -> bool:
 
 def _with_leases(queue: MemoryQueue, config: SendQueueConfig, clock: Clock) -> LeasedMemory:
     timeout = float(config.block_timeout)
-    return LeasedMemory(queue, config.full_behavior, timeout, max_attempts=config.max_attempts, clock=clock)
+    return LeasedMemory(
+        queue, FullBehavior(config.full_behavior), timeout, max_attempts=config.max_attempts, clock=clock
+    )

@@ -18,6 +18,7 @@ from penstock.export.send_queue import SendQueue
 from penstock.service.queues import SEGMENTS, SegmentQueue, config_for_process, open_relay_queue, wait_until_drained
 from penstock.service.receiver_set import MakeReceiverSet, ReceiverSet
 from penstock.service.relay_pipeline import RelayPipeline
+from penstock.spool import Durability
 from penstock.telemetry import Telemetry
 
 if TYPE_CHECKING:  # these bring pyarrow, which a relay does without
@@ -92,7 +93,7 @@ class Edge:
         self._senders[SEGMENTS] = opened.sender.start()
         self._telemetry.watch(opened.sender.samples, queue=SEGMENTS)
         self._telemetry.watch(opened.samples)
-        settings = replace(self.config.l1, durability=self.config.segments.queue.durability)
+        settings = replace(self.config.l1, durability=Durability(self.config.segments.queue.durability))
         l1 = self._l1 = L1.with_own_queue("l1", opened.queue.push_many, settings, definitions=self._defined)
         self._telemetry.watch(l1.samples)
         self._telemetry.watch(lambda: l1.queue.stats().samples())
