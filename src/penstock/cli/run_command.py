@@ -36,7 +36,8 @@ def run(ctx: click.Context, file: Path | None) -> None:
 
     \b
     Exit codes: 0 ended in good order, 1 could not start, 2 the configuration is wrong, 4 not everything was drained
-    in time (it stays in the durable queues), 130 interrupted before it had begun to start.
+    in time (what is durable stays, what was only in memory is counted as lost in the last messages), 130 interrupted
+    before it had begun to start.
     \b
     Examples:
       penstock run
