@@ -29,7 +29,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from bench.processes import cpu_seconds
 from bench.spark_data import PERCENTILE, Shape, write_l1_segments, write_parquet, write_segments
 from bench.spark_growth import growth
-from bench.spark_peers import KEYS, duckdb_roll_up, noop, peers, polars_rolled_up, spark_rolled_up
+from bench.spark_peers import KEYS, duckdb_roll_up, merged, noop, peers, polars_rolled_up, spark_rolled_up
 from bench.spark_start import starts
 from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
 from penstock.model.partial import PARTIALS
@@ -37,7 +37,7 @@ from penstock.model.segment import read_encoded
 from penstock.spark import read_segments
 from penstock.spark.job import JobConfig, start_job
 from penstock.spark.pieces import Piece
-from penstock.spark.rollup import merged
+from penstock.spark.rollup import rolled_up
 from penstock.spark.session import start_session
 from penstock.spark.source import SegmentReader, SegmentSource
 from penstock.tables.delta import DeltaTables
@@ -159,40 +159,30 @@ def _segments(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def job(spark: SparkSession, folder: Path, rounds: int, shape: Shape) -> None:
-    """The full job, with the driver writing and with the executors, beside the same query into noop."""
+    """The full job beside the same query into noop."""
     print("full job: minute + hour + day + top-n into Delta, 1 M raw rows a batch, warm")
     segments = folder / "segments" if (folder / "segments").exists() else write_segments(folder / "segments", shape)
 
-    def run(label: str, driver_rows: int) -> None:
-        config = JobConfig(
-            segments=segments,
-            checkpoint=folder / f"checkpoint-{label}",
-            available_now=True,
-            max_files=4,
-            driver_rows=driver_rows,
-        )
-        tables = DeltaTables(folder / f"tables-{label}")
-        query = start_job(spark, tables, config)
-        query.awaitTermination()
-        for name in SCHEMAS:
-            if name != "top_n":
-                counted = duckdb.read_parquet(tables.file_uris(name)).sum("count").fetchall()[0]
-                assert counted == (shape.rows,), f"{name}: {counted} points, expected {shape.rows}"
-        _batches(f"penstock job, written by {label}", query)
-
-    run("executors", 0)
-    run("the driver", 2_000_000)
+    config = JobConfig(segments=segments, checkpoint=folder / "checkpoint", available_now=True, max_files=4)
+    tables = DeltaTables(folder / "tables")
+    query = start_job(spark, tables, config)
+    query.awaitTermination()
+    for name in SCHEMAS:
+        if name != "top_n":
+            counted = duckdb.read_parquet(tables.file_uris(name)).sum("count").fetchall()[0]
+            assert counted == (shape.rows,), f"{name}: {counted} points, expected {shape.rows}"
+    _batches("penstock job", query)
     into_noop = (
         spark.readStream.format("penstock")
         .options(path=str(segments), maxFilesPerTrigger="4")
         .load()
-        .writeStream.foreachBatch(lambda rows, _: noop(rows.transform(merged)))
+        .writeStream.foreachBatch(lambda rows, _: noop(rows.transform(rolled_up)))
         .option("checkpointLocation", str(folder / "checkpoint-noop"))
         .trigger(availableNow=True)
         .start()
     )
     into_noop.awaitTermination()
-    _batches("the same query, merged minutes into noop", into_noop)
+    _batches("the same plan into noop", into_noop)
 
 
 def _batches(label: str, query: Any) -> None:

@@ -76,9 +76,9 @@ DOORS = {
         "service",
         "signals",
     },
-    "spark": {"backfill", "java", "job", "session", "supervisor"},
+    "spark": {"backfill", "java", "job", "progress", "session", "supervisor"},
     "spool": {"", "dead_letter_report", "dead_letters", "examine"},
-    "tables": {"delta", "location", "maintenance", "port", "query"},
+    "tables": {"delta", "landing", "location", "maintenance", "port", "query"},
 }
 PERSONS = re.compile(r"\b(nobody|somebody|whoever|meanwhile|everybody)\b", re.IGNORECASE)
 

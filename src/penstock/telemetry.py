@@ -189,11 +189,29 @@ DECLARATIONS: dict[str, Declaration] = {
         # the Spark job
         Declaration("penstock_spark_batches_total", "counter", "Batches done"),
         Declaration("penstock_spark_rows_total", "counter", "Rows that Spark took in, merged by its tasks"),
+        Declaration("penstock_spark_rows_written_total", "counter", "Rows that tasks wrote for the tables"),
+        Declaration("penstock_spark_files_written_total", "counter", "Files that tasks wrote for the tables"),
         Declaration("penstock_spark_rows_per_second", "gauge", "Rows a second in the last batch"),
         Declaration("penstock_spark_batch_seconds", "gauge", "Duration of the last batch"),
+        Declaration(
+            "penstock_spark_phase_seconds", "gauge", "Duration of each phase of the last batch, by phase", ("phase",)
+        ),
         Declaration("penstock_spark_restarts_total", "counter", "Times a failed query was started again"),
         Declaration("penstock_spark_lag_segments", "gauge", "Sealed segments that are not in the tables yet"),
+        Declaration(
+            "penstock_spark_lag_seconds", "gauge", "Seconds that the oldest sealed segment not in the tables has waited"
+        ),
+        Declaration("penstock_spark_overtaken_total", "counter", "Times another job added to the tables first"),
         Declaration("penstock_spark_quarantined_segments", "gauge", "Damaged segments set aside"),
+        # the tables
+        Declaration("penstock_tables_commit_conflicts_total", "counter", "Appends tried again after another commit"),
+        Declaration("penstock_tables_folded_rows_total", "counter", "Rows that compaction folded into others"),
+        Declaration("penstock_tables_expired_rows_total", "counter", "Rows deleted because of their age"),
+        Declaration("penstock_tables_removed_files_total", "counter", "Dead files that vacuum removed"),
+        Declaration("penstock_tables_maintenance_seconds", "gauge", "Duration of the last maintenance"),
+        Declaration(
+            "penstock_tables_maintenance_failures_total", "counter", "Steps of maintenance that failed", ("step",)
+        ),
         # the service
         Declaration("penstock_service_info", "gauge", "Always 1; the version that runs", ("version",)),
         Declaration("penstock_service_start_time_seconds", "gauge", "When the service was started"),

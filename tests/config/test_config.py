@@ -425,3 +425,11 @@ def test_check_notes_what_is_allowed_and_deserves_a_look(tmp_path: Path) -> None
     assert ran.exit_code == 0
     for note in ("durability is memory", "drop_oldest", "auth.token_file"):
         assert note in ran.output, note
+
+
+def test_a_folder_is_a_path_or_a_file_uri_and_no_bucket_becomes_a_folder_of_that_name() -> None:
+    given = load(ServiceConfig, text="segments: {path: 'file:///data/segments'}").config
+    assert given.resolved(given.segments.path) == Path("/data/segments")
+    for text in ("segments: {path: 's3://bucket/segments'}", "tables: {location: 's3://bucket/tables'}"):
+        with pytest.raises(ConfigError, match="must be a path or a file:// URI, got 's3://bucket/"):
+            load(ServiceConfig, text=text)

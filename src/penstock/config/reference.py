@@ -73,7 +73,8 @@ def _section(section: Section, depth: int) -> list[str]:
     out = [f"{'#' * min(depth, 4)} `{name}`\n", section.doc.split("\n\n")[0].replace("\n", " "), ""]
     if section.is_named:
         return [*out, f"Each has the keys of `{section.path[0].removesuffix('s')}`.", ""]
-    out += [*_table(list(section.keys.values())), ""]
+    if section.keys:
+        out += [*_table(list(section.keys.values())), ""]
     for inner in section.sections.values():
         out += _section(inner, depth + 1)
     return out

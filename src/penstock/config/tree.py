@@ -74,7 +74,7 @@ class SegmentsConfig:
     """Sealed files of merged points: what Spark reads."""
 
     path: str | Path = "./segments"
-    """Their folder. On a cluster one that edge machines and Spark share."""
+    """Their folder, as a path or a `file://` URI. On a cluster one that edge machines and Spark share."""
     writer: str = DEFAULT_WRITER
     """Name in the file names. Machines that share a folder need names of their own, the same over restarts."""
     interval: float | str = 1.0
@@ -86,6 +86,10 @@ class SegmentsConfig:
     queue: SegmentQueueConfig = field(default_factory=SegmentQueueConfig)
 
     def __post_init__(self) -> None:
+        if "://" in str(self.path):
+            from penstock.tables.location import local_folder  # brings pyarrow, which a relay does without
+
+            object.__setattr__(self, "path", local_folder(self.path, "segments.path"))
         if self.writer != DEFAULT_WRITER:
             from penstock.model.segment import check_writer  # brings pyarrow, which a relay does without
 
@@ -115,6 +119,10 @@ class SparkConfig:
     """Bytes in one batch at most."""
     keep_segments: float | str | None = "1d"
     """Segments of this age that are in all tables are deleted; null keeps them all."""
+    ui: bool = False
+    """Spark's own page, on loopback: the plan, the stages and the tasks of each batch."""
+    event_log: str | None = None
+    """A folder or URI for Spark's event log, which a history server shows; left out: none."""
     conf: Mapping[str, str] = field(default_factory=dict)
     """Further settings for Spark: `spark.driver.memory: 2g`."""
 
@@ -161,6 +169,10 @@ class TablesConfig:
         object.__setattr__(self, "maintain_every", parse_duration(self.maintain_every, "maintain_every"))
         if not self.location:
             raise ConfigError("must name a folder or a database, got ''", field="location")
+        if "://" in self.location and not self.location.startswith(("postgresql://", "postgres://")):
+            from penstock.tables.location import local_folder  # brings pyarrow, which a relay does without
+
+            local_folder(self.location.removeprefix("parquet:"), "tables.location")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

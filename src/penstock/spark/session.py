@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pyspark
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from penstock.errors import MissingRequirement
+import penstock
+from penstock.errors import ConfigError, MissingRequirement
 from penstock.spark.amqp.stream_source import StreamSource
 from penstock.spark.java import Java, cache_folder, find_java
 from penstock.spark.source import SegmentSource
+from penstock.spark.table_sink import TableSink
 
 CONFIG = {
     "spark.sql.session.timeZone": "UTC",
@@ -21,9 +24,6 @@ CONFIG = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # no state that an empty batch would have to age
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # What a job writes is unseen until the table's own commit, so a second rename of every file buys nothing.
-    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
-    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     # Python processes keep what they freed for a while: steps of a merge take the same hundreds of megabytes again, and
     # getting them from the system each time is a third of a task's cost. The first two are numpy's, the last Arrow's.
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": "33554432",
@@ -85,8 +85,28 @@ def _exercise() -> None:
     java.wait()
 
 
+def shown_by(master: str | None, *, ui: bool = False, event_log: str | None = None) -> dict[str, str]:
+    """Settings for Spark's own page, which only this machine reaches, and for its event log.
+
+    ConfigError if the page would listen on every address: it asks for no password.
+    """
+    if ui and not (master or "").startswith("local") and "SPARK_LOCAL_IP" not in os.environ:
+        raise ConfigError(
+            f"spark.ui with spark.master {master} would listen on every address of the driver's machine: set "
+            "SPARK_LOCAL_IP to the one that it may listen on, or use spark.event_log and a history server"
+        )
+    found = {"spark.ui.enabled": "true", "spark.ui.killEnabled": "false"} if ui else {}
+    if event_log:
+        if "://" not in event_log:
+            folder = Path(event_log).absolute()
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            event_log = folder.as_uri()  # a path without a scheme would be one of Spark's default file system
+        found |= {"spark.eventLog.enabled": "true", "spark.eventLog.dir": event_log}
+    return found
+
+
 def start_session(master: str | None = "local[*]", config: Mapping[str, str] | None = None) -> SparkSession:
-    """A session on `master` that knows the two formats of ours; without one, as spark-submit says.
+    """A session on `master` that knows the formats of ours; without one, as spark-submit says.
 
     MissingRequirement if there is no Java for it.
     """
@@ -107,9 +127,21 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    _share_own_path(session.sparkContext)
     session.dataSource.register(SegmentSource)
+    session.dataSource.register(TableSink)
     session.dataSource.register(StreamSource)
     return session
+
+
+def _share_own_path(context: SparkContext) -> None:
+    """Let every Python process of Spark's find Penstock where `--py-files` has brought it.
+
+    The one on the driver that plans a stream looks for such files in a folder where they are not.
+    """
+    if context.getConf().get("spark.submit.pyFiles", ""):
+        paths = [str(Path(penstock.__file__).parents[1]), context.environment.get("PYTHONPATH")]
+        context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 if __name__ == "__main__":
