@@ -3,6 +3,7 @@
 import logging
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -58,6 +59,8 @@ def _run(ctx: click.Context, file: Path | None, loaded: Any) -> int:
     from penstock.service.signals import call_on_signals
 
     set_up_logs(loaded.config.logging.number, loaded.config.logging.format)
+    with suppress(OSError, ValueError):  # no core dumps, of children neither: they would hold every secret
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     for note in (*loaded.warnings, *loaded.config.notes()):
         log.warning("A setting deserves a look. note=%s", note)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
