@@ -103,7 +103,7 @@ class Edge:
     def close(self, deadline: float) -> list[str]:
         """Refuse new requests, answer those under way, drain the queues until `deadline`; returns what was not done.
 
-        What a durable queue still holds then is not lost: the next start goes on with it.
+        What a durable queue still holds then is not lost: the next start goes on with it. What is lost is in the list.
         """
         self.state = "stopping"
         late: list[str] = []
@@ -118,6 +118,8 @@ class Edge:
         late += wait_until_drained(self._senders, deadline, self._clock)
         for name, sender in self._senders.items():
             self._close_stage(late, name, partial(sender.close, self._left(deadline)))
+            if lost := sender.lost:
+                late.append(f"queue {name} lost {lost} batches that were in memory only")
             log.log(logging.WARNING if len(sender) else logging.INFO, CLOSED, name, len(sender))
         self.state = "stopped"
         return late
