@@ -325,6 +325,18 @@ class SendQueue:
             failover_evicted=failover.evicted if failover is not None else 0,
         )
 
+    def failing(self) -> tuple[str, float, str] | None:
+        """The destination, the seconds since it began to fail, and its last error; None while it works."""
+        return self._gate.failing()
+
+    def dead_threads(self) -> list[str]:
+        """The threads that have ended though they should not: starting the process again would help."""
+        return self._workers.dead_threads()
+
+    def disk_fault(self) -> str:
+        """Why the disk would refuse a batch now; empty if it would not, or if there is no disk."""
+        return self._source.disk_fault() if isinstance(self._source, FastQueue) else ""
+
     def samples(self) -> Iterator[Sample]:
         """For `Telemetry.watch`."""
         return self.stats().samples()
