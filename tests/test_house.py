@@ -64,6 +64,7 @@ DOORS = {
         "sink",
     },
     "service": {
+        "definition_trial",
         "demo",
         "doctor",
         "exit_codes",
@@ -75,10 +76,11 @@ DOORS = {
         "relay_pipeline",
         "service",
         "signals",
+        "trial_points",
     },
-    "spark": {"backfill", "java", "job", "session", "supervisor"},
+    "spark": {"backfill", "java", "job", "progress", "session", "supervisor"},
     "spool": {"", "dead_letter_report", "dead_letters", "examine"},
-    "tables": {"delta", "location", "maintenance", "port", "query"},
+    "tables": {"delta", "landing", "location", "maintenance", "port", "query"},
 }
 PERSONS = re.compile(r"\b(nobody|somebody|whoever|meanwhile|everybody)\b", re.IGNORECASE)
 

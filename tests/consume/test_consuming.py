@@ -1,17 +1,19 @@
 """Dispatch, acknowledgement, failures and dead letters on a real broker."""
 
+import asyncio
 import json
 import logging
 import threading
 
 import pytest
 
-from penstock.amqp import Declarations, Message, Reject, Retry
+from penstock.amqp import ConsumerRegistry, Declarations, Message, Reject, Retry
 from penstock.consume.attempts import QUEUE, REASON, TRIED
 from penstock.service.logs import JsonFormatter
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
 from tests.consume.conftest import SOON, Client, Consume
+from tests.servers import RabbitMQ
 
 pytestmark = pytest.mark.server
 
@@ -32,6 +34,21 @@ def test_each_event_type_has_its_handler_and_the_rest_the_default_one(
 
     wait_until(lambda: len(seen) == 4)
     assert sorted(seen) == [("created", "created"), ("deleted", "deleted"), ("other", ""), ("other", "renamed")]
+
+
+def test_a_registry_runs_within_an_async_with(shared_rabbitmq: RabbitMQ, client: Client, queue: str) -> None:
+    seen: list[bytes] = []
+    declarations = Declarations()
+    declarations.queue(queue)
+    declarations.consumer(queue=queue, handler=lambda message: seen.append(message.body))
+
+    async def main() -> ConsumerRegistry:
+        async with ConsumerRegistry(shared_rabbitmq.url, declarations) as registry:
+            client.publish(queue, b"order")
+            await asyncio.to_thread(wait_until, lambda: seen == [b"order"])
+        return registry
+
+    assert not asyncio.run(main()).health().healthy
 
 
 def test_a_header_may_name_the_event_type(client: Client, queue: str, consume: Consume) -> None:

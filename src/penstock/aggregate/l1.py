@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Self
 
 from penstock.aggregate.config import L1Config
+from penstock.aggregate.definition_counts import DefinitionCounts
 from penstock.aggregate.handlers import MetricHandlers
 from penstock.aggregate.pending import Done, PendingPoints, Submission
 from penstock.aggregate.point_counts import PointCounts
@@ -63,6 +64,7 @@ class L1:
         self._definitions = definitions or Definitions()
         self._clock: Clock = clock or SystemClock()
         self._answers_late = config.durability is not Durability.MEMORY
+        self._definition_counts = DefinitionCounts(self._definitions)
         self._counts = PointCounts()
         self._pending = PendingPoints(
             max_bytes=int(config.max_bytes),
@@ -70,7 +72,7 @@ class L1:
             flush_interval=float(config.flush_interval),
             clock=self._clock,
         )
-        self._handlers = MetricHandlers(queue, self._pending, self._counts, config.max_metrics)
+        self._handlers = MetricHandlers(queue, self._pending, self._counts, self._definition_counts, config.max_metrics)
         self._pusher = Pusher(queue.name, self._pending, push, config.flush_rows)
 
     @classmethod
@@ -124,7 +126,7 @@ class L1:
             submission.received.append((chunk.metric, len(chunk), len(chunk) - len(numbers)))
             if made := definitions.of(chunk.metric):
                 submission.queued.append(self._handlers.queued(numbers, made, submission))
-            elif definitions.undefined == "keep":
+            if definitions.keeps(chunk.metric):
                 submission.plain.append(numbers)
         return submission
 
@@ -141,6 +143,7 @@ class L1:
 
     def redefine(self, definitions: Definitions) -> None:
         """Apply these to what is submitted from now on."""
+        self._definition_counts.redefine(definitions)
         self._definitions = definitions
 
     def close(self, timeout: float = 30.0) -> None:
@@ -175,3 +178,4 @@ class L1:
         yield Sample("penstock_l1_blocks_total", self._pusher.blocks)
         yield Sample("penstock_l1_partials_total", self._pusher.partials)
         yield from self._counts.samples()
+        yield from self._definition_counts.samples()

@@ -1,5 +1,6 @@
 """The front of the package: declarations in, running consumers out."""
 
+import asyncio
 import logging
 import signal
 import threading
@@ -158,6 +159,13 @@ class ConsumerRegistry:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.stop)
 
     def _close_workers(self, deadline: float) -> list[str]:
         return [

@@ -19,6 +19,7 @@ from penstock.service.queues import SEGMENTS, SegmentQueue, config_for_process, 
 from penstock.service.receiver_set import MakeReceiverSet, ReceiverSet
 from penstock.service.relay_pipeline import RelayPipeline
 from penstock.service.stage_health import notes_of_queues, refusals_of_l1, refusals_of_queues
+from penstock.spool import Durability
 from penstock.telemetry import Telemetry
 
 if TYPE_CHECKING:  # these bring pyarrow, which a relay does without
@@ -92,7 +93,7 @@ class Edge:
         self._senders[SEGMENTS] = opened.sender.start()
         self._telemetry.watch(opened.sender.samples, queue=SEGMENTS)
         self._telemetry.watch(opened.samples)
-        settings = replace(self.config.l1, durability=self.config.segments.queue.durability)
+        settings = replace(self.config.l1, durability=Durability(self.config.segments.queue.durability))
         l1 = self._l1 = L1.with_own_queue("l1", opened.queue.push_many, settings, definitions=self._defined)
         self._telemetry.watch(l1.samples)
         self._telemetry.watch(lambda: l1.queue.stats().samples())
@@ -102,7 +103,7 @@ class Edge:
     def close(self, deadline: float) -> list[str]:
         """Refuse new requests, answer those under way, drain the queues until `deadline`; returns what was not done.
 
-        What a durable queue still holds then is not lost: the next start goes on with it.
+        What a durable queue still holds then is not lost: the next start goes on with it. What is lost is in the list.
         """
         self.state = "stopping"
         late: list[str] = []
@@ -117,6 +118,8 @@ class Edge:
         late += wait_until_drained(self._senders, deadline, self._clock)
         for name, sender in self._senders.items():
             self._close_stage(late, name, partial(sender.close, self._left(deadline)))
+            if lost := sender.lost:
+                late.append(f"queue {name} lost {lost} batches that were in memory only")
             log.log(logging.WARNING if len(sender) else logging.INFO, CLOSED, name, len(sender))
         self.state = "stopped"
         return late

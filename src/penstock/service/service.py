@@ -23,6 +23,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.receive.config import ListenerConfig
 from penstock.service.admin import AdminServer
 from penstock.service.child import Child
+from penstock.service.definition_watch import DefinitionWatch
 from penstock.service.edge import Edge
 from penstock.service.orphan_queues import OrphanQueues
 from penstock.service.receiver_set import make_receiver_set
@@ -56,6 +57,9 @@ class Service:
         self._spark: Child | None = None
         self._admin: AdminServer | None = None
         self._orphan_queues = OrphanQueues(config, self.telemetry, clock=self._clock)
+        self._definition_watch = DefinitionWatch(
+            self.telemetry.values, float(config.definitions_warn_after), config.definitions_path, clock=self._clock
+        )
         self._is_stopping = False
         self._trends = Trends(self.telemetry.values, self._clock)
         self._held: list[socket.socket] = []  # ports that the workers share
@@ -99,6 +103,7 @@ class Service:
                 self._edge.start()
             else:
                 self._start_workers()
+            self._definition_watch.start()
         except BaseException:
             self.close(timeout=5.0)
             raise
@@ -158,6 +163,7 @@ class Service:
         timeout = float(self.config.shutdown.timeout) if timeout is None else timeout
         deadline = self._clock.monotonic() + timeout
         self._is_stopping = True
+        self._definition_watch.close()
         self._trends.close()
         late: list[str] = []
         for worker in self._workers:
@@ -210,6 +216,7 @@ class Service:
         for worker in self._workers:
             if problem := _ask(worker, "reload", config=text):
                 raise ConfigError(f"{worker.name}: {problem}")
+        self._definition_watch.on_reload(config.definitions_path)
         return [name for name in changed if name not in RELOADABLE]
 
     # -- how it goes: for the admin port -------------------------------------------------------------------------------

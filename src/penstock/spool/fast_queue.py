@@ -41,7 +41,8 @@ class FastQueue:
     Loss: none but what `Durability` says for a crash and what `FullBehavior` says for a full queue, and that is
         counted. Delivery is at least once: what was leased and not acked comes again after a restart.
     Threads: every method may be called from any thread. One thread of its own syncs the meta file.
-    Blocks: `push` under `FullBehavior.BLOCK` while the queue is full; `lease` for `timeout` while it is empty.
+    Blocks: `push` under `FullBehavior.BLOCK` while the queue is full; `lease` for `timeout` while it is empty. On an
+        event loop `push_async`, `lease_async` and `async with` do not.
     Processes: one at a time, QueueLocked otherwise.
     """
 
@@ -182,6 +183,22 @@ class FastQueue:
                 self.reject(lease, "too many attempts")
             if taken or not spent:
                 return taken
+
+    async def lease_async(
+        self,
+        max_blocks: int = 1,
+        *,
+        max_bytes: int | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as `lease`
+    ) -> list[Lease]:
+        """`lease` for a coroutine: the event loop goes on while there is no block. A cancellation leases nothing.
+
+        Blocks that are not in memory any more are read back from the disk as `lease` reads them, before it returns.
+        """
+        deadline = self._clock.monotonic() + (timeout or 0.0)
+        while not (leases := self.lease(max_blocks, max_bytes=max_bytes)) and self._clock.monotonic() < deadline:
+            await self._state.wait_for_block(deadline)
+        return leases
 
     def ack(self, leases: Lease | Iterable[Lease]) -> None:
         """Take the blocks as done. A lease that is not out any more (acked, nacked, dropped) is passed over."""
@@ -346,6 +363,12 @@ class FastQueue:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)
 
     def _flush(self, *, clean: bool) -> None:
         try:

@@ -156,5 +156,5 @@ def read_file(files: Files, path: str) -> bytes:
 def disk_error(error: OSError) -> QueueError:
     """The kernel's error as DiskFull or DiskFailed."""
     if error.errno in DISK_FULL:
-        return DiskFull(f"no room on the disk, what was accepted is safe: {error}")
+        return DiskFull(f"no room on the disk, what it holds is safe: {error}")
     return DiskFailed(f"the disk failed, what was accepted before is safe: {error}")

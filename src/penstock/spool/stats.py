@@ -19,6 +19,7 @@ class QueueStats:
     leased: int
     delayed: int  # nacked, waiting for their turn
     inmemory_blocks: int
+    only_in_memory: int = 0  # those and what is on lease from there: gone if the process died now
     disk_bytes: int = 0
     disk_available_bytes: int = 0
     chunks: int = 0
@@ -102,6 +103,7 @@ def snapshot(
         leased=len(backlog.leased),
         delayed=len(backlog.returned.held),
         inmemory_blocks=len(backlog.memory),
+        only_in_memory=len(backlog.memory) + len(backlog.taken_from_memory()),
         disk_bytes=store.chunks.size_bytes,
         disk_available_bytes=disk_available_bytes,
         chunks=len(store.chunks.chunks),
