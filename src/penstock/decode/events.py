@@ -19,7 +19,8 @@ from penstock.decode.decode_context import DecodeContext
 from penstock.decode.otlp.attributes import text_of
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import Rows
-from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
+from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.series_description import SeriesDescription
 from penstock.model.name import is_encodable, name_fault
 from penstock.model.point import PointKind, entity_of
 

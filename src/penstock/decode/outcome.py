@@ -32,6 +32,7 @@ class Refusal(Enum):
     LABELS = "labels"  # too many or too long
     METRICS = "metrics"  # too many
     STREAMS = "streams"  # too many
+    QUOTA = "quota"  # too many of one metric or of one sender
     TIME = "time"  # none, or too far ahead
     VALUE = "value"  # none, or not a number
     SLOW = "slow"  # a client that took too long to send, or to read our answer

@@ -115,14 +115,16 @@ class Intake:
             self.refusals.add(reason, sender=request.sender, detail=answer.message)
             request.deliver([(request.reply_to, answer)])
 
-    def submit_from_peer(self, kind: Format, bodies: Sequence[bytes], deliver: Deliver) -> None:
+    def submit_from_peer(
+        self, kind: Format, bodies: Sequence[bytes], deliver: Deliver, senders: Sequence[str] = ()
+    ) -> None:
         """Takes bodies that another process hands over, of streams that this process owns: all of them or none.
 
         `deliver` is called with the place of each body and its answer.
         """
         requests = [
-            ReceivedRequest(kind, body, Encoding.IDENTITY, len(body), place, deliver, is_from_peer=True)
-            for place, body in enumerate(bodies)
+            ReceivedRequest(kind, body, Encoding.IDENTITY, len(body), place, deliver, sender, is_from_peer=True)
+            for place, (body, sender) in enumerate(zip(bodies, senders or [""] * len(bodies)))
         ]
         if not self._queue.push(requests):
             deliver([(request.reply_to, _NO_ROOM) for request in requests])
@@ -220,7 +222,8 @@ class Intake:
         group = RequestGroup(kind, requests, bodies, self._relay_of(kind) is not None)
         handed_over = range(len(requests)) if requests[0].is_from_peer else ()
         try:
-            decoded = self._decoder.decode(kind, bodies, handed_over, partial(self._hand_to_peers, group))
+            senders = [request.sender for request in requests]
+            decoded = self._decoder.decode(kind, bodies, handed_over, partial(self._hand_to_peers, group), senders)
         except Exception as error:
             if len(requests) > 1:  # one of them is the cause: each for itself, so that only that one fails
                 for one in received:
@@ -250,7 +253,9 @@ class Intake:
             return
         group.awaited = len(bodies)
         for owner, parts in bodies.items():
-            self._peers.submit(owner, group.kind, parts, points[owner], partial(self._queue.on_peer_answer, group))
+            senders = [group.requests[place].sender for place in parts]
+            on_answer = partial(self._queue.on_peer_answer, group)
+            self._peers.submit(owner, group.kind, parts, points[owner], on_answer, senders)
 
     def _resume(self, group: RequestGroup) -> None:
         """Takes the rest of a group for whose parts other processes have answered.
@@ -323,10 +328,8 @@ class Intake:
         taken = [count for count, (_, answer) in zip(points, answers) if answer.status is Status.TAKEN]
         with self._lock:
             self._points[group.kind] += sum(taken)
-        outcomes = group.decoded.outcomes
-        for reason, count in outcomes.reasons.items() if taken else ():
-            place, message = outcomes.examples[reason]
-            self.refusals.add(reason, count, sender=group.requests[place].sender, detail=message)
+        if taken:
+            self.refusals.add_outcomes(group.decoded.outcomes, [request.sender for request in group.requests])
         self._answer(answers)
         self._queue.group_settled()
 
