@@ -128,7 +128,7 @@ class SeriesTable:
         self.rules = RuleBook(config.rules)
         self._senders = StreamSenders()
         self._in_overflow = 0  # cumulative streams; they take no places of the others
-        self._overflow_message = ""
+        self._overflow_message = self._greatest = ""
         self._free: list[int] = []
         self._used = 0
         self.metric = np.zeros(1024, np.int32)
@@ -184,6 +184,7 @@ class SeriesTable:
         has_senders = bool(new) and requests is not None and len(senders) > 0
         firsts = np.unique(codes, return_index=True)[1] if has_senders else None
         overflowed: list[int] = []
+        self._greatest = ""
         for place in new:
             number, text = pairs[place]
             namespace, key = namespaces[number], blobs[text]
@@ -303,11 +304,13 @@ class SeriesTable:
             )
 
     def _describe_greatest(self) -> str:
-        greatest = max(self.metrics, key=lambda metric: metric.streams)
-        return (
-            f"{self._config.max_streams} streams (intake.max_streams); most are of {greatest.name[:100]!r} by label "
-            f"{greatest.widest!r}, most are of sender {self._senders.greatest()!r}"
-        )
+        if not self._greatest:  # once for a group, however many are refused
+            greatest = max(self.metrics, key=lambda metric: metric.streams)
+            self._greatest = (
+                f"{self._config.max_streams} streams (intake.max_streams); most are of {greatest.name[:100]!r} by "
+                f"label {greatest.widest!r}, most are of sender {self._senders.greatest()!r}"
+            )
+        return self._greatest
 
     def _new_stream(self, described: SeriesDescription, entity: str, sender: str) -> int:
         self._check_quotas(described, entity, sender)
