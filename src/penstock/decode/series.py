@@ -259,12 +259,12 @@ class SeriesTable:
 
     def _overflows(self, described: SeriesDescription, entity: str) -> bool:
         """Says whether the metric has all the series that it may have; the series is counted then."""
-        metric = self._metric_of.get((described.metric, described.kind))
-        if metric is None or entity in metric.entities or len(metric.entities) < self._config.max_series_per_metric:
+        most, metric = self._config.max_series_per_metric, self._metric_of.get((described.metric, described.kind))
+        if metric is None or entity in metric.entities or len(metric.entities) < most:
             return False
         self.overflowed += 1
         self._overflow_message = (
-            f"metric {metric.name[:100]!r} has more than {self._config.max_series_per_metric} series "
+            f"metric {metric.name[:100]!r} has more than {most} series "
             f"(intake.max_series_per_metric), most by label {metric.widest!r}: new ones are added up in one"
         )
         return True
@@ -283,14 +283,15 @@ class SeriesTable:
 
     def _check_quotas(self, described: SeriesDescription, entity: str, sender: str) -> None:
         """Raises Refused if a new stream would take the places of others."""
-        config, metric = self._config, self._metric_of.get((described.metric, described.kind))
+        config = self._config
         if entity == OVERFLOW and described.is_cumulative:
             if self._in_overflow >= max(_LEAST_OVERFLOW, config.max_streams // _OVERFLOW_SHARE):
                 raise Refused(Refusal.QUOTA, f"{self._overflow_message}, and too many of these are cumulative")
             return
         if len(self) - self._in_overflow >= config.max_streams:
             raise Refused(Refusal.STREAMS, f"{described.metric[:100]!r} has one more than {self._describe_greatest()}")
-        if metric is not None and metric.streams >= config.streams_per_metric:
+        metric, most = self._metric_of.get((described.metric, described.kind)), config.streams_per_metric
+        if metric is not None and metric.streams >= most:
             raise Refused(
                 Refusal.QUOTA,
                 f"metric {metric.name[:100]!r} has {metric.streams} streams (intake.max_streams_per_metric), "
