@@ -452,3 +452,17 @@ def test_a_folder_is_a_path_or_a_file_uri_and_no_bucket_becomes_a_folder_of_that
     for text in ("segments: {path: 's3://bucket/segments'}", "tables: {location: 's3://bucket/tables'}"):
         with pytest.raises(ConfigError, match="must be a path or a file:// URI, got 's3://bucket/"):
             load(ServiceConfig, text=text)
+
+
+@pytest.mark.parametrize("text", ["exporter: {headers: 'X-Key: s3cret'}", "spark: {conf: [s3cret]}"])
+def test_what_stands_where_secrets_belong_is_not_quoted(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(ServiceConfig, text=text)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_secrets_of_spark_are_masked_by_their_names() -> None:
+    text = "spark: {conf: {spark.hadoop.fs.s3a.secret.key: s3cret, spark.driver.memory: 2g}}"
+    shown = as_yaml(load(ServiceConfig, text=text))
+    assert "s3cret" not in shown
+    assert "2g" in shown

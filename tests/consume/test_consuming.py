@@ -1,6 +1,7 @@
 """Dispatch, acknowledgement, failures and dead letters on a real broker."""
 
 import asyncio
+import json
 import logging
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 
 from penstock.amqp import ConsumerRegistry, Declarations, Message, Reject, Retry
 from penstock.consume.attempts import QUEUE, REASON, TRIED
+from penstock.service.logs import JsonFormatter
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
 from tests.consume.conftest import SOON, Client, Consume
@@ -182,6 +184,25 @@ def test_the_start_and_each_failure_are_logged_with_workers_and_worker(
     assert "attempt=1 verdict=retry reason=ValueError: boom" in caplog.text
     assert "worker=" in caplog.text
     assert 'raise ValueError("boom")' in caplog.text  # the traceback
+    (failed,) = [record for record in caplog.records if record.getMessage().startswith("Handler failed")]
+    line = json.loads(JsonFormatter().format(failed))
+    assert (line["event"], line["attempt"], line["reason"]) == ("Handler failed", 1, "ValueError: boom")
+    assert 'raise ValueError("boom")' in line["exception"]
+
+
+def test_a_retry_that_the_handler_asks_for_is_no_warning(
+    client: Client, queue: str, consume: Consume, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handle(message: Message) -> None:
+        if message.attempt == 1:
+            raise Retry(0.0, "not yet")
+
+    registry = consume(handler=handle)
+    client.publish(queue, b"")
+    wait_until(lambda: registry.stats().consumers[queue].total("acked") == 1)
+
+    assert registry.stats().consumers[queue].total("retried") == 1
+    assert [record.getMessage() for record in caplog.records if "not yet" in record.getMessage()] == []
 
 
 def test_every_count_moves(client: Client, queue: str, consume: Consume) -> None:

@@ -56,7 +56,8 @@ class MetricHandlers:
     def _registered(self, name: str, weight: float) -> type[QueuedChunk]:
         if name == OTHERS:
             log.warning("Metrics without a handler of their own share one. most=%d", self._max_metrics)
-        kind = type(f"QueuedChunk[{name}]", (QueuedChunk,), {"__slots__": ()})
+        # One qualified name: the queue's metrics show it, and must not grow with the metrics.
+        kind = type(f"QueuedChunk[{name}]", (QueuedChunk,), {"__slots__": (), "__qualname__": "QueuedChunk"})
         with suppress(QueueClosed):  # then `produce` says so
             self._queue.add_handler(kind, self._consume, weight)
         return kind

@@ -64,8 +64,8 @@ class L1:
         self._definitions = definitions or Definitions()
         self._clock: Clock = clock or SystemClock()
         self._answers_late = config.durability is not Durability.MEMORY
-        self._counts = PointCounts(config.max_metrics)
         self._definition_counts = DefinitionCounts(self._definitions)
+        self._counts = PointCounts()
         self._pending = PendingPoints(
             max_bytes=int(config.max_bytes),
             max_chunks=queue.config.buffer_size,  # all of them may be of one partition
@@ -161,6 +161,14 @@ class L1:
             errors.append(QueueClosed(f"L1 {self.queue.name!r}: not everything was merged within {timeout} s"))
         if errors:
             raise errors[0]
+
+    def fullness(self) -> float:
+        """The share of `max_bytes` that is held: at 1 requests are refused."""
+        return self._pending.held_bytes / int(self.config.max_bytes)
+
+    def dead_threads(self) -> list[str]:
+        """The threads that have ended though they should not, before `close`."""
+        return self._pusher.dead_threads()
 
     def samples(self) -> Iterable[Sample]:
         """For `Telemetry.watch`."""

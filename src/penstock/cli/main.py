@@ -24,6 +24,7 @@ from penstock.cli.relay_command import relay
 from penstock.cli.run_command import run
 from penstock.cli.spark_command import spark
 from penstock.errors import ConfigError, PenstockError
+from penstock.secret_text import redacted
 from penstock.service.exit_codes import INTERRUPTED
 
 
@@ -34,9 +35,9 @@ class _PenstockGroup(click.Group):
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(redacted(str(error))) from error
         except PenstockError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(redacted(str(error))) from error
         except KeyboardInterrupt:
             if sys.stderr.isatty():
                 click.echo(err=True)  # the prompt goes below the ^C

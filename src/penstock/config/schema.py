@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import ConfigError
+from penstock.secret_text import redacted
 from penstock.units import parse_bytes, parse_duration
 
 PREFIX = "PENSTOCK"
@@ -134,8 +135,12 @@ class Key:
             case _:
                 fits = isinstance(value, str)
         if not fits:
-            raise ConfigError(f"must be {self.describes}, got {value!r}", field=name)
+            raise ConfigError(f"must be {self.describes}, got {self._shown(value)}", field=name)
         return value
+
+    def _shown(self, value: Any) -> str:
+        """For a message: what stands where headers and the like belong may be secret."""
+        return f"a {type(value).__name__}" if self.kind is KeyKind.TABLE else redacted(repr(value))
 
     def parsed(self, text: str) -> Any:
         """The value that a flag or an environment variable gives as text."""
@@ -155,7 +160,7 @@ class Key:
             case KeyKind.TABLE:
                 pairs = [part.partition("=") for part in text.split(",") if part.strip()]
                 if not all(found for _, found, _ in pairs):
-                    raise ConfigError(f"must be KEY=VALUE,KEY=VALUE, got {text!r}", field=name)
+                    raise ConfigError("must be KEY=VALUE,KEY=VALUE, got a part without =", field=name)
                 return {key.strip(): value.strip() for key, _, value in pairs}
         return self.checked(text)
 

@@ -178,7 +178,7 @@ class ConsumerRegistry:
     def _announce(self, subscription: Subscription) -> None:
         pool, size = subscription.consumer.pool, subscription.size
         for cap in size.caps:
-            log.warning("A limit applies. consumer=%s %s", subscription.name, cap)
+            log.warning("A limit applies. consumer=%s limit=%s", subscription.name, cap)
         log.info(
             "Consumer starts. consumer=%s queue=%s workers=%d prefetch=%d execution=%s event_types=%s broker=%s",
             subscription.name, pool.queue, size.workers, size.prefetch, pool.runs_as,

@@ -37,10 +37,13 @@ class PipelineSplitConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverConfig:
-    """`failover` in the configuration file: where a block goes that the durable queue cannot take."""
+    """`failover` in the configuration file: memory for what could not be queued or sent.
+
+    It has an effect only where `durability` is memory: at disk and fsync, what is not on the disk is refused.
+    """
 
     enabled: bool = True
-    """Keep in memory what the disk refuses."""
+    """Where durability is memory: keep there what the disk refuses; without a queue, what the destination does."""
     max_size: int = 1000
     """Most batches of these."""
     max_bytes: int | str = 256_000_000
@@ -144,7 +147,7 @@ class SendQueueConfig(DurableQueueConfig):
     """Settings of one `SendQueue` and of the queue beneath it."""
 
     enabled: bool = True
-    """False: nothing is held. A push sends at once, and raises what went wrong."""
+    """False: a push sends at once, and raises what went wrong. Nothing is held but by the failover."""
     type: Literal["memory", "disk"] = "disk"
     """Where batches wait: memory or disk."""
     order: Literal["fifo", "freshest"] = "fifo"

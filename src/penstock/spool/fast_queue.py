@@ -21,7 +21,7 @@ from penstock.spool import dead_letters, folder, open_queues
 from penstock.spool.capacity_policy import Demand, SequencesExhausted
 from penstock.spool.config import Durability, FastQueueConfig, parsed_seconds
 from penstock.spool.dead_letters import DeadLetterQueue
-from penstock.spool.files import Files, OsFiles, disk_error
+from penstock.spool.files import DISK_FULL, Files, OsFiles, disk_error
 from penstock.spool.lease import Lease, as_block
 from penstock.spool.queue_state import QueueState
 from penstock.spool.stats import QueueStats
@@ -29,6 +29,7 @@ from penstock.spool.syncer import Syncer
 
 log = logging.getLogger(__name__)
 
+_LEAST_ROOM = 1 << 20  # bytes: with less, requests of usual size are refused
 DEAD_LETTER_RETRY = 1.0  # seconds until a block whose dead letter could not be written comes again
 
 
@@ -318,6 +319,17 @@ class FastQueue:
         )
 
     # -- disk ------------------------------------------------------------------------------------------------------
+
+    def disk_fault(self) -> str:
+        """Why the disk would refuse a block now: it is full, read-only, gone. Empty if it would not."""
+        try:
+            self._files.check_room(self.path, _LEAST_ROOM)
+        except OSError as error:
+            is_full = error.errno in DISK_FULL
+            if is_full and self._state.prepare_to_free_log() and self._syncer.free_last_chunk():
+                return ""
+            return error.strerror or str(error)
+        return ""
 
     def flush(self) -> None:
         """Bring everything to the disk, the memory layer too: what was pushed before survives a power cut."""

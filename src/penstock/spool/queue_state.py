@@ -191,7 +191,7 @@ class QueueState:
             while not (taken := backlog.take(most, now, max_bytes)):
                 if deadline is None or now >= deadline:
                     return taken, ()
-                self._not_empty.wait(backlog.returned.next_due_at(deadline) - now)
+                self._not_empty.wait(backlog.returned.next_look(deadline) - now)
                 self.check_open()
                 now = self._monotonic()
             spent = self._withhold_spent_locked(taken) if backlog.store.attempts else ()
@@ -207,7 +207,7 @@ class QueueState:
             self.check_open()
             if self.backlog.peek(now := self._monotonic()) is not None:
                 return
-            woken, seconds = self._not_empty.new_future(), self.backlog.returned.next_due_at(deadline) - now
+            woken, seconds = self._not_empty.new_future(), self.backlog.returned.next_look(deadline) - now
         await self._not_empty.wait_async(woken, seconds)
 
     def _withhold_spent_locked(self, taken: list[Lease]) -> list[Lease]:
@@ -257,17 +257,21 @@ class QueueState:
 
     def record_disk_error(self, error: OSError) -> bool:
         """Count the error. Returns True if the disk is full and all of the log is done: a sync can free it then."""
-        backlog = self.backlog
+        is_full = error.errno in DISK_FULL
         with self._lock:
-            is_full = error.errno in DISK_FULL
             self.capacity.disk_full += is_full
             self.capacity.disk_failures += not is_full
-            if not is_full or not backlog.store.is_drained(backlog.store.acked):
-                return False
-            with suppress(QueueError):  # a chunk goes when it has been read, and what a kill left acked is not, yet
-                backlog.peek(self._monotonic())
-            backlog.store.changed = True
-            return True
+        return is_full and self.prepare_to_free_log()
+
+    def prepare_to_free_log(self) -> bool:
+        """Returns whether all of the log is done: then the next sync frees it."""
+        with self._lock:
+            store = self.backlog.store
+            if is_drained := store.is_drained(store.acked):
+                with suppress(QueueError):  # a chunk goes when it has been read: what a kill left acked is not, yet
+                    self.backlog.peek(self._monotonic())
+                store.changed = True
+            return is_drained
 
     def wait_for_disk(self, error: OSError, demand: Demand) -> None:
         """Wait, under BLOCK, until a push is worth another try. Otherwise raises DiskFull or DiskFailed."""

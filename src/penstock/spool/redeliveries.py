@@ -32,9 +32,14 @@ class Redeliveries:
             return None
         return max(self._due) if newest else self._due[0]
 
-    def next_due_at(self, deadline: float) -> float:
-        """When the next delayed block may go out; `deadline` if none may before."""
-        return min(self._delayed[0][0], deadline) if self._delayed else deadline
+    def next_look(self, deadline: float) -> float:
+        """When a block may be due again, whether one comes or not; `deadline` at the latest."""
+        due_at = self.next_due_at()
+        return deadline if due_at is None else min(due_at, deadline)
+
+    def next_due_at(self) -> float | None:
+        """When the next delayed block may go out."""
+        return self._delayed[0][0] if self._delayed else None
 
     def remove(self, sequence: int) -> Lease | FrameRef:
         """Take the block out, due or not."""
