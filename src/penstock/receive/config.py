@@ -128,13 +128,13 @@ class AuthConfig:
         return tuple(found)
 
 
-def is_authorized(headers: Sequence[str], tokens: Sequence[bytes]) -> bool:
-    """Says whether there is one `Authorization` header and it holds one of the tokens."""
+def given_token(headers: Sequence[str], tokens: Sequence[bytes]) -> bytes | None:
+    """Returns the token that the one `Authorization` header holds; None if it holds none of these."""
     scheme, _, token = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
     given = token.strip().encode("utf-8", "replace")
     # Every token is compared, in constant time: how long it takes does not tell which one came close.
-    matches = [hmac.compare_digest(given, known) for known in tokens]
-    return scheme.lower() == "bearer" and any(matches)
+    matches = [known for known in tokens if hmac.compare_digest(given, known)]
+    return matches[0] if matches and scheme.lower() == "bearer" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from penstock.decode.outcome import Answer, Format, Refusal, Status
 from penstock.errors import PenstockError
 from penstock.receive.answers import GRPC, RETRY_AFTER, export_response, rpc_status
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import GrpcReceiverConfig, ServerTlsConfig, is_authorized
+from penstock.receive.config import GrpcReceiverConfig, ServerTlsConfig, given_token
 from penstock.receive.event_loop import LoopThread
 from penstock.receive.intake import Intake
 from penstock.receive.request_group import ReceivedRequest
@@ -131,17 +131,23 @@ class GrpcReceiver:
     # -- a call ------------------------------------------------------------------------------------------------------
 
     async def _export(self, body: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        sender: str | bytes | None = context.peer()
         if self._tokens:
             headers = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
-            if not is_authorized(headers, self._tokens):
+            token = given_token(headers, self._tokens)
+            if token is None:
                 self._intake.count_refusal(Refusal.UNAUTHORIZED)
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token that we know is needed")
+            if len(self._tokens) > 1:
+                sender = token
         waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
         most = int(self.config.limits.max_decompressed)
         self._open_calls += 1
         try:
             deliver = self._thread.deliver
-            self._intake.submit(ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, most, waiting, deliver))
+            self._intake.submit(
+                ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, most, waiting, deliver, sender=sender)
+            )
             answer = await waiting
         finally:
             self._open_calls -= 1

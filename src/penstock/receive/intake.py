@@ -61,7 +61,7 @@ class Intake:
 
     Loss: an answer of TAKEN means that the points are as safe as the sinks' durability says. Without it the sender
         still has them, and may send them again.
-    Order: requests of one format are decoded in the order in which they came.
+    Order: requests of one sender and format are decoded in the order in which they came; senders have fair turns.
     Threads: `submit` may be called from any thread.
     """
 
@@ -194,6 +194,7 @@ class Intake:
         """Decompresses requests and decodes them, those of senders apart from those of other processes."""
         from_senders: list[tuple[ReceivedRequest, bytes]] = []
         from_peers: list[tuple[ReceivedRequest, bytes]] = []
+        decompressed: list[tuple[ReceivedRequest, int]] = []
         size = 0
         for place, request in enumerate(requests):
             if size >= int(self.config.max_group):  # compressed bodies may grow a thousandfold: the rest comes next
@@ -202,6 +203,7 @@ class Intake:
             try:
                 body = decompress_body(request.body, request.encoding, request.max_decompressed)
             except TooLarge as error:
+                decompressed.append((request, request.max_decompressed))
                 self._answer([(request, Answer(Status.TOO_LARGE, str(error)))])
             except ValueError as error:
                 self._answer([(request, Answer(Status.BAD, str(error)))])
@@ -209,7 +211,9 @@ class Intake:
                 self._answer([(request, Answer(Status.BROKEN, "no memory: send it again"))])
             else:
                 (from_peers if request.is_from_peer else from_senders).append((request, body))
+                decompressed.append((request, len(body)))
                 size += len(body)
+        self._queue.charge(decompressed)
         self._bytes[requests[0].kind] += sum(len(body) for _, body in from_senders)
         for some in (from_peers, from_senders):  # peers first: they wait, and what senders sent may wait for them
             if some:

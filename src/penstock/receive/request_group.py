@@ -5,7 +5,7 @@ received request ─► request group ─► pending parts: bodies at the relay,
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,8 @@ class ReceivedRequest:
     reply_to: object
     deliver: Deliver
     is_from_peer: bool = False  # by another process, which answers the sender
+    sender: Hashable = None  # senders have fair turns
+    turn: tuple[float, int] = (0.0, 0)  # see `fair_turns`
 
 
 @dataclass(slots=True, eq=False)
