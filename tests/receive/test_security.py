@@ -20,6 +20,7 @@ from tests.receive.support import (
     BODY,
     EXPORT,
     HEAD,
+    call,
     connected,
     count,
     post,
@@ -292,3 +293,22 @@ def test_connections_beyond_the_limit_are_closed_at_once_and_without_a_word(
         assert count(intake, "penstock_receive_refused_total", "connections") == 1
     gc.collect()  # what asyncio says of a task that failed, it says when the task is gone
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("path", ["/v1/metrics", "/v1/events", "/api/v1/write"])
+def test_a_page_of_another_site_is_refused_and_an_allowed_one_may_send(intake: Intake, path: str) -> None:
+    shop = "https://shop.example"
+    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    with running(intake, allowed_origins=(shop,)) as receiver:
+        for origin in ("https://evil.example", "null", "https://shop.example.evil.example"):
+            for method in ("POST", "OPTIONS"):
+                refused = call(method, receiver.port, path, BODY, {**PROTOBUF, **asking, "Origin": origin})
+                assert refused.status == 403
+                assert "Access-Control-Allow-Origin" not in refused.headers
+        asked = call("OPTIONS", receiver.port, path, b"", {**asking, "Origin": shop})
+        assert asked.status == 204
+        assert asked.headers["Access-Control-Allow-Origin"] == shop
+        assert "content-type" in asked.headers["Access-Control-Allow-Headers"]
+        sent = call("POST", receiver.port, "/v1/metrics", BODY, {**PROTOBUF, "Origin": shop})
+        assert (sent.status, sent.headers["Access-Control-Allow-Origin"]) == (200, shop)
+    assert count(intake, "penstock_receive_refused_total", "origin") == 6

@@ -21,6 +21,7 @@ from penstock.receive.config import HttpReceiverConfig, given_token
 from penstock.receive.event_loop import LoopThread
 from penstock.receive.http_server import SERVER, HttpServer
 from penstock.receive.intake import CLOSING, Intake
+from penstock.receive.origins import Origins
 from penstock.receive.request_group import ReceivedRequest
 from penstock.telemetry import Sample
 
@@ -67,6 +68,7 @@ class HttpReceiver:
             config.remote_write_path: Format.REMOTE_WRITE,
             config.events_path: Format.EVENTS,
         }
+        self._origins = Origins(config.allowed_origins)
         self._thread = LoopThread("penstock-http")
         self._server: HttpServer | None = None
         self._listeners: list[asyncio.Server] = []
@@ -185,10 +187,13 @@ class HttpReceiver:
             self._intake.count_refusal(Refusal.ABORTED)
             reply = error_reply(None, 400, f"the body broke off: {error}")
         headers = {"Server": SERVER, **reply.headers}
+        origin = request.headers.get("Origin")
+        if not self._origins.is_refused(origin):
+            headers.update(self._origins.headers(origin, is_preflight=request.method == "OPTIONS"))
         if reply.content_type:
             headers["Content-Type"] = reply.content_type
         response = web.Response(body=reply.body, status=reply.status, headers=headers)
-        if reply.status in (401, 413) or not request.content.is_eof() or self._is_stopping:
+        if reply.status in (401, 403, 413) or not request.content.is_eof() or self._is_stopping:
             response.force_close()  # the rest of what the client sends is not read
         await self._write(request, response)
         return response
@@ -213,6 +218,14 @@ class HttpReceiver:
         content_type = request.content_type
         if kind is Format.OTLP and content_type == "application/json":
             kind = Format.OTLP_JSON
+        origin = request.headers.get("Origin")
+        if self._origins.is_refused(origin):
+            self._intake.count_refusal(Refusal.ORIGIN)
+            return error_reply(
+                kind, 403, f"pages of {origin!r} may not send; receivers.http.allowed_origins names some"
+            )
+        if origin is not None and request.method == "OPTIONS":
+            return HttpReply(204, b"", "", {})
         if request.method != "POST":
             reply_as = kind if "Content-Type" in request.headers else None  # a browser gets plain text
             return error_reply(reply_as, 405, f"{request.method} is not taken here, POST is", {"Allow": "POST"})
