@@ -155,6 +155,8 @@ class TablesConfig:
     """A folder (Delta), `parquet:FOLDER` or `postgresql://user@host/database`."""
     maintain_every: float | str = "1h"
     """How often rows are folded and old ones deleted, where Spark runs here; 0: never."""
+    readable_by: Literal["owner", "group", "all"] = "owner"
+    """Users of this machine that may read tables in a folder. All other files are for their owner only."""
     keep: KeepConfig = field(default_factory=KeepConfig)
 
     def __post_init__(self) -> None:

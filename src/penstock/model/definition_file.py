@@ -31,6 +31,7 @@ from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
 from penstock.model.name import is_encodable, name_fault
 from penstock.units import parse_duration
+from penstock.yaml_bounds import load_plain
 
 _KNOWN = {"name", "source", "filter", "entity", "function", "levels", "ttl"}
 
@@ -38,7 +39,7 @@ _KNOWN = {"name", "source", "filter", "entity", "function", "levels", "ttl"}
 def load_definitions(path: Path) -> Definitions:
     """The definitions of a YAML file; ConfigError names the file and the place in it."""
     try:
-        document = yaml.safe_load(path.read_text())
+        document = load_plain(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -22,6 +22,7 @@ Invariants
 
 import logging
 import threading
+import traceback
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -46,6 +47,7 @@ CLOSING = Answer(Status.BROKEN, "shutting down: send it again")
 _FULL = Answer(Status.BUSY, "too many requests wait for their answer: send it again")
 _NO_ROOM = Answer(Status.BUSY, "no room at the moment: send it again")
 _TOO_MUCH_ASIDE = Answer(Status.BUSY, "too much waits for other processes: send it again")
+_LOG_EVERY = 60.0  # seconds
 _SWEEP = 60.0  # seconds between two looks for series that have expired
 
 _REASONS = {  # as which an answer is counted
@@ -91,6 +93,7 @@ class Intake:
         self._answers: Counter[tuple[Format, Status]] = Counter()
         self._refused: Counter[Refusal] = Counter()
         # Written by the intake's thread alone.
+        self._quiet_until = float("-inf")
         self._bytes_aside = 0  # decompressed, of groups that wait for other processes
         self._points: Counter[Format] = Counter()
         self._bytes: Counter[Format] = Counter()
@@ -228,14 +231,14 @@ class Intake:
         handed_over = range(len(requests)) if requests[0].is_from_peer else ()
         try:
             decoded = self._decoder.decode(kind, bodies, handed_over, partial(self._hand_to_peers, group))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a body makes the decoder do, the others go on
             if len(requests) > 1:  # one of them is the cause: each for itself, so that only that one fails
                 for one in received:
                     self._decode([one])
             elif isinstance(error, TooMany):
                 self._answer([(requests[0], Answer(Status.TOO_LARGE, f"the body has {error}"))])
             else:
-                log.exception("A request could not be decoded. format=%s bytes=%d", kind.value, len(bodies[0]))
+                self._log_undecodable(kind, len(bodies[0]), error)
                 answer = Answer(Status.BAD, "this request cannot be decoded; our log says why")
                 self._answer([(requests[0], answer)])
             return
@@ -245,6 +248,23 @@ class Intake:
             self._queue.group_sent()
             if not group.peer_bodies:
                 self._submit_to_sinks(group)
+
+    def _log_undecodable(self, kind: Format, size: int, error: Exception) -> None:
+        """Logs one line a minute: any client can send nonsense. The traceback is there at level `debug`."""
+        now = self._clock.monotonic()
+        if now < self._quiet_until:
+            return
+        self._quiet_until = now + _LOG_EVERY
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        log.warning(
+            "A request cannot be decoded. format=%s bytes=%d reason=%s at=%s:%s",
+            kind.value,
+            size,
+            repr(error)[:200],
+            Path(frame.filename).name,
+            frame.lineno,
+        )
+        log.debug("Where that was.", exc_info=error)
 
     def _hand_to_peers(self, group: RequestGroup, bodies: HandoverBodies, points: Mapping[int, int]) -> None:
         """Hands other processes what they own of a group; it is resumed when the last has answered."""
