@@ -14,8 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from bench.processes import cpu_seconds, peak_memory
 from bench.spark_data import METRICS, SEGMENT_ROWS, Shape, write_parquet, write_segments
-from bench.spark_peers import noop, peers
-from penstock.spark.rollup import merged
+from bench.spark_peers import merged, noop, peers
 
 ROWS = (1_000_000, 3_000_000, 10_000_000, 30_000_000)
 SERIES = (1_000, 10_000, 100_000, 1_000_000)

@@ -9,11 +9,19 @@ import polars as pl
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from penstock.model.partial import IDENTITY, STATES
+
 KEYS = ["metric", "entity", "minute"]
 
 
 def noop(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
+
+
+def merged(partials: DataFrame) -> DataFrame:
+    """One row per identity: what the peers compute, over partials."""
+    states = [getattr(F, state.merge)(state.name).alias(state.name) for state in STATES]
+    return partials.repartition(*IDENTITY).groupBy(*IDENTITY).agg(*states)
 
 
 def peers(spark: SparkSession, parquet: Path) -> dict[str, Callable[[], Any]]:

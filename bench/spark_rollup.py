@@ -8,7 +8,8 @@ on a busy one only compare with each other.
     python -m bench.spark_rollup                     everything but the long ones: some minutes
     python -m bench.spark_rollup --only percentiles  one part: basics, percentiles, job, l1
     python -m bench.spark_rollup --growth            1 M to 30 M rows, 1 k to 1 M series: half an hour; one part of it
-                                                     with rows, series (as many points of each), sparse (ever fewer)
+                                                     with rows, series (as many points of each), sparse (ever
+                                                     fewer), kept (segments and writers that the tables hold)
     python -m bench.spark_rollup --start             from nothing to the first table, with and without the class archive
 """
 
@@ -29,7 +30,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from bench.processes import cpu_seconds
 from bench.spark_data import PERCENTILE, Shape, write_l1_segments, write_parquet, write_segments
 from bench.spark_growth import growth
-from bench.spark_peers import KEYS, duckdb_roll_up, noop, peers, polars_rolled_up, spark_rolled_up
+from bench.spark_kept import kept
+from bench.spark_peers import KEYS, duckdb_roll_up, merged, noop, peers, polars_rolled_up, spark_rolled_up
 from bench.spark_start import starts
 from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
 from penstock.model.partial import PARTIALS
@@ -37,7 +39,7 @@ from penstock.model.segment import read_encoded
 from penstock.spark import read_segments
 from penstock.spark.job import JobConfig, start_job
 from penstock.spark.pieces import Piece
-from penstock.spark.rollup import merged
+from penstock.spark.rollup import rolled_up
 from penstock.spark.session import start_session
 from penstock.spark.source import SegmentReader, SegmentSource
 from penstock.tables.delta import DeltaTables
@@ -159,40 +161,30 @@ def _segments(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def job(spark: SparkSession, folder: Path, rounds: int, shape: Shape) -> None:
-    """The full job, with the driver writing and with the executors, beside the same query into noop."""
+    """The full job beside the same query into noop."""
     print("full job: minute + hour + day + top-n into Delta, 1 M raw rows a batch, warm")
     segments = folder / "segments" if (folder / "segments").exists() else write_segments(folder / "segments", shape)
 
-    def run(label: str, driver_rows: int) -> None:
-        config = JobConfig(
-            segments=segments,
-            checkpoint=folder / f"checkpoint-{label}",
-            available_now=True,
-            max_files=4,
-            driver_rows=driver_rows,
-        )
-        tables = DeltaTables(folder / f"tables-{label}")
-        query = start_job(spark, tables, config)
-        query.awaitTermination()
-        for name in SCHEMAS:
-            if name != "top_n":
-                counted = duckdb.read_parquet(tables.file_uris(name)).sum("count").fetchall()[0]
-                assert counted == (shape.rows,), f"{name}: {counted} points, expected {shape.rows}"
-        _batches(f"penstock job, written by {label}", query)
-
-    run("executors", 0)
-    run("the driver", 2_000_000)
+    config = JobConfig(segments=segments, checkpoint=folder / "checkpoint", available_now=True, max_files=4)
+    tables = DeltaTables(folder / "tables")
+    query = start_job(spark, tables, config)
+    query.awaitTermination()
+    for name in SCHEMAS:
+        if name != "top_n":
+            counted = duckdb.read_parquet(tables.file_uris(name)).sum("count").fetchall()[0]
+            assert counted == (shape.rows,), f"{name}: {counted} points, expected {shape.rows}"
+    _batches("penstock job", query)
     into_noop = (
         spark.readStream.format("penstock")
         .options(path=str(segments), maxFilesPerTrigger="4")
         .load()
-        .writeStream.foreachBatch(lambda rows, _: noop(rows.transform(merged)))
+        .writeStream.foreachBatch(lambda rows, _: noop(rows.transform(rolled_up)))
         .option("checkpointLocation", str(folder / "checkpoint-noop"))
         .trigger(availableNow=True)
         .start()
     )
     into_noop.awaitTermination()
-    _batches("the same query, merged minutes into noop", into_noop)
+    _batches("the same plan into noop", into_noop)
 
 
 def _batches(label: str, query: Any) -> None:
@@ -224,7 +216,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=list(PARTS), action="append")
-    parser.add_argument("--growth", nargs="*", choices=["rows", "series", "sparse"])
+    parser.add_argument("--growth", nargs="*", choices=["rows", "series", "sparse", "kept"])
     parser.add_argument("--start", action="store_true")
     arguments = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])  # Spark's workers
@@ -237,7 +229,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if arguments.growth is not None:
-            growth(spark, folder, arguments.rounds, arguments.growth or ("rows", "series", "sparse"))
+            kinds = arguments.growth or ("rows", "series", "sparse", "kept")
+            growth(spark, folder, arguments.rounds, kinds)
+            if "kept" in kinds:
+                kept(spark, folder / "kept", arguments.rounds)
         else:
             for name in arguments.only or PARTS:
                 PARTS[name](spark, folder, arguments.rounds, Shape(arguments.rows))

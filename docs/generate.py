@@ -43,6 +43,7 @@ GROUPS = {
     "Durable queue": ("penstock_queue_", "penstock_fastqueue_"),
     "Export": ("penstock_export_", "penstock_circuit_breaker_", "penstock_failover_"),
     "Segments and Spark": ("penstock_segment", "penstock_spark_"),
+    "Tables": ("penstock_tables_",),
     "Service": ("penstock_service_",),
     "Consumer pool": ("penstock_amqp_",),
 }

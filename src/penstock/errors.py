@@ -13,6 +13,8 @@
     ├── SegmentVanished        a segment that a batch must have is gone: the batch cannot be repeated exactly
     ├── StreamDataLost         offsets that a batch must have are gone from a stream
     ├── TableConflict          a batch that does not follow what a table holds: adding it would lose or repeat points
+    │   └── TableOvertaken     another job has added some of it: go on from what the table holds now
+    ├── RowsMissing            what tasks report is not what was read, or not where the driver sees it
     └── QueueError             what both holders can say
         ├── QueueExists        the name is taken
         ├── QueueConflict      the queue of that name works in another mode
@@ -121,6 +123,14 @@ class StreamDataLost(PenstockError):
 
 class TableConflict(PenstockError):
     """A batch that does not follow what a table holds; the message says how the two can be reconciled."""
+
+
+class TableOvertaken(TableConflict):
+    """Another job has added part of the batch: this one goes on from what the table holds, once it is alone."""
+
+
+class RowsMissing(PenstockError):
+    """Rows that were read and are not in what the tasks report, or not where the driver sees them: nothing is added."""
 
 
 class QueueError(PenstockError):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -24,8 +23,9 @@ from penstock.model.level import Level
 from penstock.model.partial import merged, of_columns
 from penstock.model.point import entity_of
 from penstock.tables import delta
-from penstock.tables.port import LEVEL_ROWS, TOP_N, TOP_N_ROWS, Tables, open_tables
+from penstock.tables.port import LEVEL_ROWS, TOP_N, TOP_N_ROWS, Batch, Tables, open_tables
 from penstock.tables.query import QueryRow, Question, answer, grouped, metrics_of
+from tests.tables.adding import land
 
 NOW = datetime(2026, 3, 16, 12, 0, 30, tzinfo=UTC)
 HOSTS = ("a", "b")
@@ -48,12 +48,8 @@ def partials(metric: str, function: Function) -> pa.Table:
 
 
 def add(tables: delta.DeltaTables, name: str, rows: pa.Table, part: str) -> None:
-    """As the job does: files first, then a commit that knows the range of buckets and nothing else."""
-    folder = tables.path(name) / "data" / part
-    folder.mkdir(parents=True)
-    pq.write_table(rows, folder / "part-0.parquet")
-    table = tables._open(name) or tables._create(name)
-    delta._commit(table, name, tables._added(name, folder), [])
+    """As the job does: files first, then a commit of what was reported."""
+    tables.append(name, land(tables, name, rows), Batch(part, {}, {"edge": 0}))
 
 
 @pytest.fixture(scope="module")

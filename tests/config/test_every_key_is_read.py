@@ -240,8 +240,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
             config = loaded({**FROM_MEMORY, **destination(type=kind, url=url)}).config
             for name in config.relays():
                 queues.open_relay_queue(config, name).start().close(5.0)
+        with_failover = loaded({**RELAY_AND_ROLLUP, **destination(queue__durability="memory")}).config
         for name in ("relay", "backup"):
-            push_to_full_disk(whole.config, name, probe.seen, patch)
+            push_to_full_disk(with_failover, name, probe.seen, patch)
         for one in (whole, relay):
             fail_twice(one.config)
         Service(off)
@@ -331,6 +332,7 @@ def fail_twice(config: ServiceConfig) -> None:
 
 def run_spark_job(config: ServiceConfig, patch: pytest.MonkeyPatch) -> None:
     """The process of Spark without Java: the session, the job and the tables are not there."""
+    patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # else Spark's page is refused on a cluster
     for name in ("spark.session.start_session", "spark.supervisor.Supervisor", "tables.port.open_tables"):
         patch.setattr(f"penstock.{name}", MagicMock())
     stopping = threading.Event()

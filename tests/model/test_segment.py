@@ -19,7 +19,6 @@ from penstock.model.segment import (
     outline_of,
     parse_name,
     read,
-    rows_in,
     seal,
     sealed,
 )
@@ -36,7 +35,7 @@ def test_a_sealed_segment_reads_back_as_it_was(tmp_path: Path) -> None:
     assert read(path).schema == PARTIALS
     metadata = {b"penstock.segment": b"1", b"penstock.rows": b"2", b"penstock.span": b"0 60000000"}
     assert pa.ipc.open_file(path).schema.metadata == metadata
-    assert rows_in(path) == 2
+    assert outline_of(path).rows == 2
 
 
 def test_a_segment_says_where_most_of_its_rows_are_without_its_outliers(tmp_path: Path) -> None:

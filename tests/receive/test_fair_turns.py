@@ -23,11 +23,11 @@ SECONDS = 20.0  # what took minutes; a busy machine takes a few
 
 
 def waiting(sender: str, body: bytes = b"x" * 10) -> ReceivedRequest:
-    return ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, 1000, None, lambda _: None, sender=sender)
+    return ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, 1000, None, lambda _: None, turns_of=sender)
 
 
 def order(turns: FairTurns) -> str:
-    return "".join(str(turns.pop().sender) for _ in range(len(turns)))
+    return "".join(str(turns.pop().turns_of) for _ in range(len(turns)))
 
 
 def test_a_sender_with_many_requests_takes_turns_with_one_that_has_few() -> None:
@@ -57,7 +57,7 @@ def test_new_senders_do_not_keep_one_waiting_that_was_there_before() -> None:
     turns.add(waiting("a"))
     for place in range(5):
         turns.add(waiting(f"new{place}"))
-    assert turns.next().sender == "a"
+    assert turns.next().turns_of == "a"
 
 
 def test_what_is_remembered_of_senders_is_forgotten_when_they_are_even() -> None:

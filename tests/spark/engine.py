@@ -1,29 +1,31 @@
-"""Spark's micro-batch engine in a few lines: the job's own source and writer, without a JVM, cut off where a test says.
+"""Spark's micro-batch engine in a few lines: the job's own source and sink, without a JVM, cut off where a test says.
 
     plan: offset into the log ─► run the batch ─► note that it is done
 
 What Spark promises is modelled: a batch that was planned and is not noted as done runs again with the same offsets.
 """
 
-import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from penstock.model.partial import PARTIALS
-from penstock.spark import job
-from penstock.spark.job import BatchGate, JobConfig, resume_point
+from penstock.model.level import Level
+from penstock.model.partial import IDENTITY, PARTIALS, STATES
+from penstock.spark.job import JobConfig, beginning, commit_batch
+from penstock.spark.rollup import NUMBERS, TABLE
 from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
 from penstock.spark.source import SegmentStream
+from penstock.spark.table_sink import Order, Report, TableSinkWriter
 from penstock.tables import delta, parquet, postgres
-from penstock.tables.port import Batch, Tables
+from penstock.tables.port import SCHEMAS, TOP_N, Batch, Tables
 
 _ALL = ReadAllAvailable()
 
@@ -63,13 +65,13 @@ def faults() -> Iterator[Faults]:
     def publishing(scratch: Path, folder: Path, guard: Any) -> None:
         found.around(folder.parent.name, lambda: publish(scratch, folder, guard))
 
-    def merging(self: Any, connection: Any, name: str, data: Any) -> None:
-        transaction(self, connection, name, data)
+    def merging(self: Any, connection: Any, name: str, written: Any) -> None:
+        transaction(self, connection, name, written)
         if found.armed == (name, "before"):  # the rows are in the transaction, which never commits
             found.around(name, lambda: None)
 
-    def appending(self: Any, name: str, rows: Any, batch: Batch) -> bool:
-        added = append(self, name, rows, batch)
+    def appending(self: Any, name: str, written: Any, batch: Batch) -> bool:
+        added = append(self, name, written, batch)
         if added and found.armed == (name, "after"):
             found.around(name, lambda: None)
         return added
@@ -83,17 +85,14 @@ def faults() -> Iterator[Faults]:
 
 
 class _Log:
-    """What Spark keeps in a checkpoint, and we beside it."""
+    """What Spark keeps of one run."""
 
-    def __init__(self) -> None:
-        self.query = uuid.uuid4().hex
+    def __init__(self, start: Offset, first_end: Offset) -> None:
+        self.start, self.first_end = start, first_end
         self.offsets: list[Offset] = []
         self.done = 0
-        self.start: Offset | None = None
-        self.first_end: Offset = {}
 
     def batch_range(self, number: int) -> tuple[Offset, Offset]:
-        assert self.start is not None
         return (self.offsets[number - 1] if number else self.start), self.offsets[number]
 
 
@@ -107,21 +106,26 @@ class Engine:
 
     def forget(self) -> None:
         """Delete the checkpoint."""
-        self._log = _Log()
+        self._noted: set[str] = set()
+        self._log: _Log | None = None
 
-    def run(self, cut_after_plan: bool = False, **changes: Any) -> None:
-        """Work off what is sealed; PowerCut where a fault is armed."""
+    def run(self, cut_after_plan: bool = False, resume: bool = False, **changes: Any) -> None:
+        """Work off what is sealed, as a run of its own or (`resume`) with Spark's log; PowerCut where one is armed."""
         config = replace(self.config, **changes)
-        folder, log = SegmentFolder(config.segments), self._log
-        held, ahead = resume_point(self.tables, folder)
-        job.check_queues(self.tables, folder, held)
-        if not log.offsets:
-            job.check_past(folder, held, ahead)
-            log.start, log.first_end = held, ahead
-        assert log.start is not None
+        folder = SegmentFolder(config.segments)
+        if not resume or self._log is None:
+            self._log = _Log(*beginning(self.tables, folder, self._noted))
+        log = self._log
         limits = {"files": config.max_files} if config.max_files else {}
-        source = SegmentStream(folder, limits, log.start, log.first_end, config.retain_segments, tasks=2)
-        write = job._into(self.tables, folder, log, config, BatchGate())  # type: ignore[arg-type]
+        source = SegmentStream(
+            SegmentFolder(config.segments),
+            limits,
+            log.start,
+            log.first_end,
+            config.retain_segments,
+            tasks=2,
+            marks=True,
+        )
         while True:
             if len(log.offsets) == log.done:
                 start = log.offsets[-1] if log.offsets else log.start
@@ -135,16 +139,36 @@ class Engine:
                     raise PowerCut("after the plan")
             start, end = log.batch_range(log.done)
             batches = [b for piece in source.partitions(start, end) for b in source.read(piece)]
-            write(_Rows(pa.Table.from_batches(batches, PARTIALS), log.query), log.done)  # type: ignore[arg-type]
+            order = Order(self.tables.landing("test"), {name: config.left_out(name) for name in SCHEMAS})
+            covered = commit_batch(self.tables, written(pa.Table.from_batches(batches, PARTIALS), order))
+            self._noted |= set(covered.end)
             log.done += 1
 
 
-class _Rows:
-    """What the job asks of a frame when the driver does the work."""
+def written(partials: pa.Table, order: Order, tasks: int = 2) -> list[Report]:
+    """What the tasks of a batch report: the plan's aggregate in pyarrow, the sink's own writer."""
+    rows = aggregated(partials)
+    keys = pc.binary_join_element_wise(rows["metric"], rows["function"], rows["entity"], "|").to_pylist()
+    homes = pa.array([zlib.crc32(key.encode()) % tasks for key in keys], pa.int64())
+    writer = TableSinkWriter(order, Path())
+    shares = [rows.filter(pc.equal(homes, task)) for task in range(tasks)]
+    return [writer.write(iter(share.to_batches(max_chunksize=100))) for share in shares]
 
-    def __init__(self, rows: pa.Table, query: str) -> None:
-        self._rows = rows
-        self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(getLocalProperty=lambda _: query))
 
-    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
-        return self._rows
+def aggregated(partials: pa.Table) -> pa.Table:
+    """A model of `rollup.rolled_up`."""
+    record = pc.is_valid(partials["record"])
+    places = [(TOP_N, partials.filter(record))]
+    for level in Level:
+        series = partials.filter(pc.invert(record))
+        moments = series["bucket"].cast(pa.timestamp("us"))
+        buckets = pc.floor_temporal(moments, unit=level.value).cast(series["bucket"].type)
+        places.append((level.value, series.set_column(3, "bucket", buckets)))
+    found = []
+    for name, rows in places:
+        states = [(state.name, state.merge) for state in STATES]
+        grouped = rows.group_by(list(IDENTITY)).aggregate(states)
+        merged = grouped.select([*IDENTITY, *("_".join(state) for state in states)]).rename_columns(PARTIALS.names)
+        number = pa.repeat(pa.scalar(NUMBERS[name], pa.int8()), merged.num_rows)
+        found.append(merged.cast(PARTIALS).add_column(0, TABLE, number))
+    return pa.concat_tables(found)

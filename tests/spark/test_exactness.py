@@ -178,8 +178,8 @@ def test_it_holds_in_real_spark(spark: SparkSession, tmp_path: Path) -> None:
             with faults() as fault:
                 fault.armed = (rng.choice(tuple(SCHEMAS)), rng.choice(("before", "after")))
                 with pytest.raises(Exception, match=r"before|after"):
-                    job.run(max_files=rng.randrange(1, 4), driver_rows=rng.choice((0, 1_000_000)))
+                    job.run(max_files=rng.randrange(1, 4))
             if rng.random() < 0.3:
                 shutil.rmtree(folder / "checkpoint")
-        job.run(driver_rows=0)
+        job.run()
         assert_exact(job.tables, edge)

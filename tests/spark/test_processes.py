@@ -1,25 +1,24 @@
-"""The job as processes: killed without warning, stopped by a signal, on a real cluster."""
+"""The job as a process: killed without warning, stopped by a signal, on another default file system."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from penstock.cli import spark_command as spark_commands
 from penstock.cli.main import main
+from penstock.errors import ConfigError
 from penstock.spark.java import find_java
 from penstock.spark.segment_folder import SegmentFolder
+from penstock.spark.session import shown_by
 from penstock.tables.port import SCHEMAS, Batch, open_tables
 from penstock.testing import wait_until
-from tests.servers import free_port
 from tests.spark.pipeline import Edge, Job, assert_exact
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -78,7 +77,7 @@ def test_sigterm_ends_the_process_between_two_batches_and_the_next_start_goes_on
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    writer = Batch("", 0, SegmentFolder(tmp_path / "segments").identity()).application("edge")
+    writer = Batch(SegmentFolder(tmp_path / "segments").identity()).application("edge")
     assert "Traceback" not in (tmp_path / "job.log").read_text()
     held = {tables.held(name, [writer])[writer] for name in SCHEMAS}
     assert len(held) == 1  # no table is a batch ahead of another
@@ -87,67 +86,44 @@ def test_sigterm_ends_the_process_between_two_batches_and_the_next_start_goes_on
     assert_exact(tables, edge)
 
 
+def test_rows_are_where_they_belong_whatever_sparks_default_file_system_is_and_its_log_shows_one_plan_a_batch(
+    tmp_path: Path,
+) -> None:
+    edge = Edge(tmp_path / "segments")
+    for _ in range(2):
+        edge.seal(points=100)
+    # Nothing listens there: a path without a scheme would be looked for in vain, or written where no reader looks.
+    elsewhere = ["--conf", "spark.hadoop.fs.defaultFS=hdfs://127.0.0.1:9"]
+    shown = ["--ui", "--event-log", str(tmp_path / "events"), "--conf", "spark.eventLog.compress=false"]
+    arguments = ["--segments", str(tmp_path / "segments"), "--tables", str(tmp_path / "tables"), "--available-now"]
+    arguments += ["--max-files", "1", "--master", "local[2]"]
+    log = tmp_path / "job.log"
+    process = spawn(sys.executable, "-m", "penstock", "spark", "run", *arguments, *elsewhere, *shown, log=log)
+    assert process.wait(timeout=240) == 0, log.read_text()
+
+    assert_exact(open_tables(str(tmp_path / "tables")), edge)
+    assert "Spark's own page: http://127.0.0.1:" in log.read_text()
+    events = [json.loads(line) for path in (tmp_path / "events").rglob("events_*") for line in path.open()]
+    jobs = [event for event in events if event["Event"] == "SparkListenerJobStart"]
+    assert [len(job["Stage IDs"]) for job in jobs] == [2, 2]
+    tasks = [event for event in events if event["Event"] == "SparkListenerTaskEnd"]
+    assert sum(task["Task Metrics"]["Shuffle Write Metrics"]["Shuffle Bytes Written"] for task in tasks) > 0
+
+
+def test_sparks_page_is_refused_where_it_would_listen_on_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    with pytest.raises(ConfigError, match="would listen on every address"):
+        shown_by("spark://host:7077", ui=True)
+    assert shown_by("local[*]", ui=True)["spark.ui.enabled"] == "true"
+    monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.5")
+    assert shown_by("spark://host:7077", ui=True)["spark.ui.enabled"] == "true"
+
+
 @pytest.mark.parametrize("command", ["tables", "compact", "expire"])
 def test_a_misspelt_folder_is_said_rather_than_shown_as_empty_tables(command: str, tmp_path: Path) -> None:
     ran = CliRunner().invoke(main, ["spark", command, "--tables", str(tmp_path / "tabels")])
     assert ran.exit_code == 2
     assert "there is no folder" in ran.output
-
-
-class Cluster:
-    """A standalone master and two workers on loopback."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.url = f"spark://127.0.0.1:{free_port()}"
-
-    def __enter__(self) -> "Cluster":
-        port = self.url.rpartition(":")[2]
-        self._start("master", "master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0")
-        for n in range(2):
-            work = str(self._folder / f"work{n}")
-            limits = ["--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", work]
-            self._start(f"worker{n}", "worker.Worker", "--host", "127.0.0.1", *limits, self.url)
-        for n in range(2):
-            log = self._folder / f"worker{n}.log"
-            wait_until(lambda log=log: b"Successfully registered with master" in log.read_bytes(), timeout=120)  # type: ignore[misc]
-        return self
-
-    def _start(self, name: str, kind: str, *arguments: str) -> None:
-        home = Path(pyspark.__file__).parent
-        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", *arguments]
-        environ = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home), "SPARK_NO_DAEMONIZE": "1"}
-        self._processes.append(spawn(*command, log=self._folder / f"{name}.log", **environ))
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    (tmp_path / "cluster").mkdir()
-    with Cluster(tmp_path / "cluster") as running:
-        yield running
-
-
-def test_a_standalone_cluster_of_two_workers_fills_the_same_tables(cluster: Cluster, tmp_path: Path) -> None:
-    edge = Edge(tmp_path / "segments")
-    for _ in range(4):
-        edge.seal(points=200)
-    script = Path(spark_commands.__file__)
-    submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", cluster.url]
-    submit += ["--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1", str(script), "run"]
-    submit += ["--segments", str(tmp_path / "segments"), "--tables", str(tmp_path / "tables"), "--available-now"]
-    log = tmp_path / "submit.log"
-    process = spawn(*submit, log=log, SPARK_LOCAL_IP="127.0.0.1", PYSPARK_DRIVER_PYTHON=sys.executable)
-    assert process.wait(timeout=240) == 0, log.read_text()[-4000:]
-
-    assert_exact(open_tables(str(tmp_path / "tables")), edge)
-    master = (tmp_path / "cluster" / "master.log").read_text()
-    assert len(set(re.findall(r"Launching executor \S+ on worker (\S+)", master))) == 2
 
 
 def test_the_commands_show_compact_and_expire_the_tables(spark: SparkSession, tmp_path: Path) -> None:

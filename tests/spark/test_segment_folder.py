@@ -18,10 +18,11 @@ from penstock.model.partial import PARTIALS, merged
 from penstock.model.point import chunk_type
 from penstock.model.segment import QUARANTINE, Segment, seal, sealed
 from penstock.model.share import Share
+from penstock.spark.piece_reading import read_piece
 from penstock.spark.pieces import Piece
+from penstock.spark.progress import JobProgress, ProgressListener
 from penstock.spark.segment_folder import SegmentFolder
 from penstock.spark.source import SegmentSource
-from penstock.spark.supervisor import JobProgress, _Listener
 
 PARTS = merged(partials_of_chunks([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])]))
 
@@ -102,7 +103,7 @@ def test_a_batch_that_misses_a_segment_is_refused(folder: SegmentFolder) -> None
     with pytest.raises(SegmentVanished, match=r"3 segments of writer 'a' .* 2 are in"):
         folder.between({}, ALL)
     with pytest.raises(SegmentVanished, match="is gone"):
-        list(folder.read(Piece([Segment("a", 10, 19).name])))
+        list(read_piece(folder.folder, Piece([Segment("a", 10, 19).name])))
 
 
 def test_a_segment_that_went_before_it_was_planned_is_missed_and_an_empty_file_stands_in_for_it(
@@ -119,7 +120,7 @@ def test_a_segment_that_went_before_it_was_planned_is_missed_and_an_empty_file_s
 
     (folder.folder / Segment("a", 10, 19).name).touch()
     assert folder.admit(taken) == ALL
-    assert counted(folder.read(Piece(names(folder)))) == 6
+    assert counted(read_piece(folder.folder, Piece(names(folder)))) == 6
 
 
 def test_what_was_taken_long_ago_may_have_holes(folder: SegmentFolder) -> None:
@@ -138,11 +139,11 @@ def test_a_damaged_segment_is_set_aside_and_still_counts(folder: SegmentFolder, 
         path.write_bytes(path.read_bytes()[:300] if damage == "cut" else bytes(damage))  # type: ignore[arg-type]
     everything = names(folder)
 
-    assert counted(folder.read(Piece(everything))) == 6
+    assert counted(read_piece(folder.folder, Piece(everything))) == 6
     assert [segment.name for segment in folder.quarantined()] == [path.name]
     assert (folder.folder / QUARANTINE / path.name).exists()
     assert [segment.name for segment in folder.between({}, ALL)] == everything
-    assert counted(folder.read(Piece(everything))) == 6  # the same when the batch runs again
+    assert counted(read_piece(folder.folder, Piece(everything))) == 6  # the same when the batch runs again
 
 
 def test_an_error_of_the_system_that_one_task_sees_sets_nothing_aside(
@@ -150,22 +151,22 @@ def test_an_error_of_the_system_that_one_task_sees_sets_nothing_aside(
 ) -> None:
     """What the other task has counted stays counted, and this one reads it when it runs again."""
     one, other = (Piece(names(folder), Share(number, 2)) for number in range(2))
-    whole = counted(folder.read(other))
+    whole = counted(read_piece(folder.folder, other))
 
     def failing(path: Path, share: Share) -> pa.Table:
         raise OSError(errno.EMFILE, "Too many open files", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.spark.segment_folder.read_encoded", failing)
+        patched.setattr("penstock.spark.piece_reading.read_encoded", failing)
         with pytest.raises(OSError, match="Too many open files"):
-            list(folder.read(one))
+            list(read_piece(folder.folder, one))
 
     assert folder.quarantined() == []
-    assert whole + counted(folder.read(one)) == 8
+    assert whole + counted(read_piece(folder.folder, one)) == 8
 
 
 def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentFolder) -> None:
-    (batch,) = folder.read(Piece(names(folder)))
+    (batch,) = read_piece(folder.folder, Piece(names(folder)))
     assert batch.schema == PARTIALS
     assert batch.num_rows == 2
     assert batch["count"].to_pylist() == [4, 4]
@@ -176,31 +177,31 @@ def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentFolder
 def test_a_batch_larger_than_a_task_may_hold_is_merged_in_steps(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch, most: int, step: int
 ) -> None:
-    monkeypatch.setattr("penstock.spark.segment_folder.STEP_ROWS", step)
-    monkeypatch.setattr("penstock.spark.segment_folder.MERGE_ROWS", most)
-    batches = list(folder.read(Piece(names(folder))))
+    monkeypatch.setattr("penstock.spark.piece_reading.STEP_ROWS", step)
+    monkeypatch.setattr("penstock.spark.piece_reading.MERGE_ROWS", most)
+    batches = list(read_piece(folder.folder, Piece(names(folder))))
     assert all(batch.schema == PARTIALS for batch in batches)
     assert counted(iter(batches)) == 8
-    packs = list(folder.read(Piece(names(folder)), packed))
+    packs = list(read_piece(folder.folder, Piece(names(folder)), packed))
     assert all(batch.schema == PACKED for batch in packs)
     assert counted(iter(packs)) == 8
 
 
 def test_what_merges_in_small_steps_leaves_as_one_batch(folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.spark.segment_folder.STEP_ROWS", 4)  # two segments
-    (batch,) = folder.read(Piece(names(folder)))
+    monkeypatch.setattr("penstock.spark.piece_reading.STEP_ROWS", 4)  # two segments
+    (batch,) = read_piece(folder.folder, Piece(names(folder)))
     assert batch["count"].to_pylist() == [4, 4]
 
 
 def test_only_old_committed_segments_go_and_never_the_newest_of_a_writer(folder: SegmentFolder) -> None:
     for path in folder.folder.glob("*.arrow"):
         os.utime(path, (1000, 1000))
-    young = folder.folder / Segment("a", 0, 9).name
+    young = folder.folder / Segment("a", 10, 19).name
     os.utime(young, (3000, 3000))
 
-    assert folder.clean({"a": {"last": 9, "segments": 1}}, older_than=2000) == 0
+    assert folder.clean({}, older_than=2000) == 0
     assert folder.clean(ALL, older_than=2000) == 1
-    assert [segment.first for segment in sealed(folder.folder)] == [0, 20, 0]
+    assert [segment.first for segment in sealed(folder.folder)] == [10, 20, 0]
 
 
 def test_a_folder_keeps_its_identity_when_it_moves(folder: SegmentFolder, tmp_path: Path) -> None:
@@ -231,13 +232,25 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(tmp_path: Path, option
         SegmentSource({"path": str(tmp_path), option: value}).streamReader(None)  # type: ignore[arg-type]
 
 
+def test_the_lag_is_the_age_of_the_oldest_segment_that_waits(folder: SegmentFolder) -> None:
+    for n, name in enumerate(names(folder)):
+        os.utime(folder.folder / name, (1000 + n, 1000 + n))
+
+    assert folder.age(folder.after({}), now=1010.0) == 10.0
+    assert folder.age(folder.after({"a": {"last": 19, "segments": 2}}), now=1010.0) == 8.0
+    assert folder.age(folder.after(ALL), now=1010.0) == 0.0
+
+
 def test_progress_adds_up_over_batches() -> None:
-    batch = SimpleNamespace(numInputRows=10, processedRowsPerSecond=5.0, batchDuration=2000)
+    batch = SimpleNamespace(
+        numInputRows=10, processedRowsPerSecond=5.0, batchDuration=2000, durationMs={"latestOffset": 30}
+    )
     event: Any = SimpleNamespace(progress=batch)
     progress, shown = JobProgress(), []
-    listener = _Listener(progress, lambda found: shown.append(found.rows))
+    listener = ProgressListener(progress, lambda found: shown.append(found.rows))
     listener.onQueryProgress(event)
     listener.onQueryProgress(event)
 
     assert (progress.batches, progress.rows, progress.batch_seconds) == (2, 20, 2.0)
     assert shown == [10, 20]
+    assert progress.phases == {"list": 0.03, "plan": 0.0, "log_begin": 0.0, "log_end": 0.0}

@@ -1,6 +1,7 @@
 """The job in the long run: started again when it fails, stopped between batches, days made anew."""
 
 import logging
+import re
 import shutil
 import threading
 from datetime import UTC, date, datetime
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.errors import MissingRequirement, TableConflict
@@ -17,7 +18,8 @@ from penstock.model.function import Function
 from penstock.model.level import Level
 from penstock.model.segment import read
 from penstock.spark import backfill as backfilling
-from penstock.spark import supervisor
+from penstock.spark import job as spark_job
+from penstock.spark import supervisor, table_sink
 from penstock.spark.backfill import backfill
 from penstock.spark.job import JobConfig
 from penstock.spark.supervisor import Supervisor
@@ -66,12 +68,18 @@ def test_a_failed_query_is_started_again_and_the_tables_are_exact(
     assert job.progress.restarts >= 2
     assert f"penstock_spark_restarts_total {job.progress.restarts}.0" in scrape
     assert "penstock_spark_lag_segments 0.0" in scrape
+    assert "penstock_spark_lag_seconds 0.0" in scrape
+    assert {"list", "plan", "write", "commit"} <= set(
+        re.findall(r'penstock_spark_phase_seconds{phase="(\w+)"}', scrape)
+    )
+    assert job.progress.rows_written > 0
+    assert job.progress.files >= 8  # two batches for four tables, by each task that has some of them
 
     # Days made anew are the same days.
     done = backfill(spark, tables, tmp_path / "segments", date(1970, 1, 1), date(1970, 1, 3))
     assert done.before == done.after > 0
     assert_exact(tables, edge)
-    # A batch that the job adds meanwhile would be lost, so the backfill is refused.
+    # A batch that the job adds at the same time would be lost, so the backfill is refused.
     edge.seal(points=50)
     count = backfilling._points
 
@@ -131,11 +139,11 @@ class Query:
         pass
 
 
-def test_a_database_that_is_away_ends_a_first_start_but_not_a_job_that_has_run(
+def test_what_is_away_or_has_died_ends_a_first_start_but_not_a_job_that_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
-    away = MissingRequirement("PostgreSQL cannot be reached")
+    away, died = MissingRequirement("PostgreSQL cannot be reached"), AnalysisException("a Python process has died")
     streams: Any = SimpleNamespace(addListener=lambda _: None, removeListener=lambda _: None)
     session: Any = SimpleNamespace(streams=streams)
 
@@ -152,9 +160,10 @@ def test_a_database_that_is_away_ends_a_first_start_but_not_a_job_that_has_run(
         monkeypatch.setattr(supervisor, "start_job", start)
         return Supervisor(session, open_tables(str(tmp_path)), config(tmp_path))
 
-    with pytest.raises(MissingRequirement, match="cannot be reached"):
-        running(away).run()
-    job = running(Query(StreamingQueryException("lost the connection")), away, away, Query())
+    for first in (away, died):
+        with pytest.raises(type(first)):
+            running(first).run()
+    job = running(Query(StreamingQueryException("lost the connection")), away, died, Query())
     job.run()
     assert job.progress.restarts == 3
 
@@ -166,8 +175,71 @@ def test_what_no_restart_can_mend_ends_the_job_with_a_reason(spark: SparkSession
     shutil.rmtree(tmp_path / "tables")
     edge.seal(points=50)
 
-    with pytest.raises(TableConflict, match=r"table 'minute' holds writer .* was never added"):
+    with pytest.raises(TableConflict, match="held something of writer 'edge' and hold nothing now"):
         Supervisor(spark, tables, config(tmp_path, available_now=True)).run()
+
+
+def test_the_loser_of_two_jobs_waits_and_takes_over_when_the_other_is_gone(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(supervisor, "QUIET", 0.05)
+    edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
+    other = Engine(edge.folder, open_tables(str(tmp_path / "tables")))
+    last = [edge.seal(points=50) for _ in range(2)][-1]
+    checked, turns = table_sink.checked, iter([True])
+
+    def overtaken(reports: Any) -> Any:
+        """The other job adds the first of two segments while this one writes both, and ends."""
+        if next(turns, False):
+            kept = last.rename(tmp_path / "kept")
+            other.run()
+            kept.rename(last)
+        return checked(reports)
+
+    monkeypatch.setattr(spark_job, "checked", overtaken)
+    job = Supervisor(spark, tables, config(tmp_path, available_now=True))
+    job.run()
+
+    assert_exact(tables, edge)
+    said = [message for message in caplog.messages if "nother job" in message or "o other job" in message]
+    assert [message.partition(",")[0] for message in said] == [
+        "Another job adds to these tables",
+        "No other job adds to the tables any more",
+    ]
+
+
+def test_a_new_queue_under_an_old_name_ends_the_job_that_runs_and_under_its_own_name_nothing_is_lost(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
+    for _ in range(3):
+        edge.seal(points=50)
+    job = Supervisor(spark, tables, config(tmp_path, trigger="100 milliseconds"))
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            job.run()
+        except TableConflict as error:
+            failed.append(error)
+
+    running = threading.Thread(target=run)
+    running.start()
+    wait_until(lambda: job.progress.batches > 0, 60)
+    for path in edge.folder.glob("*.arrow"):
+        path.unlink()
+    edge.new_queue()
+    anew = [edge.seal(points=50) for _ in range(2)]  # their sequences are below those that the tables hold
+    running.join(60)
+    assert [("is of another queue" in str(error), "segments.writer" in str(error)) for error in failed] == [
+        (True, True)
+    ]
+
+    for path in anew:
+        path.rename(path.with_name(path.name.replace("edge-", "edge2-")))
+    Supervisor(spark, tables, config(tmp_path, available_now=True)).run()
+    assert_exact(tables, edge)
 
 
 def test_a_stop_lets_the_batch_that_runs_finish_and_the_next_run_goes_on(

@@ -1,4 +1,4 @@
-"""Tables: one contract that each of the three places keeps. No JVM: a frame is faked by what the tables ask of it."""
+"""Tables: one contract that each of the three places keeps. No JVM."""
 
 import json
 import os
@@ -13,7 +13,6 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -28,27 +27,9 @@ from penstock.tables.delta import DeltaTables
 from penstock.tables.parquet import ParquetTables
 from penstock.tables.port import LEVEL_ROWS, SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level, read_top_n
 from tests.servers import PostgreSQL
+from tests.tables.adding import add, land
 
 DAY = datetime(2026, 11, 1, tzinfo=UTC)
-
-
-class Frame:
-    """Stands for a Spark frame."""
-
-    def __init__(self, rows: pa.Table) -> None:
-        self._rows = rows
-        self.write = self
-
-    def select(self, *names: str) -> "Frame":
-        return Frame(self._rows.select(names))
-
-    def parquet(self, path: str) -> None:
-        Path(path).mkdir(parents=True)
-        for n, batch in enumerate(self._rows.to_batches()):
-            pq.write_table(pa.table(batch), f"{path}/part-{n}.parquet")
-
-    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
-        return self._rows
 
 
 @pytest.fixture(params=["delta", "parquet", pytest.param("postgres", marks=pytest.mark.server)])
@@ -77,12 +58,12 @@ def rows(value: float, day: int = 0, metric: str = "m", function: str = "avg", s
     moment = int((DAY + timedelta(days=day, seconds=second)).timestamp() * 1_000_000)
     times = pa.array([moment], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     made = of_columns(metric, Function.parse(function), pa.array(["e"]), times, pa.array([value]))
-    return Frame(merged(made).select(LEVEL_ROWS.names))
+    return merged(made).select(LEVEL_ROWS.names)
 
 
-def batch(number: int, query: str = "q") -> Batch:
+def batch(number: int) -> Batch:
     """Batch n holds sequence n of one writer."""
-    return Batch(query, number, "src", {"w": number - 1} if number else {}, {"w": number})
+    return Batch("src", {"w": number - 1} if number else {}, {"w": number})
 
 
 def sums(tables: Tables) -> list[float]:
@@ -99,39 +80,39 @@ def test_a_table_that_is_not_there_holds_nothing(tables: Tables) -> None:
 
 
 def test_a_batch_is_added_once(tables: Tables) -> None:
-    assert tables.append("minute", rows(1.0), batch(0))
-    assert tables.append("minute", rows(2.0), batch(1))
-    assert not tables.append("minute", rows(1.0), batch(0))
-    assert not tables.append("minute", rows(2.0), batch(1))
+    assert add(tables, "minute", rows(1.0), batch(0))
+    assert add(tables, "minute", rows(2.0), batch(1))
+    assert not add(tables, "minute", rows(1.0), batch(0))
+    assert not add(tables, "minute", rows(2.0), batch(1))
 
     assert sums(tables) == [3.0]
-    assert tables.held("minute", ["q", "penstock/src/w", "other"]) == {"q": 1, "penstock/src/w": 1}
+    assert tables.held("minute", ["penstock/src/w", "other"]) == {"penstock/src/w": 1}
 
 
 def test_what_another_query_has_added_is_not_added_again(tables: Tables) -> None:
-    tables.append("minute", rows(1.0), batch(0))
-    assert not tables.append("minute", rows(1.0), batch(0, "another"))
+    add(tables, "minute", rows(1.0), batch(0))
+    assert not add(tables, "minute", rows(1.0), batch(0))
 
-    overlapping = Batch("another", 1, "src", {}, {"w": 1})
+    overlapping = Batch("src", {}, {"w": 1})
     with pytest.raises(TableConflict, match="another query has added some of it"):
-        tables.append("minute", rows(2.0), overlapping)
+        add(tables, "minute", rows(2.0), overlapping)
     with pytest.raises(TableConflict, match="was never added"):
-        tables.append("minute", rows(2.0), batch(5))
+        add(tables, "minute", rows(2.0), batch(5))
     assert sums(tables) == [1.0]
 
 
 def test_of_many_who_add_the_same_batch_at_once_one_does(tables: Tables) -> None:
-    tables.append("minute", rows(1.0), batch(0))
-    start, outcomes = threading.Barrier(4), []
+    add(tables, "minute", rows(1.0), batch(0))
+    start, outcomes = threading.Barrier(4), list[bool]()
 
-    def add() -> None:
+    def race() -> None:
         start.wait()
         try:
-            outcomes.append(tables.append("minute", rows(2.0), batch(1)))
+            outcomes.append(add(tables, "minute", rows(2.0), batch(1)))
         except TableConflict:
             outcomes.append(False)
 
-    threads = [threading.Thread(target=add) for _ in range(4)]
+    threads = [threading.Thread(target=race) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -143,18 +124,18 @@ def test_of_many_who_add_the_same_batch_at_once_one_does(tables: Tables) -> None
 
 def test_compaction_folds_rows_and_changes_no_answer(tables: Tables) -> None:
     for n in range(5):
-        tables.append("minute", rows(float(n), second=n, function="latest" if n % 2 else "avg"), batch(n))
+        add(tables, "minute", rows(float(n), second=n, function="latest" if n % 2 else "avg"), batch(n))
     before = read_level(tables, Level.MINUTE)
     done = tables.compact("minute")
 
     assert read_level(tables, Level.MINUTE).equals(before)
     assert done.rows_after == tables.describe("minute").rows == 2
-    assert not tables.append("minute", rows(4.0), batch(4))
-    assert tables.append("minute", rows(9.0), batch(5))
+    assert not add(tables, "minute", rows(4.0), batch(4))
+    assert add(tables, "minute", rows(9.0), batch(5))
 
 
 def test_compaction_while_batches_are_added_loses_and_repeats_nothing(tables: Tables) -> None:
-    tables.append("minute", rows(1.0), batch(0))
+    add(tables, "minute", rows(1.0), batch(0))
     stop = threading.Event()
 
     def compact() -> None:
@@ -168,7 +149,7 @@ def test_compaction_while_batches_are_added_loses_and_repeats_nothing(tables: Ta
     for thread in threads:
         thread.start()
     for n in range(1, 20):
-        tables.append("minute", rows(1.0), batch(n))
+        add(tables, "minute", rows(1.0), batch(n))
     stop.set()
     for thread in threads:
         thread.join()
@@ -181,7 +162,7 @@ def test_a_compaction_that_dies_while_it_clears_up_leaves_parquet_readable(
 ) -> None:
     tables = open_tables(f"parquet:{tmp_path / 'tables'}")
     for n in range(3):
-        tables.append("minute", rows(1.0), batch(n))
+        add(tables, "minute", rows(1.0), batch(n))
 
     def dies_half_way(folder: Path) -> None:
         (folder / "_guard.json").unlink()
@@ -193,7 +174,7 @@ def test_a_compaction_that_dies_while_it_clears_up_leaves_parquet_readable(
             tables.compact("minute")
 
     assert sums(tables) == [3.0]
-    assert not tables.append("minute", rows(1.0), batch(2))
+    assert not add(tables, "minute", rows(1.0), batch(2))
 
 
 def test_what_a_dead_compaction_left_behind_does_not_come_back_with_the_next_one(
@@ -201,7 +182,7 @@ def test_what_a_dead_compaction_left_behind_does_not_come_back_with_the_next_one
 ) -> None:
     tables = open_tables(f"parquet:{tmp_path / 'tables'}")
     for n in range(3):
-        tables.append("minute", rows(1.0), batch(n))
+        add(tables, "minute", rows(1.0), batch(n))
 
     def dies(_: Path) -> None:
         raise KeyboardInterrupt
@@ -210,7 +191,7 @@ def test_what_a_dead_compaction_left_behind_does_not_come_back_with_the_next_one
         patch.setattr(parquet, "_remove", dies)
         with pytest.raises(KeyboardInterrupt):
             tables.compact("minute")
-    tables.append("minute", rows(1.0), batch(3))
+    add(tables, "minute", rows(1.0), batch(3))
     tables.compact("minute")
 
     assert sums(tables) == [4.0]
@@ -220,8 +201,8 @@ def test_a_batch_that_is_added_while_dead_folders_are_removed_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = ParquetTables(str(tmp_path / "tables"))
-    tables.append("minute", rows(1.0), batch(0))
-    live, added = tables._live, threading.Thread(target=lambda: tables.append("minute", rows(1.0), batch(1)))
+    add(tables, "minute", rows(1.0), batch(0))
+    live, added = tables._live, threading.Thread(target=lambda: add(tables, "minute", rows(1.0), batch(1)))
 
     def overtaken(name: str) -> list[Path]:
         found = live(name)
@@ -240,7 +221,7 @@ def test_a_batch_that_is_added_while_dead_folders_are_removed_stays(
 
 def test_scratch_of_writers_that_died_is_removed_once_it_is_old(tmp_path: Path) -> None:
     tables = ParquetTables(str(tmp_path / "tables"))
-    tables.append("minute", rows(1.0), batch(0))
+    add(tables, "minute", rows(1.0), batch(0))
     scratch = [tables.folder / "minute" / f".{name}" for name in ("old", "young")]
     for folder in scratch:
         folder.mkdir()
@@ -257,10 +238,10 @@ def test_what_others_read_through_deltalake_may_be_filtered_by_any_column(tmp_pa
     tables = open_tables(place.format(tmp_path / "tables"))
     long = "e" * 10_000  # longer than what Parquet keeps statistics of
     for n, (entity, value) in enumerate([("e", 1.0), (long, -2.0), ("ü" * 100, float("inf"))]):
-        made = rows(value, metric=f"m{n}").toArrow()
+        made = rows(value, metric=f"m{n}")
         made = made.set_column(made.schema.get_field_index("entity"), "entity", pa.array([entity]))
-        tables.append("minute", Frame(made), batch(n))
-        tables.append(TOP_N, Frame(pa.table(_top(entity, "r" if n else None, value), schema=SCHEMAS[TOP_N])), batch(n))
+        add(tables, "minute", made, batch(n))
+        add(tables, TOP_N, pa.table(_top(entity, "r" if n else None, value), schema=SCHEMAS[TOP_N]), batch(n))
 
     def found(name: str, wanted: Any) -> list[str]:
         dataset = DeltaTable(str(tmp_path / "tables" / name)).to_pyarrow_dataset()
@@ -285,7 +266,7 @@ def test_what_delta_writes_of_old_commits_goes_and_the_guard_stays(tmp_path: Pat
     tables = DeltaTables(tmp_path / "tables")
     log = tables.path("minute") / "_delta_log"
     for n in range(5):
-        tables.append("minute", rows(1.0), batch(n))
+        add(tables, "minute", rows(1.0), batch(n))
     old = time.time() - 3 * 86_400
     for path in log.iterdir():
         actions = [json.loads(line) for line in path.read_text().splitlines()]
@@ -294,18 +275,18 @@ def test_what_delta_writes_of_old_commits_goes_and_the_guard_stays(tmp_path: Pat
                 action["commitInfo"]["timestamp"] = int(old * 1000)
         path.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
         os.utime(path, (old, old))
-    tables.append("minute", rows(1.0), batch(5))
+    add(tables, "minute", rows(1.0), batch(5))
     DeltaTable(str(tables.path("minute"))).create_checkpoint()  # as deltalake does it every hundred commits
     DeltaTable(str(tables.path("minute"))).cleanup_metadata()
 
     assert len(list(log.glob("*.json"))) <= 2
     assert sums(tables) == [6.0]
-    assert not tables.append("minute", rows(1.0), batch(5))
+    assert not add(tables, "minute", rows(1.0), batch(5))
 
 
 def test_an_expiry_with_nothing_to_delete_commits_nothing(tmp_path: Path) -> None:
     tables = DeltaTables(tmp_path / "tables")
-    tables.append("minute", rows(1.0, metric="a"), batch(0))
+    add(tables, "minute", rows(1.0, metric="a"), batch(0))
     before = DeltaTable(str(tables.path("minute"))).version()
     assert tables.expire("minute", DAY + timedelta(days=3), ("b",)) == 0
     assert DeltaTable(str(tables.path("minute"))).version() == before
@@ -315,9 +296,9 @@ def test_no_more_of_a_top_n_is_read_than_is_exact(tables: Tables) -> None:
     """A batch keeps ten entities of a minute, so the eleventh of several batches is a matter of chance."""
     for n in range(2):
         columns = [["m"] * 10, ["avg"] * 10, [DAY] * 10, [f"e{n}{m}" for m in range(10)], [None] * 10, [1.0] * 10]
-        tables.append(TOP_N, Frame(pa.table(columns, schema=SCHEMAS[TOP_N])), batch(n))
+        add(tables, TOP_N, pa.table(columns, schema=SCHEMAS[TOP_N]), batch(n))
     for n, record in enumerate(["r1", "r2", "r3"]):
-        tables.append(TOP_N, Frame(pa.table(_top("x", record, 1.0), schema=SCHEMAS[TOP_N])), batch(n + 2))
+        add(tables, TOP_N, pa.table(_top("x", record, 1.0), schema=SCHEMAS[TOP_N]), batch(n + 2))
 
     found = read_top_n(tables, 15)
     assert found.filter(pc.is_null(found["record"]))["entity"].to_pylist() == [f"e0{m}" for m in range(10)]
@@ -329,10 +310,10 @@ def test_names_of_any_length_and_kind_can_be_kept(tables: Tables) -> None:
     rng = random.Random(5)
     long = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=20_000))
     for n in range(2):
-        made = rows(1.0, metric="a\0b").toArrow()
+        made = rows(1.0, metric="a\0b")
         made = made.set_column(made.schema.get_field_index("entity"), "entity", pa.array([long]))
-        assert tables.append("minute", Frame(made), batch(n))
-        assert tables.append(TOP_N, Frame(pa.table(_top(long, long[::-1], 1.0), schema=SCHEMAS[TOP_N])), batch(n))
+        assert add(tables, "minute", made, batch(n))
+        assert add(tables, TOP_N, pa.table(_top(long, long[::-1], 1.0), schema=SCHEMAS[TOP_N]), batch(n))
 
     (row,) = read_level(tables, Level.MINUTE).to_pylist()
     assert (row["entity"], row["count"]) == (long, 2)
@@ -351,7 +332,7 @@ def test_odd_names_are_kept_apart_and_exactly(tables: Tables) -> None:
             of_columns(name, AVG, pa.array([entity_of(some) for some in labels]), times, pa.array([1.0] * len(labels)))
             for name in names
         ]
-        assert tables.append("minute", Frame(merged(pa.concat_tables(made)).select(LEVEL_ROWS.names)), batch(n))
+        assert add(tables, "minute", merged(pa.concat_tables(made)).select(LEVEL_ROWS.names), batch(n))
 
     kept = read_level(tables, Level.MINUTE).to_pylist()
     found = [(row["metric"], json.loads(row["entity"]), row["count"]) for row in kept]
@@ -359,6 +340,33 @@ def test_odd_names_are_kept_apart_and_exactly(tables: Tables) -> None:
     assert all((name, some, 2) in found for name in names for some in labels)
 
 
+@pytest.mark.server
+def test_no_staging_table_outlives_its_batch(postgres_server: PostgreSQL) -> None:
+    """Neither of a table that gets no rows, nor of a batch that was never committed."""
+    tables = open_tables(postgres_server.url)
+
+    def staged() -> int:
+        with psycopg.connect(postgres_server.url) as connection:
+            found = connection.execute("select count(*) from pg_tables where tablename like 'penstock_staged%'")
+            return int((found.fetchone() or (0,))[0])
+
+    before = staged()  # of tests that did not close theirs
+    tables.landing("failed").close()
+    landing = tables.landing("test")
+    assert staged() == before + len(SCHEMAS)
+    writer = landing.writer("minute")
+    writer.write(rows(1.0).cast(SCHEMAS["minute"]))
+    written = writer.close()
+    assert written is not None
+    for name in SCHEMAS:
+        assert tables.append(name, [written] if name == "minute" else [], batch(0))
+
+    landing.close()
+    assert staged() == before
+    assert sums(tables) == [1.0]
+
+
+@pytest.mark.server
 def test_tables_of_an_earlier_version_go_on(postgres_server: PostgreSQL) -> None:
     with psycopg.connect(postgres_server.url) as connection:
         connection.execute(
@@ -368,7 +376,7 @@ def test_tables_of_an_earlier_version_go_on(postgres_server: PostgreSQL) -> None
         )
         connection.execute("insert into penstock_minute values ('m', 'avg', 'e', %s, 0, 1, 5, 5, 5)", (DAY,))
     tables = open_tables(postgres_server.url)
-    assert tables.append("minute", rows(1.0), batch(0))
+    assert add(tables, "minute", rows(1.0), batch(0))
     assert sums(tables) == [6.0]
 
 
@@ -377,7 +385,7 @@ def test_a_database_that_goes_in_the_middle_is_one_that_is_missing(
 ) -> None:
     """A job waits for what is missing; anything else would end it."""
     tables = open_tables(postgres_server.url)
-    tables.append("minute", rows(1.0), batch(0))
+    add(tables, "minute", rows(1.0), batch(0))
     held = postgres._held
 
     def cut_off(connection: Any, *rest: Any) -> dict[str, int]:
@@ -386,7 +394,7 @@ def test_a_database_that_goes_in_the_middle_is_one_that_is_missing(
 
     with monkeypatch.context() as patch:
         patch.setattr(postgres, "_held", cut_off)
-        for use in (lambda: tables.held("minute", ["q"]), lambda: tables.append("minute", rows(2.0), batch(1))):
+        for use in (lambda: tables.held("minute", ["q"]), lambda: add(tables, "minute", rows(2.0), batch(1))):
             with pytest.raises(MissingRequirement, match=r"PostgreSQL at .*\*\*\*@.* failed: "):
                 use()
     assert sums(tables) == [1.0]
@@ -396,7 +404,7 @@ def test_who_may_only_read_a_database_can_read_it(postgres_server: PostgreSQL) -
     owner = open_tables(postgres_server.url)
     for name in SCHEMAS:
         owner.describe(name)
-    owner.append("minute", rows(1.0), batch(0))
+    add(owner, "minute", rows(1.0), batch(0))
     with psycopg.connect(postgres_server.url) as connection:
         connection.execute("drop role if exists reader")
         connection.execute("create role reader login password 'x' in role pg_read_all_data")
@@ -405,12 +413,12 @@ def test_who_may_only_read_a_database_can_read_it(postgres_server: PostgreSQL) -
 
     assert sums(reader) == [1.0]
     assert reader.describe("minute").rows == 1
-    assert reader.held("minute", ["q"]) == {"q": 0}
+    assert reader.held("minute", ["penstock/src/w"]) == {"penstock/src/w": 0}
 
 
 def test_what_is_too_old_goes_and_the_rest_stays(tables: Tables) -> None:
     for n, metric in enumerate(["a", "b", "a", "b"]):
-        tables.append("minute", rows(float(n), day=n, metric=metric), batch(n))
+        add(tables, "minute", rows(float(n), day=n, metric=metric), batch(n))
 
     assert tables.expire("minute", DAY + timedelta(days=3), but_not=("a", "b")) == 0
     assert tables.expire("minute", DAY + timedelta(days=3), ("a",)) == 2
@@ -419,32 +427,34 @@ def test_what_is_too_old_goes_and_the_rest_stays(tables: Tables) -> None:
     assert sums(tables) == [3.0]
     tables.vacuum(0)
     assert sums(tables) == [3.0]
-    assert tables.held("minute", ["q"]) == {"q": 3}
+    assert tables.held("minute", ["penstock/src/w"]) == {"penstock/src/w": 3}
 
 
 def test_a_range_is_replaced_and_the_rest_stays(tables: Tables) -> None:
     for n in range(3):
-        tables.append("minute", rows(float(n + 1), day=n), batch(n))
-    tables.replace("minute", rows(50.0, day=1), DAY + timedelta(days=1), DAY + timedelta(days=2))
+        add(tables, "minute", rows(float(n + 1), day=n), batch(n))
+    tables.replace(
+        "minute", land(tables, "minute", rows(50.0, day=1)), DAY + timedelta(days=1), DAY + timedelta(days=2)
+    )
 
     assert sums(tables) == [1.0, 50.0, 3.0]
-    assert tables.held("minute", ["q"]) == {"q": 2}
+    assert tables.held("minute", ["penstock/src/w"]) == {"penstock/src/w": 2}
 
 
 def test_a_replacement_that_is_overtaken_changes_nothing(tables: Tables) -> None:
-    tables.append("minute", rows(1.0), batch(0))
+    add(tables, "minute", rows(1.0), batch(0))
 
     def check() -> None:
         raise TableConflict("overtaken")
 
     with pytest.raises(TableConflict, match="overtaken"):
-        tables.replace("minute", rows(50.0), DAY, DAY + timedelta(days=1), check)
+        tables.replace("minute", land(tables, "minute", rows(50.0)), DAY, DAY + timedelta(days=1), check)
     assert sums(tables) == [1.0]
 
 
 def test_reading_may_be_limited_to_a_range(tables: Tables) -> None:
     for n in range(3):
-        tables.append("minute", rows(float(n), day=n), batch(n))
+        add(tables, "minute", rows(float(n), day=n), batch(n))
 
     found = read_level(tables, Level.MINUTE, DAY + timedelta(days=1), DAY + timedelta(days=2))
     assert found["sum"].to_pylist() == [1.0]
@@ -454,12 +464,12 @@ def test_ties_in_a_top_n_go_to_what_sorts_first_and_compaction_keeps_what_is_ask
     def top(entities: list[str], record: str | None, function: str) -> Any:
         n = len(entities)
         columns = [["m"] * n, [function] * n, [DAY] * n, entities, [record] * n, [1.0] * n]
-        return Frame(pa.table(columns, schema=SCHEMAS[TOP_N]))
+        return pa.table(columns, schema=SCHEMAS[TOP_N])
 
-    tables.append(TOP_N, top(["b", "a", "c"], None, "avg"), batch(0))
-    tables.append(TOP_N, top(["x"], "r2", "top_n(2)"), batch(1))
-    tables.append(TOP_N, top(["x"], "r1", "top_n(2)"), batch(2))
-    tables.append(TOP_N, top(["x"], "r3", "top_n(2)"), batch(3))
+    add(tables, TOP_N, top(["b", "a", "c"], None, "avg"), batch(0))
+    add(tables, TOP_N, top(["x"], "r2", "top_n(2)"), batch(1))
+    add(tables, TOP_N, top(["x"], "r1", "top_n(2)"), batch(2))
+    add(tables, TOP_N, top(["x"], "r3", "top_n(2)"), batch(3))
     tables.compact(TOP_N)
 
     found = read_top_n(tables, 2)
@@ -480,7 +490,7 @@ def test_a_place_that_is_not_reached_is_refused_rather_than_made_a_folder_of_tha
 @pytest.mark.parametrize("kind", ["", "parquet:"])
 def test_a_uri_of_a_folder_is_that_folder(kind: str, tmp_path: Path) -> None:
     tables = open_tables(f"{kind}{(tmp_path / 'my tables').as_uri()}")
-    assert tables.append("minute", rows(1.0), batch(0))
+    assert add(tables, "minute", rows(1.0), batch(0))
     assert sums(open_tables(f"{kind}{tmp_path / 'my tables'}")) == [1.0]
 
 

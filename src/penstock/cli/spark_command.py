@@ -72,6 +72,8 @@ def _session_options(command: Any) -> Any:
     command = click.option("--master", envvar="PENSTOCK_MASTER", help="local[*] (default), spark://…, yarn, k8s://…")(
         command
     )
+    command = click.option("--ui", is_flag=True, help="Open Spark's own page, on loopback.")(command)
+    command = click.option("--event-log", help="A folder or URI for Spark's event log.")(command)
     return click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting for Spark; may be repeated.")(
         command
     )
@@ -98,11 +100,8 @@ def spark() -> None:
 @click.option("--available-now", is_flag=True, help="Work off what is there, then end.")
 @click.option("--trigger", default="2s", show_default=True, type=_Duration(), help="How often a batch begins.")
 @click.option("--max-files", type=click.IntRange(1), help="Segments in one batch at most [default: 200].")
-@click.option("--max-rows", type=click.IntRange(1), help="Rows in one batch at most.")
-@click.option("--max-bytes", type=_Size(), help="Bytes in one batch at most, like 512Mi.")
-@click.option(
-    "--driver-rows", type=click.IntRange(0), help="Batches up to so many rows are written by the driver [default: 2 M]."
-)
+@click.option("--max-rows", type=click.IntRange(1), help="Rows in one batch at most [default: 10 M].")
+@click.option("--max-bytes", type=_Size(), help="Bytes in one batch at most, like 512Mi [default: 1Gi].")
 @click.option("--keep-segments", type=_Duration(), help="Delete segments of this age that are in all tables, like 1d.")
 @_definitions_option
 @_session_options
@@ -115,10 +114,11 @@ def run(
     max_files: int | None,
     max_rows: int | None,
     max_bytes: int | None,
-    driver_rows: int | None,
     keep_segments: float | None,
     definitions: Path | None,
     master: str | None,
+    ui: bool,
+    event_log: str | None,
     conf: tuple[str, ...],
 ) -> None:
     """Follow the segments and keep the tables up to date.
@@ -132,20 +132,20 @@ def run(
       penstock spark run --segments /shared/segments --tables /shared/tables --master spark://host:7077
     """
     from penstock.model.level import Level
-    from penstock.spark.job import DRIVER_ROWS, JobConfig
-    from penstock.spark.supervisor import JobProgress, Supervisor
+    from penstock.spark.job import JobConfig
+    from penstock.spark.progress import JobProgress
+    from penstock.spark.supervisor import Supervisor
     from penstock.tables.port import open_tables
 
     defined = _definitions(definitions)
     config = JobConfig(
         segments=segments.absolute(),
-        checkpoint=checkpoint or str(segments.absolute() / ".checkpoint"),
+        checkpoint=checkpoint or (segments.absolute() / ".checkpoint").as_uri(),
         trigger=f"{int(trigger * 1000)} milliseconds",
         available_now=available_now,
         max_files=max_files,
         max_rows=max_rows,
         max_bytes=max_bytes,
-        driver_rows=DRIVER_ROWS if driver_rows is None else driver_rows,
         retain_segments=keep_segments,
         not_at={level: defined.not_at(level) for level in Level},
     )
@@ -158,7 +158,7 @@ def run(
 
     if not segments.exists():  # on a cluster it may be the first to come; elsewhere it is misspelt
         click.echo(f"note: there is no folder {segments} yet; it is made, and watched for segments", err=True)
-    session = _session(master, conf)
+    session = _session(master, conf, ui=ui, event_log=event_log)
     try:
         supervisor = Supervisor(session, open_tables(location), config, show=show)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -184,6 +184,8 @@ def backfill(
     allow_loss: bool,
     definitions: Path | None,
     master: str | None,
+    ui: bool,
+    event_log: str | None,
     conf: tuple[str, ...],
 ) -> None:
     """Make whole days of all tables anew from the segments that are still there.
@@ -200,7 +202,7 @@ def backfill(
     if first >= until:
         raise ConfigError(f"--from must be before --to, got {first:%Y-%m-%d} and {until:%Y-%m-%d}")
     defined, tables = _definitions(definitions), _existing(location)
-    session = _session(master, conf)
+    session = _session(master, conf, ui=ui, event_log=event_log)
     try:
         done = run_backfill(
             session,
@@ -344,17 +346,21 @@ def _definitions(path: Path | None) -> Any:
     return load_definitions(path) if path else Definitions()
 
 
-def _session(master: str | None, conf: tuple[str, ...]) -> Any:
-    from penstock.spark.session import start_session
+def _session(master: str | None, conf: tuple[str, ...], *, ui: bool, event_log: str | None) -> Any:
+    from penstock.spark.session import shown_by, start_session
 
-    settings = {}
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
+    master = master or (None if submitted else "local[*]")
+    settings = shown_by(master, ui=ui, event_log=event_log)
     for text in conf:
         key, found, value = text.partition("=")
         if not found:
             raise ConfigError(f"--conf must be KEY=VALUE, got {text!r}")
         settings[key] = value
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
-    return start_session(master or (None if submitted else "local[*]"), settings)
+    session = start_session(master, settings)
+    if session.sparkContext.uiWebUrl:
+        click.echo(f"Spark's own page: {session.sparkContext.uiWebUrl}", err=True)
+    return session
 
 
 if __name__ == "__main__":  # spark-submit runs a file

@@ -28,7 +28,7 @@ INTRODUCTION = """\
 `--exporters-backup-url` and `PENSTOCK_EXPORTERS_BACKUP_URL`. Lists are written `a,b`, mappings `key=value,key=value`.
 
 Sizes: `1048576`, `512Mi`, `1Gi`, `10MB`. Durations: `0.5` (seconds), `250ms`, `30s`, `1m30s`, `7d`. Relative paths \
-are taken from `data_dir`.
+are taken from `data_dir`; `definitions` of a file from the folder of that file.
 
 | command | does |
 |---|---|
@@ -73,7 +73,8 @@ def _section(section: Section, depth: int) -> list[str]:
     out = [f"{'#' * min(depth, 4)} `{name}`\n", section.doc.split("\n\n")[0].replace("\n", " "), ""]
     if section.is_named:
         return [*out, f"Each has the keys of `{section.path[0].removesuffix('s')}`.", ""]
-    out += [*_table(list(section.keys.values())), ""]
+    if section.keys:
+        out += [*_table(list(section.keys.values())), ""]
     for inner in section.sections.values():
         out += _section(inner, depth + 1)
     return out

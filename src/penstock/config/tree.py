@@ -15,7 +15,7 @@ from penstock.decode.config import IntakeConfig
 from penstock.errors import ConfigError
 from penstock.export.config import DurableQueueConfig
 from penstock.receive.config import LOOPBACK, AuthConfig, ReceiversConfig, ServerTlsConfig
-from penstock.spool import Durability, FullBehavior
+from penstock.spool import Durability, DurabilitySetting, FullBehavior, FullBehaviorSetting
 from penstock.units import parse_bytes, parse_duration
 
 DEFAULT_WRITER = "edge"
@@ -61,8 +61,8 @@ class SegmentQueueConfig(DurableQueueConfig):
     """Folder of the queue on disk."""
     max_size: int = 10_000
     """Most blocks."""
-    full_behavior: FullBehavior = FullBehavior.DROP_NEWEST
-    durability: Durability = Durability.DISK
+    full_behavior: FullBehaviorSetting = FullBehavior.DROP_NEWEST
+    durability: DurabilitySetting = Durability.DISK
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         word: f"{remedy} (exporter.queue has the key)" for word, remedy in _WITHOUT_EFFECT_ON_SEGMENTS.items()
@@ -74,7 +74,7 @@ class SegmentsConfig:
     """Sealed files of merged points: what Spark reads."""
 
     path: str | Path = "./segments"
-    """Their folder. On a cluster one that edge machines and Spark share."""
+    """Their folder, as a path or a `file://` URI. On a cluster one that edge machines and Spark share."""
     writer: str = DEFAULT_WRITER
     """Name in the file names. Machines that share a folder need names of their own, the same over restarts."""
     interval: float | str = 1.0
@@ -86,6 +86,10 @@ class SegmentsConfig:
     queue: SegmentQueueConfig = field(default_factory=SegmentQueueConfig)
 
     def __post_init__(self) -> None:
+        if "://" in str(self.path):
+            from penstock.tables.location import local_folder  # brings pyarrow, which a relay does without
+
+            object.__setattr__(self, "path", local_folder(self.path, "segments.path"))
         if self.writer != DEFAULT_WRITER:
             from penstock.model.segment import check_writer  # brings pyarrow, which a relay does without
 
@@ -115,6 +119,10 @@ class SparkConfig:
     """Bytes in one batch at most."""
     keep_segments: float | str | None = "1d"
     """Segments of this age that are in all tables are deleted; null keeps them all."""
+    ui: bool = False
+    """Spark's own page, on loopback: the plan, the stages and the tasks of each batch."""
+    event_log: str | None = None
+    """A folder or URI for Spark's event log, which a history server shows; left out: none."""
     conf: Mapping[str, str] = field(default_factory=dict)
     """Further settings for Spark: `spark.driver.memory: 2g`."""
 
@@ -163,6 +171,10 @@ class TablesConfig:
         object.__setattr__(self, "maintain_every", parse_duration(self.maintain_every, "maintain_every"))
         if not self.location:
             raise ConfigError("must name a folder or a database, got ''", field="location")
+        if "://" in self.location and not self.location.startswith(("postgresql://", "postgres://")):
+            from penstock.tables.location import local_folder  # brings pyarrow, which a relay does without
+
+            local_folder(self.location.removeprefix("parquet:"), "tables.location")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,11 +240,15 @@ class ServiceConfig:
     """Everything that `penstock run` needs."""
 
     data_dir: str | Path = "."
-    """Relative paths in this file are taken from here; left out: where the process was started."""
+    """Relative paths are taken from here; left out: where the process was started."""
     processes: int = 1
     """Receiving processes that share the ports. Each has queue folders and a writer of its own."""
-    definitions: str | Path | None = None
-    """Metric definitions; left out: every metric is kept by its own labels."""
+    definitions: str | Path | None = field(default=None, metadata={"is_beside_file": True})
+    """Metric definitions; left out: every metric is kept by its own labels. A relative path in this file is taken from
+    the folder of this file, not from `data_dir`."""
+    definitions_warn_after: float | str = "5m"
+    """How long a definition may match nothing, or a label of its entity not come, before the log says so, once; 0:
+    never."""
     receivers: ReceiversConfig = field(default_factory=ReceiversConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     pipelines: PipelinesConfig = field(default_factory=PipelinesConfig)
@@ -249,6 +265,8 @@ class ServiceConfig:
 
     def __post_init__(self) -> None:
         _check_at_least(self, processes=1)
+        warn_after = parse_duration(self.definitions_warn_after, "definitions_warn_after")
+        object.__setattr__(self, "definitions_warn_after", warn_after)
         for name, exporter in self.exporters.items():
             if exporter.type == "none":
                 raise ConfigError("must say what the destination speaks, got 'none'", field=f"exporters.{name}.type")
@@ -315,6 +333,10 @@ class ServiceConfig:
 
     def resolved(self, path: str | Path) -> Path:
         return Path(self.data_dir) / path
+
+    @property
+    def definitions_path(self) -> Path | None:
+        return None if self.definitions is None else self.resolved(self.definitions)
 
     @property
     def tables_location(self) -> str:

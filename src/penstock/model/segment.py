@@ -44,10 +44,12 @@ Span = tuple[int, int]  # microseconds since the epoch: the buckets of the first
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a segment says of its rows: when most of them are, if it does, and whether it keeps shares apart."""
+    """What a segment's header says: its rows, when most of them are, whether shares are kept apart, and the queue."""
 
     span: Span | None = None
     in_shares: bool = False
+    rows: int = 0
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -171,24 +173,15 @@ def read_encoded(path: Path, share: Share = ALL) -> pa.Table:
     return of_share(batches, ends, share) if ends else share.of(pa.Table.from_batches(batches, schema))
 
 
-def rows_in(path: Path) -> int:
-    """How many rows a segment has, from its header alone."""
-    return int(_metadata(path).get(_ROWS, b"0"))
-
-
 def outline_of(path: Path) -> Outline:
-    """What is known of its rows from its header alone."""
-    metadata = _metadata(path)
-    found = metadata.get(_SPAN, b"").split()
-    return Outline((int(found[0]), int(found[1])) if found else None, _SHARES in metadata)
-
-
-def origin_of(path: Path) -> Origin | None:
-    """Where its blocks came from, from its header alone; None if it does not say."""
-    first, _, queue = _metadata(path).get(_ORIGIN, b"").decode().partition(" ")
-    return (queue, int(first)) if queue else None
-
-
-def _metadata(path: Path) -> dict[bytes, bytes]:
+    """What is known of a segment from its header alone."""
     with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).schema.metadata or {}
+        metadata = pa.ipc.open_file(file).schema.metadata or {}
+    span = metadata.get(_SPAN, b"").split()
+    first, _, queue = metadata.get(_ORIGIN, b"").decode().partition(" ")
+    return Outline(
+        span=(int(span[0]), int(span[1])) if span else None,
+        in_shares=_SHARES in metadata,
+        rows=int(metadata.get(_ROWS, b"0")),
+        origin=(queue, int(first)) if queue else None,
+    )

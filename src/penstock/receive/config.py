@@ -4,6 +4,7 @@ Sizes are bytes or strings like `16Mi`, durations seconds or strings like `30s`.
 needs: the configuration can be read where its extra is not installed.
 """
 
+import hashlib
 import hmac
 import os
 import ssl
@@ -128,13 +129,18 @@ class AuthConfig:
         return tuple(found)
 
 
-def given_token(headers: Sequence[str], tokens: Sequence[bytes]) -> bytes | None:
-    """Returns the token that the one `Authorization` header holds; None if it holds none of these."""
+def is_authorized(headers: Sequence[str], tokens: Sequence[bytes]) -> bool:
+    """Says whether there is one `Authorization` header and it holds one of the tokens."""
     scheme, _, token = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
     given = token.strip().encode("utf-8", "replace")
     # Every token is compared, in constant time: how long it takes does not tell which one came close.
-    matches = [known for known in tokens if hmac.compare_digest(given, known)]
-    return matches[0] if matches and scheme.lower() == "bearer" else None
+    matches = [hmac.compare_digest(given, known) for known in tokens]
+    return scheme.lower() == "bearer" and any(matches)
+
+
+def token_name(header: str) -> str:
+    """What a sender is called by the token of its `Authorization` header: a digest, since logs hold no secret."""
+    return f"token {hashlib.sha256(header.partition(' ')[2].strip().encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

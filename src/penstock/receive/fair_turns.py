@@ -29,8 +29,8 @@ class FairTurns:
     def add(self, request: ReceivedRequest) -> None:
         turn = self._share
         if not request.is_from_peer:
-            turn = max(turn, self._had.get(request.sender, 0.0))
-            self._had[request.sender] = turn + len(request.body)
+            turn = max(turn, self._had.get(request.turns_of, 0.0))
+            self._had[request.turns_of] = turn + len(request.body)
         self._added += 1
         request.turn = (turn, self._added)
         self.put_back(request)
@@ -52,6 +52,6 @@ class FairTurns:
         """Counts the bytes that requests had once they were decompressed."""
         of_senders = [(request, size) for request, size in decoded if not request.is_from_peer]
         for request, size in of_senders:
-            self._had[request.sender] = self._had.get(request.sender, self._share) + size - len(request.body)
+            self._had[request.turns_of] = self._had.get(request.turns_of, self._share) + size - len(request.body)
         self._share += sum(size for _, size in of_senders) / max(1, len(self._had))
         self._had = {sender: had for sender, had in self._had.items() if had > self._share}

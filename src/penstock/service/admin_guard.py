@@ -12,7 +12,7 @@ from typing import NamedTuple
 from penstock.config.address import parse_address
 from penstock.config.tree import AdminConfig
 from penstock.errors import ConfigError
-from penstock.receive.config import given_token
+from penstock.receive.config import is_authorized
 
 
 class AdminRefusal(NamedTuple):
@@ -78,7 +78,7 @@ class AdminGuard:
     def is_authorized(self, headers: Message) -> bool:
         """Says whether the request has a token: as a bearer's, or as the password that a browser asks for."""
         given = [_as_bearer(value) for value in headers.get_all("Authorization", [])]
-        return not self._tokens or given_token(given, self._tokens) is not None
+        return not self._tokens or is_authorized(given, self._tokens)
 
 
 def _as_bearer(header: str) -> str:

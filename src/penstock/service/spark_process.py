@@ -68,7 +68,7 @@ def _run(
     stopping: threading.Event,
     working: threading.Event,
 ) -> None:
-    from penstock.spark.session import start_session
+    from penstock.spark.session import shown_by, start_session
     from penstock.spark.supervisor import Supervisor
     from penstock.tables.port import open_tables
 
@@ -78,13 +78,17 @@ def _run(
     os.umask(_UMASKS[config.tables.readable_by])  # Spark's own files are in the segments' folder, which is private
     log.info("Spark starts. master=%s java_log=%s", config.spark.master, java_log)
     with stderr_to(java_log):
-        session = start_session(config.spark.master, dict(config.spark.conf))
+        shown = shown_by(config.spark.master, ui=config.spark.ui, event_log=config.spark.event_log)
+        session = start_session(config.spark.master, {**shown, **config.spark.conf})
     tables = open_tables(config.tables_location)
+    if session.sparkContext.uiWebUrl:
+        log.info("Spark's own page is open. url=%s", session.sparkContext.uiWebUrl)
     supervisor = Supervisor(session, tables, job_config(config, defined))
     telemetry.watch(supervisor.samples)
     maintenance = Maintenance(
         tables, float(config.tables.maintain_every), table_lifetimes(config), lambda: defined.definitions
     )
+    telemetry.watch(maintenance.samples)
 
     def stop_when_asked() -> None:
         stopping.wait()
@@ -93,7 +97,7 @@ def _run(
 
     threading.Thread(target=stop_when_asked, name="penstock-spark-ending", daemon=True).start()
     working.set()
-    log.info("Spark works. tables=%s", config.tables_location)
+    log.info("Spark works. tables=%s", tables.location)
     maintenance.start()
     try:
         supervisor.run()
@@ -107,7 +111,7 @@ def job_config(config: ServiceConfig, defined: CurrentDefinitions) -> Any:
     spark, segments = config.spark, config.resolved(config.segments.path).absolute()
     return JobConfig(
         segments=segments,
-        checkpoint=spark.checkpoint or str(segments / ".checkpoint"),
+        checkpoint=spark.checkpoint or (segments / ".checkpoint").as_uri(),
         trigger=f"{int(float(spark.trigger) * 1000)} milliseconds",
         max_files=spark.max_files,
         max_rows=spark.max_rows,

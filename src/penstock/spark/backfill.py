@@ -1,7 +1,9 @@
 """Backfill: whole days of all tables made anew from the segments that are still there."""
 
 import json
+import tempfile
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC as ZONE
 from datetime import date, datetime, time
@@ -11,13 +13,14 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
-from penstock.errors import TableConflict
+from penstock.errors import RowsMissing, TableConflict
 from penstock.model.function import is_function
 from penstock.model.level import Level
 from penstock.spark.job import resume_point
-from penstock.spark.rollup import at, function_is, merged, series_of, top_n, without
+from penstock.spark.rollup import function_is, rolled_up, series_of
 from penstock.spark.segment_folder import SegmentFolder
-from penstock.tables.port import SCHEMAS, TOP_N, Tables
+from penstock.spark.table_sink import Order, written_by, written_for
+from penstock.tables.port import SCHEMAS, Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +59,34 @@ def backfill(
             raise TableConflict("the job has added a batch during the backfill: stop the job first, or try again")
 
     reading = spark.read.format("penstock").option("path", str(segments)).option("upTo", json.dumps(held))
-    minutes = _between(reading.load(), start, end).transform(merged).persist()
-    try:
-        after = _points_of(minutes)
-        before = {level: _points(tables, level, start, end) for level in Level}
-        check()  # else what it has added would look like a loss
-        for level, points in before.items():
-            for metric in sorted(points.keys() - set(left_out.get(level, ()))):
-                if after.get(metric, 0) < points[metric] and not allow_loss:
-                    raise TableConflict(
-                        f"of metric {metric!r} the segments hold {after.get(metric, 0)} points of these days, table "
-                        f"{level.value!r} {points[metric]}: segments were cleaned up, and a backfill would lose the "
-                        "difference (--allow-loss does it all the same)"
-                    )
-        found = Backfilled(sum(before[Level.DAY].values()), sum(after.values()))
-
+    rows = _between(reading.load(), start, end)
+    after = _points_of(rows)
+    before = {level: _points(tables, level, start, end) for level in Level}
+    check()  # else what it has added would look like a loss
+    for level, points in before.items():
+        for metric in sorted(points.keys() - set(left_out.get(level, ()))):
+            if after.get(metric, 0) < points[metric] and not allow_loss:
+                raise TableConflict(
+                    f"of metric {metric!r} the segments hold {after.get(metric, 0)} points of these days, table "
+                    f"{level.value!r} {points[metric]}: segments were cleaned up, and a backfill would lose the "
+                    "difference (--allow-loss does it all the same)"
+                )
+    found = Backfilled(sum(before[Level.DAY].values()), sum(after.values()))
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-sink-") as exchange,
+        closing(tables.landing("backfill")) as landing,
+    ):
+        order = Order(landing, {level.value: left_out.get(level, ()) for level in Level})
+        reports = written_by(rows.transform(rolled_up), order, Path(exchange))
+        for level in Level:
+            written = sum(report.points[level.value] for report in reports)
+            if written != found.after:
+                raise RowsMissing(
+                    f"the segments hold {found.after} points of these days, {written} were written for table "
+                    f"{level.value!r}: nothing was replaced"
+                )
         for name in SCHEMAS:
-            series = minutes.transform(series_of)
-            rows = minutes.transform(top_n) if name == TOP_N else series.transform(at(Level(name)))
-            if name != TOP_N:
-                rows = rows.transform(without(*left_out.get(Level(name), ())))
-            tables.replace(name, rows, start, end, check)
-    finally:
-        minutes.unpersist()
+            tables.replace(name, written_for(reports, name), start, end, check)
     return found
 
 
@@ -94,7 +102,7 @@ def _points(tables: Tables, level: Level, start: datetime, end: datetime) -> dic
     return {row["metric"]: row["count_sum"] for row in found}
 
 
-def _points_of(minutes: DataFrame) -> dict[str, int]:
+def _points_of(rows: DataFrame) -> dict[str, int]:
     counts = ~function_is(lambda spec: spec.keeps_newest)
-    counted = minutes.transform(series_of).where(counts).groupBy("metric").agg(F.sum("count"))
+    counted = rows.transform(series_of).where(counts).groupBy("metric").agg(F.sum("count"))
     return {metric: int(points) for metric, points in counted.collect()}

@@ -1,67 +1,60 @@
-"""What we read from, and keep beside, Spark's checkpoint, on whatever file system it lies.
+"""The folder that Spark needs for its log, and one note of ours in it, on any file system that Spark knows.
 
-<checkpoint>/offsets/<batch>        Spark's log: written before a batch runs; its last line is our offset
-<checkpoint>/penstock-start.json    ours: where the query began, written once before its first batch
+<checkpoint>/run-<id>/          Spark's log of one run: disposable, since the tables say where the next run goes on
+<checkpoint>/penstock.json      {source: [writers]}: of which segments the tables of this job hold something
 """
 
 import json
+import time
+import uuid
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.segment_folder import Offset, checked_offset
-
-_START = "penstock-start.json"
+_NOTE, _RUN = "penstock.json", "run-"
+_RUN_KEPT = 86_400.0  # seconds: another job may be at work in a younger one
 
 
 class Checkpoint:
-    """One query's checkpoint folder."""
+    """One job's checkpoint folder."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         self.location = location
         assert spark._jvm is not None
         self._jvm: Any = spark._jvm
         self._files = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
+        self._noted = self._read_note()
 
-    def is_new(self) -> bool:
-        """Whether no batch was ever planned with it."""
-        return not self._files.exists(self._path("offsets"))
+    def new_run(self) -> str:
+        """A folder for one run; those of long ago are removed."""
+        if self._files.exists(self._path("")):
+            for status in self._files.listStatus(self._path("")):
+                old = status.getModificationTime() / 1000 < time.time() - _RUN_KEPT
+                if old and status.getPath().getName().startswith(_RUN):
+                    self._files.delete(status.getPath(), True)
+        return f"{self.location}/{_RUN}{uuid.uuid4().hex}"
 
-    def begin(self, source: str, start: Offset, first_end: Offset) -> None:
-        """Remember whose segments it is for, where the query begins and where its first batch ends; when it is new."""
-        scratch, path = self._path(f".{_START}"), self._path(_START)
-        stream = self._files.create(scratch, True)
-        stream.write(json.dumps({"source": source, "start": start, "first_end": first_end}).encode())
+    def noted(self, source: str) -> set[str]:
+        """The writers of a source that the tables have held something of."""
+        return set(self._noted.get(source, ()))
+
+    def note(self, source: str, writers: set[str]) -> None:
+        self._noted[source] = sorted(writers | self.noted(source))
+        text = json.dumps(self._noted)
+        stream = self._files.create(self._path(_NOTE), True)
+        stream.write(text.encode())
         stream.close()
-        self._files.delete(path, False)  # left by a start that never came to plan a batch
-        self._files.rename(scratch, path)
 
-    def source(self) -> str | None:
-        """Whose segments it is for; None if it does not say."""
-        found = json.loads(self._text(_START)) if self._files.exists(self._path(_START)) else {}
-        return found.get("source")
-
-    def beginning(self) -> tuple[Offset, Offset]:
-        """Where the query began, and where its first batch had to end (empty: anywhere)."""
-        if not self._files.exists(self._path(_START)):
-            return {}, {}
-        found = json.loads(self._text(_START))
-        return checked_offset(found["start"]), checked_offset(found["first_end"])
-
-    def batch_range(self, number: int) -> tuple[Offset, Offset]:
-        """After which offset a batch begins and with which it ends."""
-        start = self._offset(number - 1) if number else self.beginning()[0]
-        return start, self._offset(number)
-
-    def _offset(self, number: int) -> Offset:
-        return checked_offset(json.loads(self._text(f"offsets/{number}").splitlines()[-1]))
+    def _read_note(self) -> dict[str, list[str]]:
+        if not self._files.exists(self._path(_NOTE)):
+            return {}
+        stream = self._files.open(self._path(_NOTE))
+        try:
+            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        found: dict[str, list[str]] = json.loads(text or "{}")  # empty: a crash cut it off, and it says nothing
+        return found
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.location}/{name}" if name else self.location)
-
-    def _text(self, name: str) -> str:
-        stream = self._files.open(self._path(name))
-        try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()

@@ -1,10 +1,18 @@
-"""The streaming job: one stateless query from segments to all tables."""
+"""The streaming job: one stateless query from segments to all tables.
+
+    readStream("penstock") ─► foreachBatch: rolled_up ─► write("penstock-sink") ─► commit what was reported
+
+A batch is one Spark job of two stages, then one commit to each table. A run begins where the tables are: Spark's own
+checkpoint is only good for the run that made it.
+"""
 
 import json
 import logging
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,18 +21,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.spark import small
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.rollup import at, merged, series_of, top_n, without
-from penstock.spark.segment_folder import MARK, Offset, SegmentFolder, lasts
-from penstock.tables.port import SCHEMAS, TOP_N, Batch, Rows, Tables, queue_application
+from penstock.spark.coverage import Coverage
+from penstock.spark.progress import AddedBatch
+from penstock.spark.rollup import rolled_up
+from penstock.spark.segment_folder import Offset, SegmentFolder
+from penstock.spark.table_sink import Order, Report, checked, written_by, written_for
+from penstock.tables.port import SCHEMAS, TOP_N, Batch, Tables, queue_application
 
 log = logging.getLogger(__name__)
 TRIGGER = "2 seconds"  # a batch costs about 0.2 s even when it is small; more often only burns CPU
 
 # By these words Spark tells a batch that was interrupted by a stop from one that failed, and reports no failure.
 _INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling a batch: java.lang.InterruptedException"
-DRIVER_ROWS = 2_000_000  # about 200 MB; beyond it, Spark's price for a job is small beside the rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +49,6 @@ class JobConfig:
     max_bytes: int | None = None
     retain_segments: float | None = None  # seconds; committed segments older than this are deleted
     not_at: Mapping[Level, tuple[str, ...]] = field(default_factory=dict)  # metrics that a level does without
-    driver_rows: int = DRIVER_ROWS  # batches of at most so many rows are merged and written by the driver
 
     def left_out(self, table: str) -> tuple[str, ...]:
         """The metrics that a table does without."""
@@ -68,7 +76,8 @@ class BatchGate:
     At that moment the batch before is wholly in Spark's log, and the one that waits has not begun.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_added: Callable[[AddedBatch], None] = lambda _: None) -> None:
+        self._on_added = on_added
         self._closed = threading.Event()
         self._released = threading.Event()
         self.waits = False
@@ -76,6 +85,11 @@ class BatchGate:
 
     def close(self) -> None:
         self._closed.set()
+
+    def pass_through(self, batch: AddedBatch) -> None:
+        """A batch is in all tables."""
+        self.reached = self.reached | {writer: {"last": last, "segments": 0} for writer, last in batch.end.items()}
+        self._on_added(batch)
 
     def release(self) -> None:
         """Let go of a batch that waits, once its query is stopped."""
@@ -93,53 +107,70 @@ class BatchGate:
 def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: BatchGate | None = None) -> StreamingQuery:
     """Follow the segments and keep the tables up to date until the query is stopped.
 
-    Exactly once: a segment never changes, Spark's log says which segments a batch has, and every append is guarded in
-    its own commit. If the checkpoint was deleted, the query goes on from what the tables hold. TableConflict if the
-    checkpoint is that of other segments, SegmentVanished if a table misses what no segment has any more.
+    Exactly once: a segment never changes, the tables say which sequences they hold, and every append is guarded in its
+    own commit. TableConflict if the tables have lost what they held, or segments are of another queue; SegmentVanished
+    if a table misses what no segment has any more.
     """
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
     config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = SegmentFolder(config.segments)
     checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or BatchGate()
-    held, ahead = resume_point(tables, folder)
-    check_queues(tables, folder, held)
-    gate.reached = held
-    if checkpoint.is_new():
-        check_past(folder, held, ahead)
-        checkpoint.begin(folder.identity(), held, ahead)
-    elif checkpoint.source() not in (None, folder.identity()):
-        raise TableConflict(
-            f"checkpoint {checkpoint.location} is of other segments than {folder.folder} holds: their sequences would "
-            "be taken for those that it has seen. Give the job a new checkpoint, the tables say where it goes on; or, "
-            f"if these are the same segments, write {checkpoint.source()} into {folder.folder / MARK}"
-        )
-    start, first_end = checkpoint.beginning()
-    tasks = str(spark.sparkContext.defaultParallelism)
+    start, first_end = beginning(tables, folder, checkpoint.noted(folder.identity()))
+    gate.reached = start
     options = {
         **config.options(),
-        "tasks": tasks,
+        "marks": "true",
+        "tasks": str(spark.sparkContext.defaultParallelism),
         "startingOffset": json.dumps(start),
         "firstEnd": json.dumps(first_end),
     }
-    partials = spark.readStream.format("penstock").options(**options).load()
     writing = (
-        partials.writeStream.queryName("penstock")
-        .foreachBatch(_into(tables, folder, checkpoint, config, gate))
-        .option("checkpointLocation", str(config.checkpoint))
+        spark.readStream.format("penstock")
+        .options(**options)
+        .load()
+        .writeStream.queryName("penstock")
+        .foreachBatch(_into(tables, checkpoint, config, gate))
+        .option("checkpointLocation", checkpoint.new_run())
     )
     if config.available_now:
         return writing.trigger(availableNow=True).start()
     return writing.trigger(processingTime=config.trigger).start()
 
 
+def beginning(tables: Tables, folder: SegmentFolder, noted: set[str]) -> tuple[Offset, Offset]:
+    """Where a run begins and where its first batch must end (empty: anywhere), once it is sure that it may.
+
+    `noted` are writers that the tables have held something of.
+    """
+    held, ahead = resume_point(tables, folder)
+    lost = Batch(folder.identity(), end=dict.fromkeys(noted, 0))
+    if noted and not any(tables.held(name, lost.versions) for name in SCHEMAS):
+        raise TableConflict(
+            f"the tables at {tables.location} held something of writer {min(noted)!r} and hold nothing now: this job "
+            "would go on without the past. Restore the tables, or delete the checkpoint of this job and run it again "
+            "over the segments"
+        )
+    check_past(folder, held, ahead)
+    queues = check_queues(tables, folder, held)
+    return tuple(_with_queues(offset, queues) for offset in (held, ahead))  # type: ignore[return-value]
+
+
+def _with_queues(offset: Offset, queues: Mapping[str, str]) -> Offset:
+    return {
+        writer: {**position, "queue": queues[writer]} if writer in queues else position
+        for writer, position in offset.items()
+    }
+
+
 def resume_point(tables: Tables, folder: SegmentFolder) -> tuple[Offset, Offset]:
-    """Where a query without a checkpoint begins, and where its first batch must end.
+    """Where the tables are, and where the first batch must end.
 
     After a crash between two tables one of them is a batch ahead of the other: the first batch ends where the first
     table is, so that those which have it skip it, and the others get exactly what they miss.
     """
+    folder.refresh()
     writers = sorted({segment.writer for segment in folder.after({})})
-    batch = Batch("", 0, folder.identity())
+    batch = Batch(folder.identity())
     applications = {writer: batch.application(writer) for writer in writers}
     held = [tables.held(name, applications.values()) for name in SCHEMAS]
     behind, ahead = {}, {}
@@ -154,7 +185,7 @@ def resume_point(tables: Tables, folder: SegmentFolder) -> tuple[Offset, Offset]
 
 
 def check_past(folder: SegmentFolder, held: Offset, ahead: Offset) -> None:
-    """For a query without a checkpoint: SegmentVanished if a table misses what others have and no segment has now.
+    """SegmentVanished if a table misses what others have and no segment has now.
 
     Where no table has anything of a writer they begin with what is there; that something was there before is logged.
     """
@@ -167,66 +198,53 @@ def check_past(folder: SegmentFolder, held: Offset, ahead: Offset) -> None:
             log.warning("Tables begin without what was cleaned up before. writer=%s first=%d", writer, sequence)
 
 
-def check_queues(tables: Tables, folder: SegmentFolder, held: Offset) -> None:
-    """TableConflict if segments that would be passed over are of another queue than those that the tables hold."""
-    passed_over = {s.writer: s for s in folder.after({}) if s.last <= held.get(s.writer, {"last": -1})["last"]}
-    origins = folder.origins(list(passed_over.values()))
-    applications = {writer: queue_application(writer, origin) for writer, origin in origins.items()}
-    known = {application for name in SCHEMAS for application in tables.held(name, applications.values())}
-    for writer, application in applications.items():
-        if application not in known:
-            raise TableConflict(
-                f"{passed_over[writer].name} in {folder.folder} is of another queue than what the tables hold of "
-                f"writer {writer!r}: its sequences would be taken for those. Give that queue a writer name of its own "
-                "(segments.writer), and its segments that name"
-            )
+def check_queues(tables: Tables, folder: SegmentFolder, held: Offset) -> dict[str, str]:
+    """The queue of each writer, as far as segments that are passed over tell.
+
+    TableConflict if such a segment is of another queue than what the tables hold: it would be passed over for good.
+    """
+    queues = {}
+    for writer, segments in folder.passed_over(held).items():
+        origin = folder.outline(segments[-1]).origin if segments else None
+        if origin is None:
+            continue
+        application = queue_application(writer, origin)
+        if not any(tables.held(name, [application]) for name in SCHEMAS):
+            raise folder.of_another_queue(segments[-1])
+        folder.check_queue(segments, origin[0])
+        queues[writer] = origin[0]
+    return queues
 
 
 def _into(
-    tables: Tables, folder: SegmentFolder, checkpoint: Checkpoint, config: JobConfig, gate: BatchGate
+    tables: Tables, checkpoint: Checkpoint, config: JobConfig, gate: BatchGate
 ) -> Callable[[DataFrame, int], None]:
-    source = folder.identity()
+    exchange = tempfile.TemporaryDirectory(prefix="penstock-sink-")
 
     def write(rows: DataFrame, number: int) -> None:
         if not gate.enter():
             raise RuntimeError(_INTERRUPTED)
-        query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        assert query, "Spark names the query of every batch"
-        start, end = checkpoint.batch_range(number)
-        moved = [segment for segment in folder.after(start) if segment.last <= lasts(end).get(segment.writer, -1)]
-        batch = Batch(query, number, source, lasts(start), lasts(end), folder.origins(moved))
-        wanted = [name for name in SCHEMAS if batch.wanted_by(name, tables.held(name, batch.versions))]
-        if not wanted:
-            gate.reached = end
-            return
-        is_small = folder.rows_between(start, end) <= config.driver_rows
-        with _here(rows, config) if is_small else _on_executors(rows, config) as added:
-            for name in wanted:
-                tables.append(name, added[name], batch)
-        gate.reached = end
+        # Adaptive execution would run each stage as a job of its own; there is nothing for it to adapt.
+        rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
+        began = time.monotonic()
+        with closing(tables.landing(f"batch-{number}")) as landing:
+            order = Order(landing, {name: config.left_out(name) for name in SCHEMAS})
+            reports = written_by(rows.transform(rolled_up), order, Path(exchange.name))
+            wrote = time.monotonic()
+            covered = commit_batch(tables, reports)
+        phases = {"write": wrote - began, "commit": time.monotonic() - wrote}
+        if not set(covered.end) <= checkpoint.noted(covered.source):
+            checkpoint.note(covered.source, set(covered.end))
+        files = [file for report in reports for file in report.written]
+        added = sum(file.rows for file in files)
+        gate.pass_through(AddedBatch(end=covered.end, rows=added, files=len(files), phases=phases))
 
     return write
 
 
-@contextmanager
-def _here(rows: DataFrame, config: JobConfig) -> Iterator[dict[str, Rows]]:
-    found = small.tables_of(rows.toArrow())
-    yield {name: small.without(found[name], config.left_out(name)) for name in SCHEMAS}
-
-
-@contextmanager
-def _on_executors(rows: DataFrame, config: JobConfig) -> Iterator[dict[str, Rows]]:
-    minutes = rows.transform(merged).persist()
-    # Hours hardly weigh anything beside their minutes, and days are made of them.
-    hours = minutes.transform(series_of).transform(at(Level.HOUR)).persist()
-    frames = {
-        Level.MINUTE.value: minutes.transform(series_of),
-        Level.HOUR.value: hours,
-        Level.DAY.value: hours.transform(at(Level.DAY)),
-        TOP_N: minutes.transform(top_n),
-    }
-    try:
-        yield {name: frame.transform(without(*config.left_out(name))) for name, frame in frames.items()}
-    finally:
-        hours.unpersist()
-        minutes.unpersist()
+def commit_batch(tables: Tables, reports: list[Report]) -> Coverage:
+    """Add what tasks report to every table that does not have the batch yet; RowsMissing if points are missing."""
+    covered = checked(reports)
+    for name in SCHEMAS:
+        tables.append(name, written_for(reports, name), covered.batch())
+    return covered

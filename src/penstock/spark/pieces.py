@@ -22,11 +22,12 @@ CUT = 4  # minutes that there must be for each cut between stretches: at most a 
 
 
 class Piece(InputPartition):
-    """The segments that one task reads, and which share of their series it keeps."""
+    """The segments that one task reads, which share of their series it keeps, and what its batch covers."""
 
-    def __init__(self, names: list[str], share: Share = ALL) -> None:
+    def __init__(self, names: list[str], share: Share = ALL, coverage: str = "") -> None:
         self.names = names
         self.share = share
+        self.coverage = coverage
 
 
 def pieces(segments: Mapping[Segment, Outline], tasks: int) -> list[Piece]:

@@ -1,44 +1,40 @@
 """A folder of segments as a log with offsets: what is new, what a batch holds, what may go. No JVM is needed here.
 
-    {"edge": {"last": 41, "segments": 7}}     offset: of each writer the last sequence, and how many segments so far
+    {"edge": {"last": 41, "segments": 7, "queue": "5f…"}}     offset: of each writer the last sequence, how many
+                                                              segments so far, and the queue that they are of
 
 The segments of a writer follow on each other, so one that disappeared before it was planned leaves a hole; the count
-tells of one that went between plan and batch. What was taken already may go.
-A segment that cannot be read is moved to `quarantine/` and its batch goes on without it; it still counts.
+tells of one that went between plan and batch. What was taken already may go, and may come back. A segment of another
+queue under the same writer's name is refused: its sequences mean other points.
+What a task could not read lies in `quarantine/` and still counts (`piece_reading`).
+
+The folder is listed once a batch (`refresh`). Everything else is answered from an index of names, at the cost of what
+is new since the offset in question.
 """
 
-import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from penstock.errors import SegmentVanished, TableConflict
-from penstock.model.partial import PARTIALS, merged, merged_encoded
 from penstock.model.segment import (
     QUARANTINE,
     Origin,
     Outline,
     Segment,
-    origin_of,
     outline_of,
-    read_encoded,
-    rows_in,
+    parse_name,
     sealed,
 )
-from penstock.model.share import Share
-from penstock.spark.pieces import Piece
 
-log = logging.getLogger(__name__)
 MARK = ".penstock-source"
-STEP_ROWS = 1_000_000  # about 70 MB: what a task merges at a time, so that it works on the same memory all along
-MERGE_ROWS = 4_000_000  # about 300 MB: as many as that where few merge, and half of it is what it holds of merged ones
-
-Merge = Callable[[pa.Table], pa.Table]
-Offset = dict[str, dict[str, int]]
+Offset = dict[str, dict[str, Any]]
+_HEADERS_KEPT = 10_000  # outlines of segments that were planned and not yet read
 
 
 class SegmentFolder:
@@ -46,6 +42,56 @@ class SegmentFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._is_listed = False
+        self._names: set[str] = set()  # of everything in the folder when it was listed last
+        self._segments: dict[str, list[Segment]] = {}  # of each writer, in the order of its sequences
+        self._fresh: list[Segment] = []  # came since the last `admit`
+        self._first: dict[Segment, tuple[int, int]] = {}  # inode and time of what has sequence 0
+        self._outlines: dict[Segment, Outline] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SegmentFolder, (self.folder,)  # to the tasks go no lists of names
+
+    def refresh(self) -> None:
+        """List the folder; the only place that costs what is kept there."""
+        names = os.listdir(self.folder)
+        aside = self.folder / QUARANTINE
+        if aside.is_dir():
+            names = list({*names, *os.listdir(aside)})
+        new = [name for name in names if name not in self._names]
+        gone = self._names.difference(names) if len(names) - len(new) < len(self._names) else set()
+        self._names -= gone
+        self._names.update(new)
+        self._is_listed = True
+        for segment in filter(None, map(parse_name, gone)):
+            held = self._segments[segment.writer]
+            del held[bisect_left(held, segment)]
+            self._outlines.pop(segment, None)  # another segment of that name may come
+        fresh = sorted(filter(None, map(parse_name, new)))
+        for segment in fresh:
+            held = self._segments.setdefault(segment.writer, [])
+            if held and segment < held[-1]:
+                insort(held, segment)
+            else:
+                held.append(segment)
+        self._fresh += fresh
+        self._fresh += self._begun_anew()
+
+    def _begun_anew(self) -> list[Segment]:
+        """First segments that were replaced between two listings by one of the same name, as only another queue does.
+
+        Any other segment of a queue that begins anew has a name that was not there before, or follows this one.
+        """
+        before, self._first = self._first, {}
+        for held in self._segments.values():
+            if held and held[0].first == 0:
+                with suppress(FileNotFoundError):  # gone since it was listed
+                    found = self._where(held[0]).stat()
+                    self._first[held[0]] = (found.st_ino, found.st_mtime_ns)
+        replaced = [segment for segment, file in self._first.items() if before.get(segment, file) != file]
+        for segment in replaced:
+            self._outlines.pop(segment, None)
+        return replaced
 
     def identity(self) -> str:
         """What tells this folder from others, also after it was moved; made when first asked for."""
@@ -65,9 +111,27 @@ class SegmentFolder:
         return mark.read_text().strip()
 
     def after(self, offset: Offset) -> list[Segment]:
-        """What was sealed since `offset`, quarantined ones included, oldest file of each writer first."""
-        everything = set(sealed(self.folder)) | set(self.quarantined())
-        return sorted(s for s in everything if s.last > offset.get(s.writer, {}).get("last", -1))
+        """What is known to be sealed since `offset`, quarantined ones included, by writer and sequence."""
+        if not self._is_listed:
+            self.refresh()
+        found = []
+        for writer in sorted(self._segments):
+            held, last = self._segments[writer], offset.get(writer, {}).get("last", -1)
+            place = bisect_left(held, Segment(writer, last + 1, -1))
+            while place and held[place - 1].last > last:
+                place -= 1
+            found += held[place:]
+        return found
+
+    def passed_over(self, offset: Offset) -> dict[str, list[Segment]]:
+        """Of each writer the segments at or below `offset`."""
+        if not self._is_listed:
+            self.refresh()
+        return {
+            writer: [s for s in held if s.last <= offset[writer]["last"]]
+            for writer, held in self._segments.items()
+            if writer in offset
+        }
 
     def quarantined(self) -> list[Segment]:
         aside = self.folder / QUARANTINE
@@ -84,16 +148,18 @@ class SegmentFolder:
     ) -> Offset:
         """The furthest offset that keeps within every limit, but always at least one segment if there is one.
 
-        TableConflict if a segment covers sequences that another has covered already: its points would count twice.
-        SegmentVanished if one does not follow on the one before it: points would be missing.
+        TableConflict if a segment covers sequences that another has covered already, or is of another queue: its
+        points would count twice, or not at all. SegmentVanished if one does not follow on the one before it.
         """
+        self.refresh()
+        self._check_fresh(start)
         end = {writer: dict(position) for writer, position in start.items()}
         taken_files = taken_rows = taken_bytes = 0
         for segment in self._in_turn(self.after(start)):
             if up_to is not None and segment.last > up_to.get(segment.writer, {}).get("last", -1):
                 continue
             taken_files += 1
-            taken_rows += self._rows(segment) if rows is not None else 0
+            taken_rows += self.outline(segment).rows if rows is not None else 0
             taken_bytes += self._size(segment) if size_bytes is not None else 0
             over = (
                 (files is not None and taken_files > files)
@@ -111,8 +177,44 @@ class SegmentFolder:
                     f"{segment.writer!r} up to {before['last']} were taken before: move it away, and see that no two "
                     "queues write under the same name"
                 )
-            end[segment.writer] = {"last": segment.last, "segments": before["segments"] + 1}
+            queue = before.get("queue")
+            origin = self.outline(segment).origin
+            if origin and queue not in (None, origin[0]):
+                raise self.of_another_queue(segment)
+            known = {"queue": origin[0] if origin else queue} if origin or queue else {}
+            end[segment.writer] = {"last": segment.last, "segments": before["segments"] + 1, **known}
         return end
+
+    def _check_fresh(self, start: Offset) -> None:
+        """TableConflict if what came since the last time, and is passed over, is of another queue."""
+        fresh: dict[str, list[Segment]] = {}
+        for segment in self._fresh:
+            if segment.last <= start.get(segment.writer, {}).get("last", -1):
+                fresh.setdefault(segment.writer, []).append(segment)
+        self._fresh = []
+        for writer, segments in fresh.items():
+            self.check_queue(segments, start[writer].get("queue"))
+
+    def check_queue(self, segments: list[Segment], queue: str | None) -> None:
+        """TableConflict unless these segments of one writer, which are passed over, are of that queue.
+
+        A queue that is made anew begins with sequence 0, so what it seals comes first or overlaps: that, and the
+        headers of the first and the last, tell it without reading all of them.
+        """
+        for before, segment in pairwise(segments):
+            if segment.first <= before.last:
+                raise self.of_another_queue(before)
+        for segment in (segments[0], segments[-1]) if segments else ():
+            origin = self.outline(segment).origin
+            if origin and queue not in (None, origin[0]):
+                raise self.of_another_queue(segment)
+
+    def of_another_queue(self, segment: Segment) -> TableConflict:
+        return TableConflict(
+            f"{segment.name} in {self.folder} is of another queue than what the tables hold of writer "
+            f"{segment.writer!r}: its sequences would be taken for those. Give that queue a writer name of its own "
+            "(segments.writer), and its segments that name"
+        )
 
     def check_whole(self, start: Offset, end: Offset) -> None:
         """SegmentVanished unless every sequence between these offsets is in a segment that is there."""
@@ -136,11 +238,11 @@ class SegmentFolder:
 
     def reach(self) -> Offset:
         """How far the segments that are there go, whatever became of those before them."""
-        found: Offset = {}
-        for segment in self.after({}):
-            before = found.get(segment.writer, {"segments": 0})
-            found[segment.writer] = {"last": segment.last, "segments": before["segments"] + 1}
-        return found
+        if not self._is_listed:
+            self.refresh()
+        return {
+            writer: {"last": held[-1].last, "segments": len(held)} for writer, held in self._segments.items() if held
+        }
 
     def between(self, start: Offset, end: Offset) -> list[Segment]:
         """The segments of the batch from `start` to `end`; SegmentVanished unless it is every one of them."""
@@ -156,85 +258,56 @@ class SegmentFolder:
                 )
         return found
 
-    def rows_between(self, start: Offset, end: Offset) -> int:
-        """How many rows the segments of a batch have, before anything is merged."""
-        return sum(map(self._rows, self.between(start, end)))
-
-    def outlines(self, segments: list[Segment]) -> dict[Segment, Outline]:
-        """What each of them says of its rows; one that is damaged says nothing."""
-        return {segment: self._outline(segment) for segment in segments}
+    def outline(self, segment: Segment) -> Outline:
+        """What a segment's header says; one that is damaged says nothing."""
+        if segment not in self._outlines:
+            if len(self._outlines) >= _HEADERS_KEPT:
+                self._outlines.clear()
+            try:
+                self._outlines[segment] = outline_of(self._where(segment))
+            except (ValueError, OSError):
+                return Outline()  # the task that reads it sets it aside
+        return self._outlines[segment]
 
     def origins(self, segments: list[Segment]) -> dict[str, Origin]:
         """Of each writer the origin of the first of these segments, where it says so."""
         first: dict[str, Segment] = {}
         for segment in sorted(segments):
             first.setdefault(segment.writer, segment)
-        found = {writer: self._origin(segment) for writer, segment in first.items()}
+        found = {writer: self.outline(segment).origin for writer, segment in first.items()}
         return {writer: origin for writer, origin in found.items() if origin}
-
-    def read(self, piece: Piece, merge: Merge = merged) -> Iterator[pa.RecordBatch]:
-        """The partials of a piece, merged, in batches of exactly the schema that `merge` gives."""
-        fresh: list[pa.Table] = []
-        held: list[pa.Table] = []  # merged once
-        step = STEP_ROWS if merge is merged else MERGE_ROWS
-        for name in piece.names:
-            table = self._read(name, piece.share)
-            if table is not None:
-                fresh.append(table)
-            if _rows(fresh) < min(step, MERGE_ROWS // piece.share.among):  # all that it has read, texts too, is held
-                continue
-            if merge is not merged:  # what comes out of it cannot go in again
-                yield from _batches(merge(pa.concat_tables(fresh)))
-                fresh = []
-                continue
-            held.append(merged_encoded(pa.concat_tables(fresh)))
-            fresh = []
-            if held[-1].num_rows > step // 2:
-                step = MERGE_ROWS  # hardly anything merges in so few rows
-            if _rows(held) > MERGE_ROWS // 2 and len(held) > 1:
-                held = [merged_encoded(pa.concat_tables(held))]
-            if _rows(held) > MERGE_ROWS // 2:  # nor in many: pass it on rather than hold it
-                yield from _batches(held.pop().cast(PARTIALS))
-        if fresh or held:
-            yield from _batches(merge(pa.concat_tables([*held, *fresh])))
-
-    def _read(self, name: str, share: Share) -> pa.Table | None:
-        path = self.folder / name
-        try:
-            return read_encoded(path, share)
-        except FileNotFoundError:
-            if (self.folder / QUARANTINE / name).exists():
-                return None
-            raise SegmentVanished(f"{path} is gone: put it back, or restore it from a copy") from None
-        except (ValueError, OSError) as error:  # pyarrow's own errors are of these kinds
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the system's: says nothing about the segment, and another task may have read it
-            aside = self.folder / QUARANTINE
-            aside.mkdir(exist_ok=True, mode=0o700)
-            try:
-                path.rename(aside / name)
-            except FileNotFoundError:
-                pass  # another task that reads the same batch was first
-            log.error("Segment is damaged and set aside. segment=%s quarantine=%s reason=%s", name, aside, error)
-            return None
 
     def clean(self, committed: Offset, older_than: float) -> int:
         """Delete what is below `committed` and was sealed before `older_than` (seconds since the epoch).
 
         The newest segment of a writer always stays: after a crash its writer learns from it what is sealed already.
         """
-        newest = {segment.writer: segment for segment in sealed(self.folder)}
+        if not self._is_listed:
+            self.refresh()
         deleted = 0
-        for segment in sealed(self.folder):
-            done = segment.last <= committed.get(segment.writer, {}).get("last", -1)
-            path = self.folder / segment.name
-            try:
-                if done and segment != newest[segment.writer] and path.stat().st_mtime < older_than:
+        for writer, held in self._segments.items():
+            last = committed.get(writer, {}).get("last", -1)
+            for segment in held[:-1]:
+                path = self.folder / segment.name
+                try:
+                    if segment.last > last or path.stat().st_mtime >= older_than:
+                        break  # those after it are younger
                     path.unlink()
                     deleted += 1
-            except FileNotFoundError:
-                pass  # another query on these segments was first
+                except FileNotFoundError:
+                    pass  # another query on these segments was first, or it is in quarantine
         return deleted
+
+    def age(self, segments: list[Segment], now: float) -> float:
+        """Seconds since the oldest of these was sealed, 0 if there is none."""
+        first: dict[str, Segment] = {}
+        for segment in segments:
+            first.setdefault(segment.writer, segment)
+        oldest = now
+        for segment in first.values():
+            with suppress(FileNotFoundError):  # removed since it was listed
+                oldest = min(oldest, self._where(segment).stat().st_mtime)
+        return now - oldest
 
     def _in_turn(self, segments: list[Segment]) -> Iterator[Segment]:
         """One of each writer in turn, so that a writer with a long backlog does not hold up the others."""
@@ -254,38 +327,11 @@ class SegmentFolder:
     def _size(self, segment: Segment) -> int:
         return self._where(segment).stat().st_size
 
-    def _rows(self, segment: Segment) -> int:
-        try:
-            return rows_in(self._where(segment))
-        except (ValueError, OSError):
-            return 0  # damaged: the task that reads it sets it aside
-
-    def _outline(self, segment: Segment) -> Outline:
-        try:
-            return outline_of(self._where(segment))
-        except (ValueError, OSError):
-            return Outline()
-
-    def _origin(self, segment: Segment) -> Origin | None:
-        try:
-            return origin_of(self._where(segment))
-        except (ValueError, OSError):
-            return None
-
-
-def _rows(tables: list[pa.Table]) -> int:
-    return sum(table.num_rows for table in tables)
-
-
-def _batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    return iter(rows.combine_chunks().to_batches())
-
-
-def lasts(offset: Offset) -> dict[str, int]:
-    """Only the last sequence of each writer."""
-    return {writer: position["last"] for writer, position in offset.items()}
-
 
 def checked_offset(offset: Any) -> Offset:
     """An offset as Spark hands it back."""
-    return {writer: {"last": int(at["last"]), "segments": int(at["segments"])} for writer, at in offset.items()}
+    return {
+        writer: {"last": int(at["last"]), "segments": int(at["segments"])}
+        | ({"queue": str(at["queue"])} if "queue" in at else {})
+        for writer, at in offset.items()
+    }

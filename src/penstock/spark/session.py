@@ -1,19 +1,26 @@
 """One Spark session, with the settings that the pipeline relies on."""
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pyspark
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from penstock.errors import MissingRequirement
+import penstock
+from penstock.errors import ConfigError, MissingRequirement
+from penstock.secret_text import SECRET_NAME
 from penstock.spark.amqp.stream_source import StreamSource
 from penstock.spark.java import Java, cache_folder, find_java
 from penstock.spark.source import SegmentSource
+from penstock.spark.table_sink import TableSink
 
 CONFIG = {
     "spark.sql.session.timeZone": "UTC",
@@ -21,15 +28,13 @@ CONFIG = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # no state that an empty batch would have to age
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # What a job writes is unseen until the table's own commit, so a second rename of every file buys nothing.
-    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
-    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     # Python processes keep what they freed for a while: steps of a merge take the same hundreds of megabytes again, and
     # getting them from the system each time is a third of a task's cost. The first two are numpy's, the last Arrow's.
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": "33554432",
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": "1073741824",
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "10000",  # milliseconds
     "spark.ui.enabled": "false",
+    "spark.redaction.regex": SECRET_NAME,
     "spark.ui.showConsoleProgress": "false",  # it would write over our own progress
 }
 # On one machine no other host needs to reach the driver.
@@ -85,8 +90,28 @@ def _exercise() -> None:
     java.wait()
 
 
+def shown_by(master: str | None, *, ui: bool = False, event_log: str | None = None) -> dict[str, str]:
+    """Settings for Spark's own page, which only this machine reaches, and for its event log.
+
+    ConfigError if the page would listen on every address: it asks for no password.
+    """
+    if ui and not (master or "").startswith("local") and "SPARK_LOCAL_IP" not in os.environ:
+        raise ConfigError(
+            f"spark.ui with spark.master {master} would listen on every address of the driver's machine: set "
+            "SPARK_LOCAL_IP to the one that it may listen on, or use spark.event_log and a history server"
+        )
+    found = {"spark.ui.enabled": "true", "spark.ui.killEnabled": "false"} if ui else {}
+    if event_log:
+        if "://" not in event_log:
+            folder = Path(event_log).absolute()
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            event_log = folder.as_uri()  # a path without a scheme would be one of Spark's default file system
+        found |= {"spark.eventLog.enabled": "true", "spark.eventLog.dir": event_log}
+    return found
+
+
 def start_session(master: str | None = "local[*]", config: Mapping[str, str] | None = None) -> SparkSession:
-    """A session on `master` that knows the two formats of ours; without one, as spark-submit says.
+    """A session on `master` that knows the formats of ours; without one, as spark-submit says.
 
     MissingRequirement if there is no Java for it.
     """
@@ -103,13 +128,62 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
         settings = {**LOCAL, **settings}
     own = [f"-Dlog4j2.configurationFile={logging}", "" if "PENSTOCK_ARCHIVE" in os.environ else archive_options(java)]
     settings[_JAVA_OPTIONS] = " ".join(filter(None, [*own, settings.get(_JAVA_OPTIONS)]))
-    builder = builder.config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    settings = {"spark.sql.shuffle.partitions": str(os.cpu_count() or 2), **settings}
+    if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        with _submitted_as_file(settings):
+            session = builder.getOrCreate()
+    else:  # Java runs already, as under spark-submit: it is told directly
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+    _share_own_path(session.sparkContext)
     session.dataSource.register(SegmentSource)
+    session.dataSource.register(TableSink)
     session.dataSource.register(StreamSource)
     return session
+
+
+@contextmanager
+def _submitted_as_file(settings: Mapping[str, str]) -> Iterator[None]:
+    """Let Java start with these settings, from a file of ours: its command line is there for everyone to see."""
+    before = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    with _private_file() as file:
+        file.writelines(f"{_escaped(key)}={_escaped(value)}\n".encode() for key, value in settings.items())
+        file.flush()
+        path = file.name if isinstance(file.name, str) else f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        own = f"--properties-file {shlex.quote(path)} --load-spark-defaults"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{own} {before or 'pyspark-shell'}"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PYSPARK_SUBMIT_ARGS"]
+            else:
+                os.environ["PYSPARK_SUBMIT_ARGS"] = before
+
+
+def _private_file() -> IO[bytes]:
+    """A file that only our user reads: in memory, so that even a kill leaves nothing behind, else on the disk."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("spark.properties"), "wb")
+    return tempfile.NamedTemporaryFile(suffix=".properties")
+
+
+def _escaped(text: str) -> str:
+    """As a file of Java properties has it."""
+    for character, code in {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "=": "\\=", ":": "\\:", " ": "\\ "}.items():
+        text = text.replace(character, code)
+    return text
+
+
+def _share_own_path(context: SparkContext) -> None:
+    """Let every Python process of Spark's find Penstock where `--py-files` has brought it.
+
+    The one on the driver that plans a stream looks for such files in a folder where they are not.
+    """
+    if context.getConf().get("spark.submit.pyFiles", ""):
+        paths = [str(Path(penstock.__file__).parents[1]), context.environment.get("PYTHONPATH")]
+        context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@
     spark.read.format("penstock").option("path", folder).load()
 
     path                     the folder of the segments, as a path or file:// URI
-    maxFilesPerTrigger       how much one batch takes at most: in segments (200), rows, bytes
-    maxRowsPerTrigger
+    maxFilesPerTrigger       how much one batch takes at most: in segments (200), rows (10 million), bytes (1 GiB);
+    maxRowsPerTrigger        all three hold
     maxBytesPerTrigger
     retainSeconds            committed segments older than this are deleted (unset: none are)
     tasks                    how many tasks read a batch (as many as this machine has cores)
     startingOffset           where a query without a checkpoint begins (JSON)
     firstEnd                 where its first batch ends (JSON)
+    marks                    for spark.readStream: true adds what a batch covers to its rows (`penstock.spark.coverage`)
     upTo                     for spark.read: only segments up to this offset (JSON)
     packed                   for spark.read: true gives `penstock.model.packed`, one row per series and bucket
 
@@ -29,9 +30,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxBytes,
     ReadMaxFiles,
-    ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -40,6 +39,8 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError
 from penstock.model.packed import PACKED, packed
 from penstock.model.partial import merged
+from penstock.spark.coverage import Coverage, mark_of, points_of
+from penstock.spark.piece_reading import read_piece
 from penstock.spark.pieces import Piece, pieces
 from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
 from penstock.tables.location import local_folder
@@ -50,7 +51,9 @@ SCHEMA = (
     "count bigint, sum double, min double, max double"
 )
 PACKED_SCHEMA = from_arrow_schema(PACKED)  # words cannot say that lists have no nulls
-MAX_FILES = 200  # of up to 1000 blocks each: a backlog is worked off in batches that fit in memory
+# A backlog of any size is worked off in batches like these. Tasks merge in steps and spill, so it is time that they
+# bound, and what a batch that fails has to do again.
+LIMITS = {"files": 200, "rows": 10_000_000, "size_bytes": 2**30}
 
 
 class SegmentSource(DataSource):
@@ -73,7 +76,8 @@ class SegmentSource(DataSource):
             checked_offset(json.loads(self.options.get(name) or "{}")) for name in ("startingOffset", "firstEnd")
         )
         limits, retain, tasks = _limits(self.options), _retain(self.options), _tasks(self.options)
-        return SegmentStream(_folder(self.options), limits, start, first_end, retain, tasks)
+        marks = self.options.get("marks", "false").lower() == "true"
+        return SegmentStream(_folder(self.options), limits, start, first_end, retain, tasks, marks=marks)
 
 
 def _folder(options: Mapping[str, str]) -> SegmentFolder:
@@ -84,15 +88,15 @@ def _folder(options: Mapping[str, str]) -> SegmentFolder:
 
 
 def _limits(options: Mapping[str, str]) -> dict[str, int]:
-    """The limits that were set; by default one of files."""
-    limits = {}
+    """The limits of a batch: those that were set, else the defaults."""
+    limits = dict(LIMITS)
     for option, name in (("Files", "files"), ("Rows", "rows"), ("Bytes", "size_bytes")):
         text = options.get(f"max{option}PerTrigger")
         if text is not None:
             if not text.isdigit() or int(text) < 1:
                 raise ConfigError(f"max{option}PerTrigger must be a whole number >= 1, got {text!r}")
             limits[name] = int(text)
-    return limits or {"files": MAX_FILES}
+    return limits
 
 
 def _retain(options: Mapping[str, str]) -> float | None:
@@ -127,11 +131,11 @@ class SegmentReader(DataSourceReader):
         found = self._folder.after({})
         if self._up_to is not None:
             found = [s for s in found if s.last <= self._up_to.get(s.writer, {}).get("last", -1)]
-        return pieces(self._folder.outlines(found), self._tasks) or [Piece([])]
+        return pieces({segment: self._folder.outline(segment) for segment in found}, self._tasks) or [Piece([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Piece)
-        return self._folder.read(partition, packed if self._packs else merged)
+        return read_piece(self._folder.folder, partition, packed if self._packs else merged)
 
 
 class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -145,6 +149,8 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first_end: Offset,
         retain: float | None,
         tasks: int,
+        *,
+        marks: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self._folder = folder
@@ -154,17 +160,14 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._retain = retain
         self._tasks = tasks
         self._clock: Clock = clock or SystemClock()
+        self._marks = marks
         self._target: Offset | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         return self._start
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        if "rows" in self._limits:
-            return ReadMaxRows(self._limits["rows"])
-        if "size_bytes" in self._limits:
-            return ReadMaxBytes(self._limits["size_bytes"])
-        return ReadMaxFiles(self._limits["files"])
+        return ReadMaxFiles(self._limits["files"])  # Spark knows one limit at a time; `latestOffset` keeps to all
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         self._target = self._folder.reach()
@@ -172,7 +175,6 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         if self._first_end and checked_offset(start) == self._start:
             return self._first_end
-        # Spark knows one limit at a time, we may have been given several: all of them hold.
         limits: dict[str, Any] = {} if isinstance(limit, ReadAllAvailable) else self._limits
         return self._folder.admit(checked_offset(start), up_to=self._target, **limits)
 
@@ -180,12 +182,29 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._folder.reach()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        batch = self._folder.between(checked_offset(start), checked_offset(end))
-        return pieces(self._folder.outlines(batch), self._tasks)
+        begin, reach = checked_offset(start), checked_offset(end)
+        batch = self._folder.between(begin, reach)
+        found = pieces({segment: self._folder.outline(segment) for segment in batch}, self._tasks) or [Piece([])]
+        if self._marks:
+            moved = [writer for writer in reach if reach[writer]["last"] > begin.get(writer, {"last": -1})["last"]]
+            coverage = Coverage(
+                self._folder.identity(),
+                {writer: begin[writer]["last"] for writer in moved if writer in begin},
+                {writer: reach[writer]["last"] for writer in moved},
+                self._folder.origins(batch),
+                len(found),
+            ).to_text()
+            found = [Piece(piece.names, piece.share, coverage) for piece in found]
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Piece)
-        return self._folder.read(partition)
+        points = 0
+        for batch in read_piece(self._folder.folder, partition):
+            points += points_of(batch) if partition.coverage else 0
+            yield batch
+        if partition.coverage:
+            yield mark_of(partition.coverage, points)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._retain is not None:

@@ -6,41 +6,32 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import MissingRequirement, PenstockError, SegmentVanished, TableConflict
-from penstock.spark.job import BatchGate, JobConfig, start_job
+from penstock.errors import (
+    MissingRequirement,
+    PenstockError,
+    RowsMissing,
+    SegmentVanished,
+    TableConflict,
+    TableOvertaken,
+)
+from penstock.spark.job import BatchGate, JobConfig, resume_point, start_job
+from penstock.spark.progress import JobProgress, ProgressListener
 from penstock.spark.segment_folder import SegmentFolder
 from penstock.tables.port import Tables
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+QUIET = 30.0  # seconds without a change of the tables after which another job is taken to be gone
 # A query that failed with one of these fails again: an operator has to decide. Spark hands them on as text.
-_FINAL: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (TableConflict, SegmentVanished)}
+_FINAL: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (TableConflict, SegmentVanished, RowsMissing)}
 _FINAL_TEXT = re.compile(rf"({'|'.join(_FINAL)}): (.+)")
-
-
-@dataclass(slots=True)
-class JobProgress:
-    """How the job goes, for metrics and progress bars."""
-
-    batches: int = 0
-    rows: int = 0
-    rows_per_second: float = 0.0
-    batch_seconds: float = 0.0
-    restarts: int = 0
 
 
 class Supervisor:
@@ -64,10 +55,10 @@ class Supervisor:
         self._show = show
         self._clock: Clock = clock or SystemClock()
         self._folder = SegmentFolder(config.segments)
-        self._gate = BatchGate()
+        self.progress = JobProgress()
+        self._gate = BatchGate(self.progress.add)
         self._stopping = threading.Event()
         self._has_run = False
-        self.progress = JobProgress()
 
     def stop(self) -> None:
         """Let the batch that runs finish, then end."""
@@ -76,7 +67,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Raises what no restart can mend."""
-        listener = _Listener(self.progress, self._show)
+        listener = ProgressListener(self.progress, self._show)
         self._spark.streams.addListener(listener)
         pause, done = FIRST_PAUSE, 0
         try:
@@ -84,9 +75,12 @@ class Supervisor:
                 try:
                     self._run_once()
                     return
-                except (StreamingQueryException, MissingRequirement) as error:
-                    if isinstance(error, MissingRequirement) and not self._has_run:
-                        raise  # better said at once; later on, a database that is away comes back
+                except (PySparkException, Py4JJavaError, MissingRequirement) as error:
+                    if not isinstance(error, StreamingQueryException) and not self._has_run:
+                        raise  # better said at once; later on, a database that is away or a process that died is back
+                    if TableOvertaken.__name__ in str(error):
+                        self._wait_until_alone(error)
+                        continue
                     if final := _FINAL_TEXT.search(str(error)):
                         raise _FINAL[final[1]](final[2]) from error
                     pause = FIRST_PAUSE if self.progress.batches > done else min(pause * 2, LONGEST_PAUSE)
@@ -98,8 +92,26 @@ class Supervisor:
             self._spark.streams.removeListener(listener)
             self._say_what_waits()
 
+    def _wait_until_alone(self, error: Exception) -> None:
+        """Until the tables no longer move while segments wait: the other job is gone, or has nothing to do either."""
+        reason = re.search(rf"{TableOvertaken.__name__}: (.+)", str(error))
+        log.warning(
+            "Another job adds to these tables, so this one waits until it is gone. tables=%s reason=%s",
+            self._tables.location, reason[1] if reason else _first_line(error),
+        )  # fmt: skip
+        self.progress.overtaken += 1
+        held = resume_point(self._tables, self._folder)
+        while not self._stopping.wait(QUIET):
+            before, held = held, resume_point(self._tables, self._folder)
+            if held == before:
+                log.info(
+                    "No other job adds to the tables any more, so this one goes on. tables=%s", self._tables.location
+                )
+                return
+
     def _say_what_waits(self) -> None:
         with suppress(OSError):  # a missing folder is reported where the job starts
+            self._folder.refresh()
             if waiting := len(self._folder.after(self._gate.reached)):
                 log.info("Segments wait for the next start: they are not in the tables yet. segments=%d", waiting)
 
@@ -120,39 +132,14 @@ class Supervisor:
 
     def samples(self) -> Iterable[Sample]:
         """For `Telemetry.watch`."""
-        yield Sample("penstock_spark_batches_total", self.progress.batches)
-        yield Sample("penstock_spark_rows_total", self.progress.rows)
-        yield Sample("penstock_spark_rows_per_second", self.progress.rows_per_second)
-        yield Sample("penstock_spark_batch_seconds", self.progress.batch_seconds)
-        yield Sample("penstock_spark_restarts_total", self.progress.restarts)
-        yield Sample("penstock_spark_lag_segments", len(self._folder.after(self._gate.reached)))
+        yield from self.progress.samples()
+        self._folder.refresh()
+        waiting = self._folder.after(self._gate.reached)
+        yield Sample("penstock_spark_lag_segments", len(waiting))
+        yield Sample("penstock_spark_lag_seconds", self._folder.age(waiting, self._clock.time()))
         yield Sample("penstock_spark_quarantined_segments", len(self._folder.quarantined()))
+        yield Sample("penstock_tables_commit_conflicts_total", self._tables.conflicts)
 
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
-
-
-class _Listener(StreamingQueryListener):
-    """Fills a `JobProgress` with what Spark reports of each batch."""
-
-    def __init__(self, progress: JobProgress, show: Callable[[JobProgress], None]) -> None:
-        self._progress = progress
-        self._show = show
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        pass
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        found = event.progress
-        self._progress.batches += 1
-        self._progress.rows += found.numInputRows
-        self._progress.rows_per_second = found.processedRowsPerSecond
-        self._progress.batch_seconds = found.batchDuration / 1000
-        self._show(self._progress)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        pass
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
-        pass

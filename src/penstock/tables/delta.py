@@ -1,7 +1,7 @@
 """Delta tables without a jar: executors write Parquet files into the table's folder, the driver commits them.
 
-    <folder>/minute/data/<query>-<batch>-<attempt>/part-….parquet     written by executors, unseen until committed
-    <folder>/minute/_delta_log/                                       Delta's log, through `deltalake`
+    <folder>/minute/data/<label>-<id>/part-….parquet     written by executors, unseen until committed
+    <folder>/minute/_delta_log/                          Delta's log, through `deltalake`
 
 The guard is a Delta transaction identifier in the same commit. Two writers with the same guard exclude each other:
 the log refuses the second. Compaction, expiry and replacement share one guard of their own for the same reason.
@@ -10,13 +10,13 @@ the log refuses the second. Compaction, expiry and replacement share one guard o
 import json
 import os
 import shutil
-import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
+from penstock.tables.landing import FileLanding, Written, check_visible, stats_of
 from penstock.tables.location import local_folder
 from penstock.tables.port import (
     SCHEMAS,
@@ -34,22 +35,15 @@ from penstock.tables.port import (
     Batch,
     Compaction,
     Description,
-    Rows,
     as_partials,
     expired,
     folded,
-    write_parquet,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 MAINTENANCE = "penstock/maintenance"
 ATTEMPTS = 10  # each fails only because another commit succeeded first
 # A batch every two seconds is 43,000 files of Delta's log a day, and every opening lists them. More than vacuum waits.
 LOG_KEPT = "interval 2 days"
-BOUND_TEXT = 32  # characters of a text that bounds a column; entities may be long
-GREATEST_TEXT = "\U0010ffff"  # sorts behind everything
 COMPACT_BYTES = 256 * 2**20  # of Parquet: what one step reads, merges and writes in memory
 
 
@@ -59,36 +53,53 @@ class DeltaTables:
     def __init__(self, location: str | os.PathLike[str]) -> None:
         self.folder = local_folder(location, "tables")
         self.location = str(self.folder)
+        self.conflicts = 0
+        # _appending guards _opened.
+        self._appending = threading.Lock()
+        self._opened: dict[str, _OpenTable] = {}
 
     def path(self, name: str) -> Path:
         return self.folder / name
 
     def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
+        with self._appending:
+            self._opened.pop(name, None)  # a job that begins looks at what is there now
         table = self._open(name)
-        return _held(table, applications) if table else {}
+        return _OpenTable(name, table).held(applications) if table else {}
 
-    def append(self, name: str, rows: Rows, batch: Batch) -> bool:
-        if not batch.wanted_by(name, self.held(name, batch.versions)):
-            return False
-        folder = self._write(name, rows, f"{batch.query[:8]}-{batch.number}")
-        guards = [Transaction(app_id=app, version=version) for app, version in batch.versions.items()]
-        for _ in range(ATTEMPTS):
-            table = self._open(name) or self._create(name)
-            if not batch.wanted_by(name, _held(table, batch.versions)):
-                shutil.rmtree(folder)
-                return False
-            try:
-                _commit(table, name, self._added(name, folder), guards)
-            except CommitFailedError:
-                continue
-            return True
+    def landing(self, label: str) -> FileLanding:
+        folders = {name: self.path(name) / "data" / f"{label}-{uuid.uuid4().hex[:8]}" for name in SCHEMAS}
+        for folder in folders.values():
+            folder.mkdir(parents=True)
+        return FileLanding({name: str(folder) for name, folder in folders.items()})
+
+    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
+        check_visible(written)
+        added = [self._reported(name, file) for file in written]
+        with self._appending:
+            for _ in range(ATTEMPTS):
+                table = self._opened_locked(name)
+                if not batch.wanted_by(name, table.held(batch.versions)):
+                    return False
+                try:
+                    table.commit(added, batch.versions)
+                except CommitFailedError:
+                    self._opened.pop(name, None)
+                    self.conflicts += 1
+                    continue
+                return True
         raise TableConflict(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
 
     def replace(
-        self, name: str, rows: "DataFrame", start: datetime, end: datetime, check: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        written: Sequence[Written],
+        start: datetime,
+        end: datetime,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        folder = self._write(name, rows, "backfill")
-        added = self._added(name, folder)
+        check_visible(written)
+        added = [self._reported(name, file) for file in written]
 
         def step(table: DeltaTable) -> list[Any]:
             check()  # what is appended after `table` was opened stays beside what is put in
@@ -187,15 +198,15 @@ class DeltaTables:
             rows = pa.Table.from_batches(batches, dataset.schema)
         return rows.select(SCHEMAS[name].names).cast(SCHEMAS[name])
 
-    def _write(self, name: str, rows: Rows, label: str) -> Path:
-        folder = self.path(name) / "data" / f"{label}-{uuid.uuid4().hex[:8]}"
-        write_parquet(name, rows, folder)
-        return folder
+    def _opened_locked(self, name: str) -> "_OpenTable":
+        """The table as it was opened last. What others commit is noticed when a commit of ours is refused."""
+        if name not in self._opened:
+            self._opened[name] = _OpenTable(name, self._open(name) or self._create(name))
+        return self._opened[name]
 
-    def _added(self, name: str, folder: Path) -> list[AddAction]:
-        root = self.path(name)
-        files = [file for file in sorted(folder.glob("*.parquet")) if pq.read_metadata(file).num_rows]
-        return [_add_action(file, root, data_change=True) for file in files]
+    def _reported(self, name: str, file: Written) -> AddAction:
+        path = Path(file.place).relative_to(self.path(name)).as_posix()
+        return AddAction(path, file.size_bytes, {}, int(time.time() * 1000), True, file.stats)
 
     def _without(
         self, table: DeltaTable, name: str, doomed: Any, before: datetime
@@ -257,7 +268,7 @@ class DeltaTables:
         self._maintain(name, step)
 
     def _maintain(self, name: str, step: Any) -> None:
-        """Commit what `step` makes of the table; with others who maintain it, one at a time."""
+        """Commit what `step` makes of the table; one maintaining process at a time."""
         for _ in range(ATTEMPTS):
             table = self._open(name)
             if not table:
@@ -282,9 +293,37 @@ def _commit(table: DeltaTable, name: str, actions: list[Any], guards: list[Trans
     )
 
 
-def _held(table: DeltaTable, applications: Iterable[str]) -> dict[str, int]:
-    versions = {application: table.transaction_version(application) for application in applications}
-    return {application: version for application, version in versions.items() if version is not None}
+class _OpenTable:
+    """A table that stays open between commits, and the guards that were read or written at its version.
+
+    Opening a table and asking for a guard read Delta's log; a batch that follows on the last does neither. Commits of
+    others do no harm: one that shares a guard with ours is refused by the log, any other is passed.
+    """
+
+    def __init__(self, name: str, table: DeltaTable) -> None:
+        self._name = name
+        self._table = table
+        self._held: dict[str, int | None] = {}
+
+    def held(self, applications: Iterable[str]) -> dict[str, int]:
+        found = {}
+        for application in applications:
+            if application not in self._held:
+                self._held[application] = self._table.transaction_version(application)
+            version = self._held[application]
+            if version is not None:
+                found[application] = version
+        return found
+
+    def commit(self, actions: list[Any], versions: Mapping[str, int]) -> None:
+        guards = [Transaction(app_id=application, version=version) for application, version in versions.items()]
+        before = self._table.version()
+        _commit(self._table, self._name, actions, guards)
+        self._table.update_incremental()
+        if self._table.version() > before + 1:  # another commit came in between: it may have moved any guard
+            self._held.clear()
+        else:
+            self._held.update(versions)
 
 
 def _paths(table: DeltaTable) -> list[str]:
@@ -295,35 +334,8 @@ def _paths(table: DeltaTable) -> list[str]:
 def _add_action(file: Path, root: Path, *, data_change: bool) -> AddAction:
     metadata = pq.read_metadata(file)
     path = file.relative_to(root).as_posix()
-    stats = json.dumps(_stats_of(metadata), allow_nan=False)
+    stats = json.dumps(stats_of(metadata), allow_nan=False)
     return AddAction(path, file.stat().st_size, {}, int(time.time() * 1000), data_change, stats)
-
-
-def _stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Bounds of every column, wide ones where Parquet has none: a reader may take a column without for an empty one."""
-    stats: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
-    for place, field in enumerate(metadata.schema.to_arrow_schema()):
-        groups = [metadata.row_group(n).column(place).statistics for n in range(metadata.num_row_groups)]
-        if groups and all(group is not None and group.has_null_count for group in groups):
-            stats["nullCount"][field.name] = sum(group.null_count for group in groups)
-        bounds = [(group.min, group.max) for group in groups if group is not None and group.has_min_max]
-        whole = len(bounds) == len(groups)
-        least, greatest = min((low for low, _ in bounds), default=None), max((high for _, high in bounds), default=None)
-        for kind, bound in (("minValues", least), ("maxValues", greatest)):
-            stats[kind][field.name] = _bound_of(field.type, bound if whole else None, is_least=kind == "minValues")
-    return stats
-
-
-def _bound_of(kind: Any, bound: Any, *, is_least: bool) -> Any:
-    """A bound as JSON has it, never within the values; None of a time or a whole number that has none."""
-    if pa.types.is_string(kind):
-        if bound is None:
-            return "" if is_least else GREATEST_TEXT
-        return bound if len(bound) <= BOUND_TEXT else bound[:BOUND_TEXT] + ("" if is_least else GREATEST_TEXT)
-    if pa.types.is_floating(kind):
-        widest = -sys.float_info.max if is_least else sys.float_info.max
-        return widest if bound is None else min(max(bound, -sys.float_info.max), sys.float_info.max)
-    return bound.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if isinstance(bound, datetime) else bound
 
 
 def _remove_action(path: str, *, data_change: bool) -> RemoveAction:

@@ -3,15 +3,17 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 from penstock.model.definition import Definitions
 from penstock.model.level import Level
 from penstock.tables.port import SCHEMAS, TOP_N, Tables
+from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
-VACUUM_HOURS = 24  # a reader that began before the last fold may still be at work
+STEPS = ("fold", "expire", "vacuum")
+HOURS = 24  # until vacuum removes a dead file: a reader that began before the last fold may still be at work
 
 
 def expire(tables: Tables, keep: Mapping[str, float], defined: Definitions, now: datetime) -> Iterator[tuple[str, int]]:
@@ -24,7 +26,10 @@ def expire(tables: Tables, keep: Mapping[str, float], defined: Definitions, now:
 
 
 class Maintenance:
-    """Folds, expires and vacuums on a thread of its own, every so often. What fails is tried again the next time."""
+    """Folds, expires and vacuums on a thread of its own, every so often.
+
+    A step that fails is logged and tried again the next time; the other steps are done all the same.
+    """
 
     def __init__(
         self, tables: Tables, every: float, keep: Mapping[str, float], definitions: Callable[[], Definitions]
@@ -35,6 +40,9 @@ class Maintenance:
         self._definitions = definitions
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-maintenance", daemon=True)
+        self._changed = dict.fromkeys(STEPS, 0)  # rows folded away, rows expired, files removed
+        self._failures = dict.fromkeys(STEPS, 0)
+        self._seconds = 0.0
 
     def start(self) -> None:
         if self._every:
@@ -45,20 +53,40 @@ class Maintenance:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._every):
-            try:
-                self.once(datetime.now(UTC))
-            except Exception as error:  # noqa: BLE001 - of three kinds of tables, each with errors of its own
-                log.warning("The tables could not be maintained and wait for the next time. reason=%s", error)
+            self.once(datetime.now(UTC))
 
     def once(self, now: datetime) -> None:
         began = time.monotonic()
-        before = after = 0
-        for name in SCHEMAS:
-            done = self._tables.compact(name)
-            before, after = before + done.rows_before, after + done.rows_after
-        gone = sum(rows for _, rows in expire(self._tables, self._keep, self._definitions(), now))
-        removed = self._tables.vacuum(VACUUM_HOURS)
+        steps = {"fold": self._fold, "expire": lambda: self._expire(now), "vacuum": lambda: self._tables.vacuum(HOURS)}
+        changed = {step: self._try(step, work) for step, work in steps.items()}
+        self._seconds = time.monotonic() - began
         log.info(
-            "Tables are maintained. rows_before=%d rows_after=%d expired=%d files_removed=%d seconds=%.1f",
-            before, after, gone, removed, time.monotonic() - began,
+            "Tables are maintained. folded=%d expired=%d files_removed=%d seconds=%.1f",
+            *changed.values(), self._seconds,
         )  # fmt: skip
+
+    def samples(self) -> Iterable[Sample]:
+        """For `Telemetry.watch`."""
+        yield Sample("penstock_tables_folded_rows_total", self._changed["fold"])
+        yield Sample("penstock_tables_expired_rows_total", self._changed["expire"])
+        yield Sample("penstock_tables_removed_files_total", self._changed["vacuum"])
+        yield Sample("penstock_tables_maintenance_seconds", self._seconds)
+        for step, failures in self._failures.items():
+            yield Sample("penstock_tables_maintenance_failures_total", failures, (step,))
+
+    def _try(self, step: str, work: Callable[[], int]) -> int:
+        try:
+            changed = work()
+        except Exception as error:  # noqa: BLE001 - of three kinds of tables, each with errors of its own
+            self._failures[step] += 1
+            log.warning("A step of maintenance failed and waits for the next time. step=%s reason=%s", step, error)
+            return 0
+        self._changed[step] += changed
+        return changed
+
+    def _fold(self) -> int:
+        done = [self._tables.compact(name) for name in SCHEMAS]
+        return sum(one.rows_before - one.rows_after for one in done)
+
+    def _expire(self, now: datetime) -> int:
+        return sum(rows for _, rows in expire(self._tables, self._keep, self._definitions(), now))

@@ -1,6 +1,7 @@
 """Tables as plain Parquet folders, for readers that know nothing else.
 
-    <folder>/minute/<query>-<batch>/part-….parquet + _guard.json     one append: appears whole, by a rename
+    <folder>/minute/.<id>/part-….parquet                     the landing of a batch, written by executors
+    <folder>/minute/batch-<id>/part-….parquet + _guard.json  one append: appears whole, by a rename
     <folder>/minute/folded-<id>/ …   _guard.json names what it replaces
 
 A folder is written under a name that starts with a dot or underscore (which readers of Parquet pass over) and then
@@ -14,18 +15,19 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import wraps
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.model.level import Level
+from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
 from penstock.tables.port import (
     SCHEMAS,
@@ -33,15 +35,10 @@ from penstock.tables.port import (
     Batch,
     Compaction,
     Description,
-    Rows,
     as_partials,
     expired,
     folded,
-    write_parquet,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _GUARD = "_guard.json"
 _READS = 20
@@ -69,6 +66,7 @@ class ParquetTables:
     def __init__(self, location: str) -> None:
         self.folder = local_folder(location, "tables")
         self.location = f"parquet:{self.folder}"
+        self.conflicts = 0  # a lock lets one append at a time through
 
     @_steadily
     def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
@@ -80,30 +78,40 @@ class ParquetTables:
                     found[application] = max(version, found.get(application, -1))
         return found
 
-    def append(self, name: str, rows: Rows, batch: Batch) -> bool:
-        if not batch.wanted_by(name, self.held(name, batch.versions)):
-            return False
-        scratch = self._scratch(name)
-        write_parquet(name, rows, scratch)
+    def landing(self, label: str) -> FileLanding:
+        folders = {name: self._scratch(name) for name in SCHEMAS}
+        for folder in folders.values():
+            folder.mkdir(parents=True)
+        return FileLanding({name: str(folder) for name, folder in folders.items()})
+
+    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
+        check_visible(written)
         with self._alone(name):
-            if batch.wanted_by(name, self.held(name, batch.versions)):
-                guard = {"versions": batch.versions, "replaces": []}
-                _publish(scratch, self.folder / name / f"{batch.query}-{batch.number}-{scratch.name[1:9]}", guard)
-                return True
-        shutil.rmtree(scratch)
-        return False
+            if not batch.wanted_by(name, self.held(name, batch.versions)):
+                return False
+            # The landing may still get files of attempts that were overtaken: only what was reported moves on.
+            scratch = self._scratch(name)
+            scratch.mkdir()
+            for number, file in enumerate(written):
+                os.rename(file.place, scratch / f"part-{number}.parquet")
+            guard = {"versions": batch.versions, "replaces": []}
+            _publish(scratch, self.folder / name / f"batch-{scratch.name[1:13]}", guard)
+        return True
 
     def replace(
-        self, name: str, rows: "DataFrame", start: datetime, end: datetime, check: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        written: Sequence[Written],
+        start: datetime,
+        end: datetime,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        scratch = self._scratch(name)
-        rows.select(*SCHEMAS[name].names).write.parquet(str(scratch))
-        fresh = pq.read_table(scratch).cast(SCHEMAS[name])
-        shutil.rmtree(scratch)
+        check_visible(written)
+        fresh = [pq.read_table(file.place).cast(SCHEMAS[name]) for file in written]
         with self._alone(name):
             check()
             kept = self._rows(name).filter((pc.field("bucket") < start) | (pc.field("bucket") >= end))
-            self._fold(name, pa.concat_tables([kept, fresh]))
+            self._fold(name, pa.concat_tables([kept, *fresh]))
 
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
@@ -213,7 +221,6 @@ class ParquetTables:
 
 def _publish(scratch: Path, folder: Path, guard: dict[str, Any]) -> None:
     """Make a finished folder visible, with its guard in it."""
-    (scratch / "_SUCCESS").unlink(missing_ok=True)
     with open(scratch / _GUARD, "w") as file:
         json.dump(guard, file)
         file.flush()
@@ -237,6 +244,7 @@ def _clear_scratch(folder: Path, before: float) -> int:
     return len(old)
 
 
+@lru_cache(maxsize=1 << 16)  # a published folder never changes, and a batch would read those of all batches before
 def _guard(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / _GUARD).read_text())
     return found

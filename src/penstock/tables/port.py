@@ -7,33 +7,28 @@
 
     minute  hour  day  top_n                       the tables, see `SCHEMAS`
 
-Every append carries its guard in the same commit: which batch of which query it was, and up to which sequence of
-each writer the table now holds the points. So a batch that Spark runs again changes nothing, and a batch that does not
-follow what the table holds (another query on the same table, a checkpoint that was deleted) is refused.
+Tasks write, the driver commits what they report (`penstock.tables.landing`). Every append carries its guard in the same
+commit: up to which sequence of each writer the table now holds the points. So a batch that runs again changes nothing,
+and a batch that does not follow what the table holds (another query on the same table) is refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Union
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from penstock.errors import TableConflict
+from penstock.errors import TableConflict, TableOvertaken
 from penstock.model.finals import with_finals
 from penstock.model.function import Function
 from penstock.model.grouping import grouped
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS, TOP_N_ORDER, first_of_each, merged
 from penstock.model.segment import Origin
+from penstock.tables.landing import Landing, Written
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-Rows = Union["DataFrame", pa.Table]  # spread over the executors, or here
 LEVEL_ROWS = pa.schema([field for field in PARTIALS if field.name != "record"])
 TOP_N_ROWS = pa.schema([PARTIALS.field(name) for name in ("metric", "function", "bucket", "entity", "record", "max")])
 TOP_N = "top_n"
@@ -43,23 +38,19 @@ SCHEMAS: dict[str, Any] = {level.value: LEVEL_ROWS for level in Level} | {TOP_N:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch: who runs it, and which sequences of which writers it holds: after `start`, up to `end`."""
+    """The sequences that a batch adds, of the writers that moved: after `start`, up to `end`."""
 
-    query: str
-    number: int
-    source: str = ""
+    source: str
     start: Mapping[str, int] = field(default_factory=dict)
     end: Mapping[str, int] = field(default_factory=dict)
     origins: Mapping[str, Origin] = field(default_factory=dict)  # of writers: the queue, and its first sequence here
 
     @property
     def versions(self) -> dict[str, int]:
-        """What a table says of itself once it has this batch: application and version, as Delta calls them."""
-        return (
-            {self.query: self.number}
-            | {self.application(writer): last for writer, last in self.end.items()}
-            | {queue_application(writer, origin): self.end[writer] for writer, origin in self.origins.items()}
-        )
+        """The guard: what a table says of itself once it has this batch; application and version, as Delta says."""
+        return {self.application(writer): last for writer, last in self.end.items()} | {
+            queue_application(writer, origin): self.end[writer] for writer, origin in self.origins.items()
+        }
 
     def application(self, writer: str) -> str:
         return f"penstock/{self.source}/{writer}"
@@ -67,22 +58,19 @@ class Batch:
     def wanted_by(self, table: str, held: Mapping[str, int]) -> bool:
         """Whether a table that holds `held` still needs this batch; TableConflict if it does not follow on that."""
         moved = {writer: last for writer, last in self.end.items() if last > self.start.get(writer, -1)}
-        if not moved:  # a source without sequences: the number is all there is to go by
-            return held.get(self.query, -1) < self.number
         if all(held.get(self.application(writer), -1) >= last for writer, last in moved.items()):
             return False
         for writer in moved:
             begins, ends = self.start.get(writer, -1), held.get(self.application(writer), -1)
-            if begins != ends:
+            where = (
+                f"table {table!r} holds writer {writer!r} up to sequence {ends}, but this batch begins after {begins}"
+            )
+            if ends > begins:
+                raise TableOvertaken(f"{where}: another query has added some of it")
+            if ends < begins:
                 raise TableConflict(
-                    f"table {table!r} holds writer {writer!r} up to sequence {ends}, but this batch begins after "
-                    f"{begins}: "
-                    + (
-                        "another query has added some of it. Stop the other query, or give this one tables of its own"
-                        if ends > begins
-                        else "what lies between was never added. Restore the table, or delete the checkpoint and all "
-                        "tables of this job and run it again over the segments"
-                    )
+                    f"{where}: what lies between was never added. Restore the table, or delete the checkpoint and all "
+                    "tables of this job and run it again over the segments"
                 )
         for writer, origin in self.origins.items():
             there = held.get(queue_application(writer, origin), -1)
@@ -104,19 +92,29 @@ class Tables(Protocol):
     """Where the tables are kept. Guarantee: an append is in the table once or not at all, whatever crashes when."""
 
     location: str
+    conflicts: int  # commits of appends that were tried again because another commit came first
 
     def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
         """Of these guards the versions that the table has; empty if there is no table yet."""
         ...
 
-    def append(self, name: str, rows: Rows, batch: Batch) -> bool:
-        """Add `rows` unless the table has this batch already; say whether it did."""
+    def landing(self, label: str) -> Landing:
+        """Where tasks write the rows of one batch, or of one backfill, until they are committed."""
+        ...
+
+    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
+        """Add what tasks report, exactly that, unless the table has this batch already; say whether it did."""
         ...
 
     def replace(
-        self, name: str, rows: "DataFrame", start: datetime, end: datetime, check: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        written: Sequence[Written],
+        start: datetime,
+        end: datetime,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Put `rows` in the place of what the table holds of the buckets from `start` to before `end`.
+        """Put what tasks report in the place of what the table holds of the buckets from `start` to before `end`.
 
         `check` is called once no append can be overlooked any more; if it raises, nothing is replaced.
         """
@@ -183,17 +181,6 @@ def open_tables(location: str) -> Tables:
     from penstock.tables.delta import DeltaTables
 
     return DeltaTables(location)
-
-
-def write_parquet(name: str, rows: Rows, folder: Path) -> None:
-    """Rows of a table as Parquet files below a new folder: by the executors, or from here."""
-    names = SCHEMAS[name].names
-    if not isinstance(rows, pa.Table):
-        rows.select(*names).write.parquet(str(folder))
-        return
-    folder.mkdir(parents=True)
-    if rows.num_rows:
-        pq.write_table(rows.select(names).cast(SCHEMAS[name]), folder / "part-0.parquet", compression="zstd")
 
 
 def expired(before: datetime, metrics: tuple[str, ...], but_not: tuple[str, ...]) -> Any:

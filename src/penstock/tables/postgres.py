@@ -3,25 +3,33 @@
     penstock_minute  penstock_hour  penstock_day  penstock_top_n     one row per identity, kept merged by an upsert
     penstock_guard (table_name, application, version)                which batches each table holds
 
-The driver copies a batch into a temporary table and merges it with one statement: there is nothing to compact, and
-any client reads the tables as they are. For batches beyond some hundred thousand rows Delta is the better place.
+    penstock_staged_<time>_<id>_<table>                              what the tasks of one batch have copied
+
+Tasks copy their rows into staging tables. One transaction of the driver merges them with one statement, so there is
+nothing to compact, and any client reads the tables as they are. Then the staging tables go.
 """
 
-import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
-from penstock.errors import MissingRequirement
+from penstock.errors import ConfigError, MissingRequirement, RowsMissing
 from penstock.model.function import names_where
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, STATES
+from penstock.secret_text import redacted
+from penstock.tables.landing import Written
 from penstock.tables.port import (
     LEVEL_ROWS,
     SCHEMAS,
@@ -30,13 +38,10 @@ from penstock.tables.port import (
     Batch,
     Compaction,
     Description,
-    Rows,
     as_partials,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
+_STAGED = "penstock_staged_"
 _TYPES = {"string": "text", "int64": "bigint", "double": "double precision", "timestamp[us, tz=UTC]": "timestamptz"}
 _MERGES = {
     "sum": "{t}.{c} + excluded.{c}",
@@ -58,46 +63,61 @@ class PostgresTables:
 
     def __init__(self, location: str) -> None:
         self._dsn = location
-        shown = re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", location)
-        self.location = re.sub(r"(password=)[^&\s]*", r"\1***", shown)  # no password in what is shown
+        self.conflicts = 0  # a lock lets one append at a time through
+        self.location = redacted(location)
+        try:
+            conninfo_to_dict(location)
+        except psycopg.ProgrammingError:  # its text may quote the password
+            raise ConfigError(
+                f"tables must look like postgresql://user:password@host:5432/database, with / ? # % and @ in user or "
+                f"password written as %2F %3F %23 %25 and %40, got {self.location!r}"
+            ) from None
 
     def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
         with self._connect() as connection:
             self._prepare(connection, name)
             return _held(connection, name, applications)
 
-    def append(self, name: str, rows: Rows, batch: Batch) -> bool:
+    def landing(self, label: str) -> "StagedLanding":
+        """Staging tables of one batch, without a log: what they hold matters only until the batch is committed."""
+        staged = {name: f"{_STAGED}{int(time.time())}_{uuid.uuid4().hex[:8]}_{name}" for name in SCHEMAS}
+        create = sql.SQL("create unlogged table {} (attempt text, like {})")
         with self._connect() as connection:
-            self._prepare(connection, name)
-            if not batch.wanted_by(name, _held(connection, name, batch.versions)):
-                return False
-        here = rows if isinstance(rows, pa.Table) else rows.toArrow()
-        data = _once(name, here.select(SCHEMAS[name].names).cast(SCHEMAS[name]))
+            for name, table in staged.items():
+                self._prepare(connection, name)
+                connection.execute(create.format(sql.Identifier(table), _table(name)))
+        return StagedLanding(self._dsn, staged)
+
+    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
         with self._connect() as connection, connection.transaction():
+            self._prepare(connection, name)
             # One writer a table at a time: a transaction that waits here sees the other's guard afterwards.
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", (f"penstock_{name}",))
             if not batch.wanted_by(name, _held(connection, name, batch.versions)):
                 return False
-            self._merge(connection, name, data)
-            for application, version in batch.versions.items():
-                connection.execute(
-                    "insert into penstock_guard values (%s, %s, %s) on conflict (table_name, application) "
-                    "do update set version = excluded.version",
-                    (name, application, version),
-                )
+            self._merge(connection, name, written)
+            connection.execute(
+                "insert into penstock_guard select %s, * from unnest(%s::text[], %s::bigint[]) "
+                "on conflict (table_name, application) do update set version = excluded.version",
+                (name, list(batch.versions), list(batch.versions.values())),
+            )
         return True
 
     def replace(
-        self, name: str, rows: "DataFrame", start: datetime, end: datetime, check: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        written: Sequence[Written],
+        start: datetime,
+        end: datetime,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        data = _once(name, rows.toArrow().select(SCHEMAS[name].names).cast(SCHEMAS[name]))
         with self._connect() as connection, connection.transaction():
             self._prepare(connection, name)
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", (f"penstock_{name}",))
             check()
             doomed = sql.SQL("delete from {} where bucket >= %s and bucket < %s").format(_table(name))
             connection.execute(doomed, (start, end))
-            self._merge(connection, name, data)
+            self._merge(connection, name, written)
 
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
@@ -128,7 +148,18 @@ class PostgresTables:
             return connection.execute(doomed, (before, list(but_not))).rowcount
 
     def vacuum(self, hours: int) -> int:
-        return 0  # the server does it by itself
+        """Drop what batches that were never committed have staged; rows the server clears by itself."""
+        oldest, gone = int(time.time()) - 3600 * hours, 0
+        with self._connect() as connection:
+            found = connection.execute(
+                "select tablename from pg_tables where schemaname = current_schema() and starts_with(tablename, %s)",
+                (_STAGED,),
+            )
+            for (table,) in found.fetchall():
+                if int(table.removeprefix(_STAGED).partition("_")[0]) < oldest:
+                    connection.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(table)))
+                    gone += 1
+        return gone
 
     def describe(self, name: str) -> Description:
         with self._connect() as connection:
@@ -148,7 +179,7 @@ class PostgresTables:
             raise MissingRequirement(f"PostgreSQL at {self.location} failed: {error}") from error
 
     def _prepare(self, connection: psycopg.Connection[Any], name: str) -> None:
-        # Who may only read, or reads from a replica, may not even create what is there.
+        # An account that may only read, or a replica, may not even create what is there.
         there = connection.execute("select to_regclass('penstock_guard'), to_regclass(%s)", (_identity_index(name),))
         if None not in (there.fetchone() or (None,)):
             return
@@ -169,17 +200,22 @@ class PostgresTables:
         finally:
             connection.execute("select pg_advisory_unlock(hashtext('penstock'))")
 
-    def _merge(self, connection: psycopg.Connection[Any], name: str, data: pa.Table) -> None:
-        table, staged = _table(name), sql.Identifier("penstock_staged")
+    def _merge(self, connection: psycopg.Connection[Any], name: str, written: Sequence[Written]) -> None:
+        """Add the staged rows that were reported. A row occurs in them once."""
         columns = sql.SQL(", ").join(map(sql.Identifier, SCHEMAS[name].names))
-        connection.execute(sql.SQL("create temp table {} (like {}) on commit drop").format(staged, table))
-        copying = sql.SQL("copy {} ({}) from stdin").format(staged, columns)
-        with connection.cursor() as cursor, cursor.copy(copying) as copy:
-            for batch in _storable(data).to_batches(max_chunksize=10_000):
-                for row in zip(*(column.to_pylist() for column in batch.columns)):
-                    copy.write_row(row)
-        merging = sql.SQL("insert into {} ({}) select {} from {} on conflict ({}) do update set {}")
-        connection.execute(merging.format(table, columns, columns, staged, _identity(name), _assignments(name)))
+        merging = sql.SQL(
+            "insert into {} ({}) select {} from {} where attempt = any(%s) on conflict ({}) do update set {}"
+        )
+        attempts: dict[str, list[Written]] = {}
+        for one in written:
+            attempts.setdefault(one.place.partition("/")[0], []).append(one)
+        for staged, reported in attempts.items():
+            table = sql.Identifier(staged)
+            command = merging.format(_table(name), columns, columns, table, _identity(name), _assignments(name))
+            added = connection.execute(command, ([one.place.partition("/")[2] for one in reported],)).rowcount
+            if added != sum(one.rows for one in reported):
+                rows = sum(one.rows for one in reported)
+                raise RowsMissing(f"tasks have staged {rows} rows of table {name!r}, PostgreSQL has {added} of them")
 
     def _rows(
         self, name: str, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
@@ -193,6 +229,59 @@ class PostgresTables:
             query = sql.SQL("select {} from {}").format(columns, _table(name)) + where
             rows = connection.execute(query, tuple(given.values())).fetchall()
         return pa.table(list(map(list, zip(*rows))) or [[] for _ in SCHEMAS[name]], schema=SCHEMAS[name])
+
+
+@dataclass(frozen=True, slots=True)
+class StagedLanding:
+    """One staging table for each table. A row carries the attempt that wrote it: one that failed counts for nothing."""
+
+    dsn: str
+    staged: dict[str, str]
+
+    def writer(self, name: str) -> "StagedWriter":
+        return StagedWriter(self.dsn, name, self.staged[name])
+
+    def close(self) -> None:
+        """Drop the staging tables; what cannot be dropped now, `vacuum` drops later."""
+        with suppress(psycopg.OperationalError), psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute("set lock_timeout = '1s'")  # a task attempt that was overtaken may still copy
+            for table in self.staged.values():
+                connection.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(table)))
+
+
+class StagedWriter:
+    """Copies rows into a staging table, in one transaction."""
+
+    def __init__(self, dsn: str, name: str, staged: str) -> None:
+        self._dsn = dsn
+        self._name = name
+        self._staged = staged
+        self._attempt = uuid.uuid4().hex
+        self._connection: psycopg.Connection[Any] | None = None
+        self._rows = self._size = 0
+
+    def write(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        if self._connection is None:
+            self._connection = psycopg.connect(self._dsn)
+        rows = _storable(rows).add_column(0, "attempt", pa.repeat(pa.scalar(self._attempt), rows.num_rows))
+        columns = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
+        copying = sql.SQL("copy {} ({}) from stdin (format csv)").format(sql.Identifier(self._staged), columns)
+        text = pa.BufferOutputStream()
+        pa_csv.write_csv(rows, text, pa_csv.WriteOptions(include_header=False))  # texts quoted, nulls bare
+        data = text.getvalue()
+        with self._connection.cursor() as cursor, cursor.copy(copying) as copy:
+            copy.write(memoryview(data))
+        self._rows += rows.num_rows
+        self._size += data.size
+
+    def close(self) -> Written | None:
+        if self._connection is None:
+            return None
+        self._connection.commit()
+        self._connection.close()
+        return Written(self._name, f"{self._staged}/{self._attempt}", self._size, self._rows)
 
 
 def _keys(name: str) -> list[str]:
@@ -223,13 +312,6 @@ def _assignments(name: str) -> sql.Composed:
         for column, text in merges.items()
     ]
     return sql.SQL(", ").join(texts)
-
-
-def _once(name: str, rows: pa.Table) -> pa.Table:
-    """The same rows: an upsert may not meet one key twice in a statement, and the frames of a batch are merged."""
-    keys = _keys(name)
-    assert rows.group_by(keys).aggregate([]).num_rows == rows.num_rows, f"rows of {name} are not merged"
-    return rows
 
 
 def _held(connection: psycopg.Connection[Any], name: str, applications: Iterable[str]) -> dict[str, int]:

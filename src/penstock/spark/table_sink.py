@@ -1,0 +1,190 @@
+"""`format("penstock-sink")`: the rows of a batch into files of every table, written by the executors.
+
+    frame.transform(rolled_up).write.format("penstock-sink").mode("append").option("exchange", folder).save()
+
+    exchange/order       driver → tasks: where to write and what to leave out (`Order`)
+    exchange/reports     tasks → driver: what was written, by every task that Spark counts (`Report`)
+
+Nothing is committed here: Spark runs a data source's commit in a process of its own, and the tables stay open in the
+driver's. Files of attempts that failed or were overtaken are in no report, so no table ever has them.
+"""
+
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.errors import RowsMissing
+from penstock.model.function import is_function
+from penstock.model.level import Level
+from penstock.model.partial import merged
+from penstock.spark.coverage import MARK, Coverage, points_of
+from penstock.spark.rollup import NUMBERS, TABLE
+from penstock.tables.landing import Landing, TableWriter, Written
+from penstock.tables.port import LEVEL_ROWS, SCHEMAS, TOP_N, TOP_N_ROWS, as_partials, folded
+
+CHUNK_ROWS = 500_000  # about 60 MB: what a task holds before it writes
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the tasks of one batch are told."""
+
+    landing: Landing
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of tables: metrics that they do without
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """The marks of a batch, merged, as they reached one table."""
+
+    table: str
+    coverage: str
+    tasks: int
+    points: int
+
+
+@dataclass(frozen=True)
+class Report(WriterCommitMessage):
+    """What one task has written, and what it was given: rows, points of each level, and the batch's marks if any."""
+
+    written: tuple[Written, ...] = ()
+    rows: int = 0
+    points: Mapping[str, int] = field(default_factory=dict)
+    marked: tuple[Marked, ...] = ()
+
+
+class TableSink(DataSource):
+    """Where `option("exchange")` says."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock-sink"
+
+    def writer(self, schema: StructType, overwrite: bool) -> "TableSinkWriter":
+        exchange = Path(self.options["exchange"])
+        order = pickle.loads((exchange / "order").read_bytes())  # noqa: S301 - the driver has written it
+        return TableSinkWriter(order, exchange)
+
+
+class TableSinkWriter(DataSourceArrowWriter):
+    """One file for each table and task; tasks hold `CHUNK_ROWS` rows at most."""
+
+    def __init__(self, order: Order, exchange: Path) -> None:
+        self._order = order
+        self._exchange = exchange
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Report:
+        writers: dict[str, TableWriter] = {name: self._order.landing.writer(name) for name in SCHEMAS}
+        points = {level.value: 0 for level in Level}
+        marked: list[Marked] = []
+        given = 0
+        for chunk in _chunks(iterator):
+            given += chunk.num_rows
+            for name, number in NUMBERS.items():
+                rows = chunk.filter(pc.equal(chunk[TABLE], pa.scalar(number, pa.int8())))
+                if name == TOP_N:
+                    writers[TOP_N].write(folded(TOP_N, rows.select(TOP_N_ROWS.names)))
+                    continue
+                is_mark = pc.equal(rows["function"], MARK)
+                marked += _marks(name, rows.filter(is_mark))
+                rows = rows.filter(pc.invert(is_mark))
+                points[name] += points_of(rows)
+                writers[name].write(_kept(rows, self._order.left_out.get(name, ())))
+                if name == Level.MINUTE.value:
+                    writers[TOP_N].write(folded(TOP_N, ranked(rows)))
+        written = tuple(filter(None, [writer.close() for writer in writers.values()]))
+        return Report(written, given, points, tuple(marked))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        (self._exchange / "reports").write_bytes(pickle.dumps(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        pass  # files that no report names are removed by vacuum
+
+
+def written_by(rows: DataFrame, order: Order, exchange: Path) -> list[Report]:
+    """Write rolled-up rows as one Spark job; what its tasks report.
+
+    RowsMissing unless they were given exactly the rows that Spark's aggregate has made.
+    """
+    counted = Observation()
+    (exchange / "order").write_bytes(pickle.dumps(order))
+    (exchange / "reports").unlink(missing_ok=True)
+    written = rows.observe(counted, F.count(F.lit(1)).alias("rows")).write.format(TableSink.name()).mode("append")
+    try:
+        written.option("exchange", str(exchange)).save()
+    finally:
+        (exchange / "order").unlink()  # it may hold the tables' password
+    reports = _reports(exchange)
+    made, given = counted.get["rows"], sum(report.rows for report in reports)
+    if made != given:
+        raise RowsMissing(f"Spark has aggregated {made} rows, its tasks report {given}: nothing was committed")
+    return reports
+
+
+def _reports(exchange: Path) -> list[Report]:
+    found: list[Report | None] = pickle.loads((exchange / "reports").read_bytes())  # noqa: S301 - the sink's own
+    return [report for report in found if report is not None]
+
+
+def checked(reports: list[Report]) -> Coverage:
+    """What the batch covers. RowsMissing unless every task has read its part, and every level has all of its points."""
+    marks = {mark.table: mark for report in reports for mark in report.marked}
+    if {mark.coverage for mark in marks.values()} != {next(iter(marks.values())).coverage} if marks else True:
+        raise RowsMissing("what the tasks that read have said of the batch did not reach the tasks that write")
+    coverage = Coverage.from_text(next(iter(marks.values())).coverage)
+    for level in Level:
+        mark, points = marks.get(level.value), sum(report.points[level.value] for report in reports)
+        if mark is None or (mark.tasks, mark.points) != (coverage.tasks, points):
+            read = f"{mark.points} points, by {mark.tasks} tasks" if mark else "nothing"
+            raise RowsMissing(
+                f"of a batch that {coverage.tasks} tasks read, {points} points were written for table {level.value!r}, "
+                f"but read were {read}: nothing was committed"
+            )
+    return coverage
+
+
+def written_for(reports: list[Report], table: str) -> list[Written]:
+    return [written for report in reports for written in report.written if written.table == table]
+
+
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(one.num_rows for one in held) >= CHUNK_ROWS:
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _marks(table: str, rows: pa.Table) -> list[Marked]:
+    found: list[dict[str, Any]] = rows.to_pylist()
+    return [Marked(table, row["entity"], int(row["sum"]), row["count"]) for row in found]
+
+
+def _kept(rows: pa.Table, left_out: tuple[str, ...]) -> pa.Table:
+    """The rows of a level: of those whose newest part counts only that, none of metrics that the level does without."""
+    rows = rows.select(LEVEL_ROWS.names)
+    if left_out:
+        rows = rows.filter(pc.invert(pc.is_in(rows["metric"], pa.array(left_out, pa.string()))))
+    newest = is_function(rows["function"], lambda spec: spec.keeps_newest)
+    if pc.any(newest).as_py():
+        pruned = merged(as_partials(rows.filter(newest))).select(LEVEL_ROWS.names)
+        rows = pa.concat_tables([rows.filter(pc.invert(newest)).cast(LEVEL_ROWS), pruned])
+    return rows.cast(LEVEL_ROWS)
+
+
+def ranked(minutes: pa.Table) -> pa.Table:
+    """What the greatest entities of a minute are chosen from: a task keeps its own, a reader chooses among them."""
+    return minutes.filter(is_function(minutes["function"], lambda spec: spec.is_ranked)).select(TOP_N_ROWS.names)
