@@ -26,6 +26,7 @@ class Refusal(Enum):
     TOO_LARGE = "too_large"
     UNSUPPORTED = "unsupported"  # a content type or encoding
     UNAUTHORIZED = "unauthorized"
+    ORIGIN = "origin"  # a web page of a site that is not allowed
     FULL = "full"  # the queue, or what may wait for it
     CLOSED = "closed"
     FAILED = "failed"  # the disk, after it was taken

@@ -32,6 +32,7 @@ from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
 from penstock.model.name import is_encodable, name_fault
 from penstock.units import parse_duration
+from penstock.yaml_bounds import load_plain
 
 KEYS = ("name", "source", "filter", "entity", "function", "levels", "ttl", "keep_source")  # of every definition
 
@@ -39,7 +40,7 @@ KEYS = ("name", "source", "filter", "entity", "function", "levels", "ttl", "keep
 def load_definitions(path: Path) -> Definitions:
     """The definitions of a YAML file; ConfigError names the file and the place in it."""
     try:
-        document = yaml.safe_load(path.read_text())
+        document = load_plain(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

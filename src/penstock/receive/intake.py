@@ -47,6 +47,7 @@ CLOSING = Answer(Status.BROKEN, "shutting down: send it again")
 _FULL = Answer(Status.BUSY, "too many requests wait for their answer: send it again")
 _NO_ROOM = Answer(Status.BUSY, "no room at the moment: send it again")
 _TOO_MUCH_ASIDE = Answer(Status.BUSY, "too much waits for other processes: send it again")
+_LONGEST_REASON = 300  # characters of it that an answer has
 _NEARLY_FULL = 0.95  # of what may wait: requests are about to be refused
 _SWEEP = 60.0  # seconds between two looks for series that have expired
 
@@ -63,7 +64,7 @@ class Intake:
 
     Loss: an answer of TAKEN means that the points are as safe as the sinks' durability says. Without it the sender
         still has them, and may send them again.
-    Order: requests of one format are decoded in the order in which they came.
+    Order: requests of one sender and format are decoded in the order in which they came; senders have fair turns.
     Threads: `submit` may be called from any thread.
     """
 
@@ -193,6 +194,7 @@ class Intake:
         """Decompresses requests and decodes them, those of senders apart from those of other processes."""
         from_senders: list[tuple[ReceivedRequest, bytes]] = []
         from_peers: list[tuple[ReceivedRequest, bytes]] = []
+        decompressed: list[tuple[ReceivedRequest, int]] = []
         size = 0
         for place, request in enumerate(requests):
             if size >= int(self.config.max_group):  # compressed bodies may grow a thousandfold: the rest comes next
@@ -201,6 +203,7 @@ class Intake:
             try:
                 body = decompress_body(request.body, request.encoding, request.max_decompressed)
             except TooLarge as error:
+                decompressed.append((request, request.max_decompressed))
                 self._answer([(request, Answer(Status.TOO_LARGE, str(error)))])
             except ValueError as error:
                 self._answer([(request, Answer(Status.BAD, str(error)))])
@@ -208,7 +211,9 @@ class Intake:
                 self._answer([(request, Answer(Status.BROKEN, "no memory: send it again"))])
             else:
                 (from_peers if request.is_from_peer else from_senders).append((request, body))
+                decompressed.append((request, len(body)))
                 size += len(body)
+        self._queue.charge(decompressed)
         self._bytes[requests[0].kind] += sum(len(body) for _, body in from_senders)
         for some in (from_peers, from_senders):  # peers first: they wait, and what senders sent may wait for them
             if some:
@@ -231,9 +236,9 @@ class Intake:
             elif isinstance(error, TooMany):
                 self._answer([(requests[0], Answer(Status.TOO_LARGE, f"the body has {error}"))])
             else:
-                log.exception("A request could not be decoded. format=%s bytes=%d", kind.value, len(bodies[0]))
-                answer = Answer(Status.BAD, "this request cannot be decoded; our log says why")
-                self._answer([(requests[0], answer)])
+                log.debug("A request cannot be decoded. format=%s", kind.value, exc_info=error)
+                reason = f"this request cannot be decoded: {type(error).__name__}: {error}"
+                self._answer([(requests[0], Answer(Status.BAD, reason[:_LONGEST_REASON]))])
             return
         self._answer([(requests[place], answer) for place, answer in decoded.outcomes.errors.items()])
         group.decoded = decoded
