@@ -15,6 +15,7 @@ import click
 from penstock.cli.bench_command import bench
 from penstock.cli.completion_command import completion
 from penstock.cli.config_command import config
+from penstock.cli.definitions_command import definitions
 from penstock.cli.demo_command import demo
 from penstock.cli.doctor_command import doctor
 from penstock.cli.query_command import query
@@ -68,6 +69,7 @@ def main() -> None:
 main.add_command(bench)
 main.add_command(completion)
 main.add_command(config)
+main.add_command(definitions)
 main.add_command(demo)
 main.add_command(doctor)
 main.add_command(query)

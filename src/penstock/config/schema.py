@@ -73,6 +73,7 @@ class Key:
     doc: str
     is_optional: bool = False
     choices: tuple[str, ...] = ()
+    is_beside_file: bool = False  # a relative path in a file is taken from that file's folder, not from `data_dir`
 
     @property
     def name(self) -> str:
@@ -225,7 +226,8 @@ def _schema(kind: type[Any], path: KeyPath) -> Section:
         else:
             value_kind, choices = _kind_of(plain, ".".join(here))
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            keys[field.name] = Key(here, value_kind, default, doc, is_optional, choices)
+            is_beside_file = field.metadata.get("is_beside_file", False)
+            keys[field.name] = Key(here, value_kind, default, doc, is_optional, choices, is_beside_file)
     return Section(path, kind, inspect.cleandoc(kind.__doc__ or ""), keys, sections)
 
 
@@ -247,8 +249,9 @@ def _kind_of(hint: Any, name: str) -> tuple[KeyKind, tuple[str, ...]]:
     parts = set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
     if get_origin(hint) is Literal:
         return KeyKind.CHOICE, get_args(hint)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return KeyKind.CHOICE, tuple(member.value for member in hint)
+    for part in parts:  # beside an enum may stand the texts of its members
+        if isinstance(part, type) and issubclass(part, Enum):
+            return KeyKind.CHOICE, tuple(member.value for member in part)
     if Path in parts:
         return KeyKind.PATH, ()
     if get_origin(hint) is tuple:

@@ -6,7 +6,7 @@ bodies ─ otlp reader ─► scanned points ─┬─► numbers ────�
 
 import json
 import logging
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,6 +50,13 @@ class Decoded:
     undos: list[Callable[[], None]]
     rows: list[Rows]  # what the chunks are made of
 
+    def points_of(self, places: Sequence[int]) -> list[int]:
+        """Returns how many points each of these requests brings."""
+        counts = np.zeros(len(self.raw), np.int64)
+        for rows in self.rows:
+            counts += np.bincount(rows.requests, minlength=len(counts))
+        return [int(counts[place]) for place in places]
+
     def undo(self) -> None:
         """Takes the increments back: the same bodies give the same chunks again."""
         for undo in reversed(self.undos):
@@ -79,7 +86,7 @@ class Decoder:
         self._histograms = HistogramDeltas(config.initial_value, since)
         self._exponentials = ExponentialDeltas(config.initial_value, since)
         self._otlp = OtlpReader(config)
-        self._remote_write = RemoteWriteReader(config.longest_name, owners)
+        self._remote_write = RemoteWriteReader(config, owners)
         self._events = EventReader()
         self._part = (owners.own, owners.count) if owners is not None else (0, 1)
         self._expired = 0
@@ -118,9 +125,12 @@ class Decoder:
         if kind is Format.EVENTS:
             pieces = [self._events.read(bodies, context, now)]
         elif kind is Format.REMOTE_WRITE:
-            numbers = self._remote_write.read(bodies, context)
+            written = self._remote_write.read(bodies, context)
             _hand_over_parts(context, hand_over)
-            pieces = [numbers.increments(context, self._deltas)]
+            pieces = [written.numbers.increments(context, self._deltas), written.not_numbers]
+            if len(written.buckets.times):
+                histograms = self._remote_write.histograms
+                pieces.append(histograms.rows(written.buckets, context, self._histograms, self._deltas))
         else:
             if kind is Format.OTLP_JSON:
                 bodies = as_protobuf(bodies, context.outcomes)
@@ -171,6 +181,7 @@ class Decoder:
         gone = self._table.expire(namespaces, before)
         for deltas in self._all_deltas():
             deltas.forget(gone)
+        self._remote_write.histograms.forget(gone)
         self._otlp.forget(gone, self._table.capacity)
         for family in [family for family, namespace in self._otlp.namespaces.items() if not namespace.keys]:
             del self._otlp.namespaces[family]

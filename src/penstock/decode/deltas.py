@@ -229,6 +229,10 @@ class Deltas:
         self._owed[streams] = 0.0
         return order.rows[is_counted], increments[is_counted], undo
 
+    def last_point(self, stream: int) -> tuple[int, float]:
+        """Returns time and value of a stream's last point; 0 if there was none."""
+        return (int(self.clocks.last[stream]), float(self._value[stream])) if stream < len(self._value) else (0, 0.0)
+
     def undo(self, undo: DeltaUndo) -> None:
         """Takes the increments back: the next value of each stream brings them again."""
         unchanged = self.clocks.undo(undo.advanced)

@@ -50,7 +50,7 @@ class SeriesDescription:
 class Namespace:
     """The raw keys of one sender's metric; `describe` is called once for each, and may raise Refused."""
 
-    __slots__ = ("describe", "family", "keys", "owner_of_key", "owners", "streams")
+    __slots__ = ("describe", "family", "keys", "owner_of_key", "owners", "parts", "streams")
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Namespace:
         self.owner_of_key: dict[bytes, int] = {}  # of keys whose streams other processes keep
         # The same labels in another order are another key, but the same stream.
         self.streams: dict[tuple[str, str, str], int] = {}
+        self.parts = 0  # keys that are a part of a stream, as buckets are
 
     def forget(self, gone: NDArray[np.bool_]) -> None:
         """Removes the streams that are gone."""
@@ -74,6 +75,7 @@ class Namespace:
     def forget_keys(self) -> None:
         """Makes every key be described anew."""
         self.keys = {}
+        self.parts = 0
         self.owner_of_key = {}
 
 
@@ -194,7 +196,7 @@ class SeriesTable:
             stream = namespace.streams[identity] = self._new_stream(described, entity)
             if described.is_cumulative and self.on_cumulative is not None:
                 self.on_cumulative(namespace, identity, stream)
-        if len(namespace.keys) >= _MAX_SPELLINGS * len(namespace.streams):
+        if len(namespace.keys) >= _MAX_SPELLINGS * (len(namespace.streams) + namespace.parts):
             namespace.forget_keys()
         namespace.keys[key] = stream
         return stream
@@ -214,7 +216,11 @@ class SeriesTable:
     def _new_stream(self, described: SeriesDescription, entity: str) -> int:
         config = self._config
         if len(self) >= config.max_streams:
-            raise Refused(Refusal.STREAMS, f"more than {config.max_streams} streams: this one is not known yet")
+            raise Refused(
+                Refusal.STREAMS,
+                f"more than {config.max_streams} streams (intake.max_streams): "
+                f"{described.metric[:100]!r} has a new one",
+            )
         metric = self._metric_of.get((described.metric, described.kind))
         if metric is None:
             metric = self._new_metric(described)
@@ -236,7 +242,8 @@ class SeriesTable:
         if self.metric_count >= self._config.max_metrics:
             raise Refused(
                 Refusal.METRICS,
-                f"more than {self._config.max_metrics} metrics: {described.metric[:100]!r} is not taken",
+                f"more than {self._config.max_metrics} metrics (intake.max_metrics): "
+                f"{described.metric[:100]!r} is not taken",
             )
         if fault := name_fault(described.metric, self._config.longest_name):
             raise Refused(Refusal.LABELS, fault)

@@ -10,7 +10,7 @@ from penstock.export.backoff import Backoff, BackoffConfig
 from penstock.export.breaker import BreakerConfig
 from penstock.export.scaler import AdaptiveWorkersConfig
 from penstock.machine import cores, usable_memory
-from penstock.spool import Durability, FastQueueConfig, FullBehavior
+from penstock.spool import Durability, DurabilitySetting, FastQueueConfig, FullBehavior, FullBehaviorSetting
 from penstock.units import check_count, check_flag, check_number, parse_bytes, parse_duration
 
 _QUEUE_TYPES = ("memory", "disk")
@@ -75,7 +75,7 @@ class DurableQueueConfig:
     """Most batches, where the limit does not adapt."""
     max_bytes: int | str = "1Gi"
     """Most bytes, as 1Gi."""
-    full_behavior: FullBehavior = FullBehavior.DROP_OLDEST
+    full_behavior: FullBehaviorSetting = FullBehavior.DROP_OLDEST
     """drop_oldest, drop_newest or block."""
     block_timeout: float | str = 30.0
     """How long block waits for room."""
@@ -91,7 +91,7 @@ class DurableQueueConfig:
     """Bytes that are written to disk at once."""
     compression: Literal["none", "snappy", "lz4", "zstd"] = "snappy"
     """On disk: none, snappy, lz4 or zstd."""
-    durability: Durability = Durability.MEMORY
+    durability: DurabilitySetting = Durability.MEMORY
     """What a pushed batch survives: memory, disk or fsync."""
     memory_percent: float = 0.10
     """Share of the process's memory that the queue may hold; 0: no bound but the others."""

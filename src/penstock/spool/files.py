@@ -4,6 +4,7 @@ import errno
 import fcntl
 import mmap
 import os
+import tempfile
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -67,6 +68,9 @@ class Files(Protocol):
 
     def free_bytes(self, path: str) -> int: ...
 
+    def check_room(self, folder: str, length: int) -> None:
+        """Raise what writing so many bytes to a file in the folder would raise. Nothing stays."""
+
 
 class OsFiles:
     """The operating system's files."""
@@ -123,6 +127,10 @@ class OsFiles:
     def free_bytes(self, path: str) -> int:
         free = os.statvfs(path)
         return free.f_bavail * free.f_frsize
+
+    def check_room(self, folder: str, length: int) -> None:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            os.posix_fallocate(probe.fileno(), 0, length)
 
 
 def write_all(files: Files, handle: int, buffers: Buffers, offset: int) -> int:

@@ -161,6 +161,10 @@ def _one_bucket(partials: pa.Table, moment: datetime) -> pa.Table:
 def _with_percentiles(partials: pa.Table, metric: str) -> pa.Table:
     functions = dict(functions_in(partials["function"]))
     splitting = [text for text, function in functions.items() if function.spec.has_percentiles]
+    if not splitting and all(function.name == "sum" for function in functions.values()):
+        raise PenstockError(
+            f"{metric} is kept as sum: it counts, and a counter has no percentiles. A histogram has them"
+        )
     if not splitting:
         raise PenstockError(
             f"{metric} is kept as {', '.join(sorted(functions))}, which has no percentiles: give it a definition with "

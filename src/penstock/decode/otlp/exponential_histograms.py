@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from penstock.decode.column_scan import Ints, packed_varints, uint64_at
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Floats
-from penstock.decode.exponential_deltas import Exponential, ExponentialDeltas
-from penstock.decode.otlp.distributions import (
+from penstock.decode.distributions import (
     MAX_BUCKETS,
     TOO_MUCH,
     is_countable,
@@ -19,6 +18,7 @@ from penstock.decode.otlp.distributions import (
     read_totals,
     spread,
 )
+from penstock.decode.exponential_deltas import Exponential, ExponentialDeltas
 from penstock.decode.otlp.scanned_points import ScannedPoints, starts_at
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import Rows
