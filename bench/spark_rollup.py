@@ -8,7 +8,8 @@ on a busy one only compare with each other.
     python -m bench.spark_rollup                     everything but the long ones: some minutes
     python -m bench.spark_rollup --only percentiles  one part: basics, percentiles, job, l1
     python -m bench.spark_rollup --growth            1 M to 30 M rows, 1 k to 1 M series: half an hour; one part of it
-                                                     with rows, series (as many points of each), sparse (ever fewer)
+                                                     with rows, series (as many points of each), sparse (ever
+                                                     fewer), kept (segments and writers that the tables hold)
     python -m bench.spark_rollup --start             from nothing to the first table, with and without the class archive
 """
 
@@ -29,6 +30,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from bench.processes import cpu_seconds
 from bench.spark_data import PERCENTILE, Shape, write_l1_segments, write_parquet, write_segments
 from bench.spark_growth import growth
+from bench.spark_kept import kept
 from bench.spark_peers import KEYS, duckdb_roll_up, merged, noop, peers, polars_rolled_up, spark_rolled_up
 from bench.spark_start import starts
 from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
@@ -214,7 +216,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=list(PARTS), action="append")
-    parser.add_argument("--growth", nargs="*", choices=["rows", "series", "sparse"])
+    parser.add_argument("--growth", nargs="*", choices=["rows", "series", "sparse", "kept"])
     parser.add_argument("--start", action="store_true")
     arguments = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])  # Spark's workers
@@ -227,7 +229,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if arguments.growth is not None:
-            growth(spark, folder, arguments.rounds, arguments.growth or ("rows", "series", "sparse"))
+            kinds = arguments.growth or ("rows", "series", "sparse", "kept")
+            growth(spark, folder, arguments.rounds, kinds)
+            if "kept" in kinds:
+                kept(spark, folder / "kept", arguments.rounds)
         else:
             for name in arguments.only or PARTS:
                 PARTS[name](spark, folder, arguments.rounds, Shape(arguments.rows))

@@ -64,6 +64,7 @@ DOORS = {
         "sink",
     },
     "service": {
+        "definition_trial",
         "demo",
         "doctor",
         "exit_codes",
@@ -75,6 +76,7 @@ DOORS = {
         "relay_pipeline",
         "service",
         "signals",
+        "trial_points",
     },
     "spark": {"backfill", "java", "job", "progress", "session", "supervisor"},
     "spool": {"", "dead_letter_report", "dead_letters", "examine"},
@@ -145,3 +147,21 @@ def test_sentences_are_about_components_not_persons(place: str) -> None:
         if PERSONS.search(line)
     ]
     assert found == []
+
+
+def test_every_log_line_is_an_event_with_fields_by_name() -> None:
+    """`What happened. key=%s key=%d`: only so does a line of JSON have its event and its fields."""
+    lines = [
+        (module, call.args[call.func.attr == "log"])
+        for module in MODULES
+        for call in ast.walk(ast.parse(module.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args
+        if isinstance(call.func.value, ast.Name) and call.func.value.id == "log"
+    ]
+    assert len(lines) > 100
+    texts = [(module, str(line.value)) for module, line in lines if isinstance(line, ast.Constant)]
+    assert [
+        f"{module.relative_to(SRC)}: {text}"
+        for module, text in texts
+        if "%" in re.sub(r" \w+=%[-+.\d]*[a-z]", "", text) or not re.search(r"\.( \w+=|$)", text)
+    ] == []

@@ -27,7 +27,19 @@ COMMANDS = sorted(commands())
 
 def test_the_commands_are_those_that_the_documentation_names() -> None:
     names = {path[0] for path in COMMANDS if path}
-    wanted = {"bench", "completion", "config", "demo", "doctor", "query", "queue", "relay", "run", "spark"}
+    wanted = {
+        "bench",
+        "completion",
+        "config",
+        "definitions",
+        "demo",
+        "doctor",
+        "query",
+        "queue",
+        "relay",
+        "run",
+        "spark",
+    }
     assert names == wanted
 
 

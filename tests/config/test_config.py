@@ -17,6 +17,7 @@ from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
 from penstock.receive.config import ReceiversConfig
 from penstock.service.receiver_set import RECEIVERS
+from penstock.spool import FullBehavior
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key for key in schema_of(ServiceConfig).walk() if NAME not in key.path]
@@ -104,7 +105,7 @@ def test_the_queue_section_of_the_seed_is_taken_as_it_is() -> None:
     queue = of(SEED).config.exporter.queue
 
     assert queue.max_bytes == 2**30
-    assert queue.full_behavior.value == "drop_oldest"
+    assert queue.full_behavior is FullBehavior.DROP_OLDEST
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
@@ -416,6 +417,24 @@ def test_check_reads_the_metric_definitions_too(tmp_path: Path) -> None:
         assert ("minute, hour, day is expected" if code else "not here") in ran.output
 
 
+def test_relative_definitions_are_found_beside_the_file_that_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "metrics.yaml").write_text("metrics: [{name: x, source: y, levels: [week]}]")
+    file = tmp_path / "etc" / "penstock.yaml"
+    file.write_text("data_dir: /var/lib/penstock\ndefinitions: metrics.yaml\n")
+    monkeypatch.chdir(tmp_path)
+
+    ran = CliRunner().invoke(main, ["config", "check", "-c", "etc/penstock.yaml"])
+
+    assert ran.exit_code == 2
+    assert f"{tmp_path}/etc/metrics.yaml: metrics[0] (x).levels" in ran.output
+    assert load(ServiceConfig, file).config.definitions_path == tmp_path / "etc" / "metrics.yaml"
+    by_flag = load(ServiceConfig, file, flags={"--definitions": "metrics.yaml"}).config
+    assert by_flag.definitions_path == Path("/var/lib/penstock/metrics.yaml")
+
+
 def test_check_notes_what_is_allowed_and_deserves_a_look(tmp_path: Path) -> None:
     flags = ["--exporter-type", "console", "--queue-durability", "memory", "--queue-full-behavior", "drop_oldest"]
     assert "exporter.type is none" in CliRunner().invoke(main, ["config", "check", "--exporter-url", "http://h"]).output
@@ -433,3 +452,17 @@ def test_a_folder_is_a_path_or_a_file_uri_and_no_bucket_becomes_a_folder_of_that
     for text in ("segments: {path: 's3://bucket/segments'}", "tables: {location: 's3://bucket/tables'}"):
         with pytest.raises(ConfigError, match="must be a path or a file:// URI, got 's3://bucket/"):
             load(ServiceConfig, text=text)
+
+
+@pytest.mark.parametrize("text", ["exporter: {headers: 'X-Key: s3cret'}", "spark: {conf: [s3cret]}"])
+def test_what_stands_where_secrets_belong_is_not_quoted(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(ServiceConfig, text=text)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_secrets_of_spark_are_masked_by_their_names() -> None:
+    text = "spark: {conf: {spark.hadoop.fs.s3a.secret.key: s3cret, spark.driver.memory: 2g}}"
+    shown = as_yaml(load(ServiceConfig, text=text))
+    assert "s3cret" not in shown
+    assert "2g" in shown

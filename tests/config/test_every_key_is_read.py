@@ -240,8 +240,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
             config = loaded({**FROM_MEMORY, **destination(type=kind, url=url)}).config
             for name in config.relays():
                 queues.open_relay_queue(config, name).start().close(5.0)
+        with_failover = loaded({**RELAY_AND_ROLLUP, **destination(queue__durability="memory")}).config
         for name in ("relay", "backup"):
-            push_to_full_disk(whole.config, name, probe.seen, patch)
+            push_to_full_disk(with_failover, name, probe.seen, patch)
         for one in (whole, relay):
             fail_twice(one.config)
         Service(off)

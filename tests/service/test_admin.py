@@ -1,7 +1,9 @@
 """The admin port: what operators and their tools ask."""
 
 import json
+import logging
 import socket
+import struct
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import pytest
 from penstock.service.admin import AdminServer
 from penstock.service.status import flow
 from penstock.telemetry import Sample, Telemetry, Value
+from penstock.testing import wait_until
 
 
 class AdminSource:
@@ -88,6 +91,20 @@ def test_what_is_not_there_is_a_404_that_says_what_is(url: str) -> None:
     status, _, body = get(f"{url}/nothing")
     assert status == 404
     assert "/readyz" in body
+
+
+def test_a_scraper_that_hangs_up_is_no_error(
+    url: str, observed: AdminSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(observed, "metrics", lambda: b"x" * (64 << 20))  # more than any buffer between the two
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as scraper:
+        scraper.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert scraper.recv(10) == b"HTTP/1.1 2"
+        scraper.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, at once
+
+    wait_until(lambda: "broke off" in caplog.text)
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
 def test_clients_that_say_nothing_do_not_keep_others_out(url: str) -> None:

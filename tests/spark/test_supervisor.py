@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.errors import MissingRequirement, TableConflict
@@ -139,11 +139,11 @@ class Query:
         pass
 
 
-def test_a_database_that_is_away_ends_a_first_start_but_not_a_job_that_has_run(
+def test_what_is_away_or_has_died_ends_a_first_start_but_not_a_job_that_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
-    away = MissingRequirement("PostgreSQL cannot be reached")
+    away, died = MissingRequirement("PostgreSQL cannot be reached"), AnalysisException("a Python process has died")
     streams: Any = SimpleNamespace(addListener=lambda _: None, removeListener=lambda _: None)
     session: Any = SimpleNamespace(streams=streams)
 
@@ -160,9 +160,10 @@ def test_a_database_that_is_away_ends_a_first_start_but_not_a_job_that_has_run(
         monkeypatch.setattr(supervisor, "start_job", start)
         return Supervisor(session, open_tables(str(tmp_path)), config(tmp_path))
 
-    with pytest.raises(MissingRequirement, match="cannot be reached"):
-        running(away).run()
-    job = running(Query(StreamingQueryException("lost the connection")), away, away, Query())
+    for first in (away, died):
+        with pytest.raises(type(first)):
+            running(first).run()
+    job = running(Query(StreamingQueryException("lost the connection")), away, died, Query())
     job.run()
     assert job.progress.restarts == 3
 

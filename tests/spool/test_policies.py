@@ -153,7 +153,7 @@ def test_nonsense_is_refused_where_it_is_declared(settings: dict[str, object], m
 
 
 def test_settings_may_be_written_as_a_configuration_file_has_them() -> None:
-    config = FastQueueConfig(max_bytes="1Gi", stale_flush="30s", full_behavior="block", durability="fsync")  # type: ignore[arg-type]
+    config = FastQueueConfig(max_bytes="1Gi", stale_flush="30s", full_behavior="block", durability="fsync")
     assert (config.max_bytes, config.stale_flush) == (2**30, 30.0)
     assert (config.full_behavior, config.durability) == (FullBehavior.BLOCK, Durability.FSYNC)
 

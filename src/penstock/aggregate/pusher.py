@@ -35,6 +35,9 @@ class Pusher:
         self._thread = threading.Thread(target=self._push_rounds, name=f"penstock-{name}-push", daemon=True)
         self._thread.start()
 
+    def dead_threads(self) -> list[str]:
+        return [] if self._thread.is_alive() else [self._thread.name]
+
     def _push_rounds(self) -> None:
         while (round_ := self._pending.next_round()) is not None:
             self._push_round(round_)

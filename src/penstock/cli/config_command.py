@@ -101,9 +101,9 @@ def _is_heading(path: Any, given: Any) -> bool:
 
 def _definitions(configured: Any) -> list[str]:
     """Read the metric definitions, too: ConfigError names their mistakes. A file that is elsewhere is only noted."""
-    if configured.definitions is None:
+    path = configured.definitions_path
+    if path is None:
         return []
-    path = configured.resolved(configured.definitions)
     if not path.exists():
         return [f"definitions {path}: not here; it must be where the service runs"]
     from penstock.model.definition_file import load_definitions

@@ -15,6 +15,7 @@ import click
 from penstock.cli.bench_command import bench
 from penstock.cli.completion_command import completion
 from penstock.cli.config_command import config
+from penstock.cli.definitions_command import definitions
 from penstock.cli.demo_command import demo
 from penstock.cli.doctor_command import doctor
 from penstock.cli.query_command import query
@@ -23,6 +24,7 @@ from penstock.cli.relay_command import relay
 from penstock.cli.run_command import run
 from penstock.cli.spark_command import spark
 from penstock.errors import ConfigError, PenstockError
+from penstock.secret_text import redacted
 from penstock.service.exit_codes import INTERRUPTED
 
 
@@ -33,9 +35,9 @@ class _PenstockGroup(click.Group):
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(redacted(str(error))) from error
         except PenstockError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(redacted(str(error))) from error
         except KeyboardInterrupt:
             if sys.stderr.isatty():
                 click.echo(err=True)  # the prompt goes below the ^C
@@ -67,6 +69,7 @@ def main() -> None:
 main.add_command(bench)
 main.add_command(completion)
 main.add_command(config)
+main.add_command(definitions)
 main.add_command(demo)
 main.add_command(doctor)
 main.add_command(query)

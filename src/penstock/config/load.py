@@ -63,7 +63,8 @@ def load(
     if file is not None or text is not None:
         name = str(file or "configuration")
         document = read_document(file) if text is None and file is not None else parse_document(text or "", name)
-        given.update(_values_of_document(schema, document, name, problems))
+        values = dict(_values_of_document(schema, document, name, problems))
+        given.update(values if file is None else _beside_file(schema, values, file))
     warnings: list[str] = []
     given.update(_values_of_variables(schema, environ or {}, problems, warnings))
     given.update(_values_of_flags(schema, flags or {}, aliases or {}, problems))
@@ -101,6 +102,16 @@ def _values_of_document(
             yield from _values_of_named_section(section.sections[word], entry, file, problems, here)
         else:
             yield from _values_of_document(section.sections[word], entry, file, problems, here)
+
+
+def _beside_file(
+    schema: Section, values: Mapping[KeyPath, GivenValue], file: Path
+) -> Iterator[tuple[KeyPath, GivenValue]]:
+    """The values, with relative paths of keys that say so taken from the folder of the file."""
+    paths = {key.path for key in schema.walk() if key.is_beside_file}
+    for path, one in values.items():
+        is_beside = path in paths and one.value is not None
+        yield path, replace(one, value=str(file.absolute().parent / one.value)) if is_beside else one
 
 
 def _values_of_named_section(

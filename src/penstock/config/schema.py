@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import ConfigError
+from penstock.secret_text import redacted
 from penstock.units import parse_bytes, parse_duration
 
 PREFIX = "PENSTOCK"
@@ -72,6 +73,7 @@ class Key:
     doc: str
     is_optional: bool = False
     choices: tuple[str, ...] = ()
+    is_beside_file: bool = False  # a relative path in a file is taken from that file's folder, not from `data_dir`
 
     @property
     def name(self) -> str:
@@ -133,8 +135,12 @@ class Key:
             case _:
                 fits = isinstance(value, str)
         if not fits:
-            raise ConfigError(f"must be {self.describes}, got {value!r}", field=name)
+            raise ConfigError(f"must be {self.describes}, got {self._shown(value)}", field=name)
         return value
+
+    def _shown(self, value: Any) -> str:
+        """For a message: what stands where headers and the like belong may be secret."""
+        return f"a {type(value).__name__}" if self.kind is KeyKind.TABLE else redacted(repr(value))
 
     def parsed(self, text: str) -> Any:
         """The value that a flag or an environment variable gives as text."""
@@ -154,7 +160,7 @@ class Key:
             case KeyKind.TABLE:
                 pairs = [part.partition("=") for part in text.split(",") if part.strip()]
                 if not all(found for _, found, _ in pairs):
-                    raise ConfigError(f"must be KEY=VALUE,KEY=VALUE, got {text!r}", field=name)
+                    raise ConfigError("must be KEY=VALUE,KEY=VALUE, got a part without =", field=name)
                 return {key.strip(): value.strip() for key, _, value in pairs}
         return self.checked(text)
 
@@ -220,7 +226,8 @@ def _schema(kind: type[Any], path: KeyPath) -> Section:
         else:
             value_kind, choices = _kind_of(plain, ".".join(here))
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            keys[field.name] = Key(here, value_kind, default, doc, is_optional, choices)
+            is_beside_file = field.metadata.get("is_beside_file", False)
+            keys[field.name] = Key(here, value_kind, default, doc, is_optional, choices, is_beside_file)
     return Section(path, kind, inspect.cleandoc(kind.__doc__ or ""), keys, sections)
 
 
@@ -242,8 +249,9 @@ def _kind_of(hint: Any, name: str) -> tuple[KeyKind, tuple[str, ...]]:
     parts = set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
     if get_origin(hint) is Literal:
         return KeyKind.CHOICE, get_args(hint)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return KeyKind.CHOICE, tuple(member.value for member in hint)
+    for part in parts:  # beside an enum may stand the texts of its members
+        if isinstance(part, type) and issubclass(part, Enum):
+            return KeyKind.CHOICE, tuple(member.value for member in part)
     if Path in parts:
         return KeyKind.PATH, ()
     if get_origin(hint) is tuple:

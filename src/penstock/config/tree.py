@@ -15,7 +15,7 @@ from penstock.decode.config import IntakeConfig
 from penstock.errors import ConfigError
 from penstock.export.config import DurableQueueConfig
 from penstock.receive.config import ReceiversConfig
-from penstock.spool import Durability, FullBehavior
+from penstock.spool import Durability, DurabilitySetting, FullBehavior, FullBehaviorSetting
 from penstock.units import parse_bytes, parse_duration
 
 DEFAULT_WRITER = "edge"
@@ -61,8 +61,8 @@ class SegmentQueueConfig(DurableQueueConfig):
     """Folder of the queue on disk."""
     max_size: int = 10_000
     """Most blocks."""
-    full_behavior: FullBehavior = FullBehavior.DROP_NEWEST
-    durability: Durability = Durability.DISK
+    full_behavior: FullBehaviorSetting = FullBehavior.DROP_NEWEST
+    durability: DurabilitySetting = Durability.DISK
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         word: f"{remedy} (exporter.queue has the key)" for word, remedy in _WITHOUT_EFFECT_ON_SEGMENTS.items()
@@ -219,11 +219,15 @@ class ServiceConfig:
     """Everything that `penstock run` needs."""
 
     data_dir: str | Path = "."
-    """Relative paths in this file are taken from here; left out: where the process was started."""
+    """Relative paths are taken from here; left out: where the process was started."""
     processes: int = 1
     """Receiving processes that share the ports. Each has queue folders and a writer of its own."""
-    definitions: str | Path | None = None
-    """Metric definitions; left out: every metric is kept by its own labels."""
+    definitions: str | Path | None = field(default=None, metadata={"is_beside_file": True})
+    """Metric definitions; left out: every metric is kept by its own labels. A relative path in this file is taken from
+    the folder of this file, not from `data_dir`."""
+    definitions_warn_after: float | str = "5m"
+    """How long a definition may match nothing, or a label of its entity not come, before the log says so, once; 0:
+    never."""
     receivers: ReceiversConfig = field(default_factory=ReceiversConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     pipelines: PipelinesConfig = field(default_factory=PipelinesConfig)
@@ -240,6 +244,8 @@ class ServiceConfig:
 
     def __post_init__(self) -> None:
         _check_at_least(self, processes=1)
+        warn_after = parse_duration(self.definitions_warn_after, "definitions_warn_after")
+        object.__setattr__(self, "definitions_warn_after", warn_after)
         for name, exporter in self.exporters.items():
             if exporter.type == "none":
                 raise ConfigError("must say what the destination speaks, got 'none'", field=f"exporters.{name}.type")
@@ -301,6 +307,10 @@ class ServiceConfig:
 
     def resolved(self, path: str | Path) -> Path:
         return Path(self.data_dir) / path
+
+    @property
+    def definitions_path(self) -> Path | None:
+        return None if self.definitions is None else self.resolved(self.definitions)
 
     @property
     def tables_location(self) -> str:

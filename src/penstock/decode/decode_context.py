@@ -20,6 +20,7 @@ class RequestOutcomes:
     def __init__(self, requests: int) -> None:
         self.errors: dict[int, Answer] = {}  # of requests of which nothing can be taken
         self.reasons: Counter[Refusal] = Counter()
+        self.examples: dict[Refusal, tuple[int, str]] = {}  # a request and what was wrong, for each reason
         self.rejected = np.zeros(requests, np.int64)
         self.messages: dict[int, list[str]] = {}
         self._taken: list[Ints] = []
@@ -33,6 +34,7 @@ class RequestOutcomes:
         if not len(requests):
             return
         self.reasons[reason] += len(requests)
+        self.examples.setdefault(reason, (int(requests[0]), message))
         np.add.at(self.rejected, requests, 1)
         for request in np.unique(requests).tolist():
             self._add_message(request, message)
@@ -40,6 +42,7 @@ class RequestOutcomes:
     def reject_one(self, request: int, reason: Refusal, message: str) -> None:
         """Records one refused point, without arrays."""
         self.reasons[reason] += 1
+        self.examples.setdefault(reason, (request, message))
         self.rejected[request] += 1
         self._add_message(request, message)
 

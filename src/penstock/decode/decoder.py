@@ -6,7 +6,7 @@ bodies ─ otlp reader ─► scanned points ─┬─► numbers ────�
 
 import json
 import logging
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,6 +48,13 @@ class Decoded:
     raw: list[bytes]  # the bodies as protobuf, for the relay
     undos: list[Callable[[], None]]
     rows: list[Rows]  # what the chunks are made of
+
+    def points_of(self, places: Sequence[int]) -> list[int]:
+        """Returns how many points each of these requests brings."""
+        counts = np.zeros(len(self.raw), np.int64)
+        for rows in self.rows:
+            counts += np.bincount(rows.requests, minlength=len(counts))
+        return [int(counts[place]) for place in places]
 
     def undo(self) -> None:
         """Takes the increments back: the same bodies give the same chunks again."""

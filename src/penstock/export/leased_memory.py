@@ -233,6 +233,7 @@ class LeasedMemory:
                 leased=len(self._leased),
                 delayed=len(self._returned),
                 inmemory_blocks=held,
+                only_in_memory=held,
                 pushed=self._queue.pushed,
                 acked=self._acked,
                 nacked=self._nacked,

@@ -2,9 +2,10 @@
 
 push ─► FastQueue (memory, then disk) ─► workers ─► exporter ─► destination
   │                                        ▲  └─ never: dead letters
-  └─ the disk refuses ─► failover ─────────┘     (every 5 s, up to 10)
+  └─ not taken, and memory is enough ─► failover, sent every 5 s
 """
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,15 @@ from types import TracebackType
 from typing import Self
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import ConfigError, DiskFailed, DiskFull, ExportError, QueueClosed
+from penstock.errors import (
+    CircuitOpen,
+    ConfigError,
+    DiskFailed,
+    DiskFull,
+    ExportError,
+    QueueClosed,
+    TransientExportError,
+)
 from penstock.export.adaptive_limit import AdaptiveLimit
 from penstock.export.batch_delivery import BatchDelivery
 from penstock.export.breaker import CircuitBreaker
@@ -26,7 +35,7 @@ from penstock.export.scaler import INTERVAL, WorkerScaler
 from penstock.export.send_gate import SendGate
 from penstock.export.send_workers import GroupWorker, SendWorkers
 from penstock.export.stats import ExportCounters, SendQueueStats
-from penstock.spool import FastQueue, MemoryQueue
+from penstock.spool import Durability, FastQueue, FullBehavior, MemoryQueue
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
@@ -87,12 +96,21 @@ class SendQueue:
         else:
             self._delivery = BatchDelivery(self._source, exporter, self._gate, self._counters, clock)
             self._workers = SendWorkers(self._source, self._delivery, self._gate, config, clock)
-            if config.failover.enabled and self._is_durable:
-                self._failover = Failover(config.failover, self._source, exporter, self._gate, self._counters, clock)
+            if config.failover.enabled and _memory_is_enough(config, queue):
+                self._failover = Failover(
+                    config.failover,
+                    self._source,
+                    exporter,
+                    self._gate,
+                    self._counters,
+                    clock,
+                    has_queue=config.enabled,
+                )
         self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())
         self._scaler_thread = threading.Thread(target=self._scale_workers, name="penstock-export-scaler", daemon=True)
         self._closing = threading.Event()
         self._closed = threading.Event()
+        self._lost = 0
 
     @classmethod
     def open(cls, exporter: Exporter | GroupExporter, config: SendQueueConfig, *, clock: Clock | None = None) -> Self:
@@ -124,13 +142,14 @@ class SendQueue:
     def push(self, batch: bytes) -> None:
         """Take the batch. It is as safe as the queue's durability says once this returns.
 
-        Raises QueueFull (`drop_newest`, `block`), BlockTooLarge or QueueClosed, and DiskFull or DiskFailed where the
-        failover cannot take it either: the batch was not taken. Without a queue (`enabled` is False) an ExportError.
+        Raises QueueFull (`drop_newest`, `block`), BlockTooLarge or QueueClosed, and DiskFull or DiskFailed: the batch
+        was not taken. Without a queue (`enabled` is False) an ExportError. At `Durability.MEMORY` the failover takes
+        what the disk, or without a queue the destination, does not take now.
         """
         if self._closing.is_set():
             raise QueueClosed("the send queue is closed")
         if not self.config.enabled:
-            self._send_direct(batch)
+            self._push_without_queue(batch)
             return
         if not self.config.always_queue and not len(self):
             with suppress(ExportError):  # else it is queued, and a worker settles it
@@ -148,6 +167,16 @@ class SendQueue:
                 raise
             if not failover.push(batch):
                 self._counters.add(data_loss=1)
+                raise
+
+    def _push_without_queue(self, batch: bytes) -> None:
+        failover = self._failover
+        if failover is not None and failover.takes_next_push() and failover.push(batch):
+            return
+        try:
+            self._send_direct(batch)
+        except (TransientExportError, CircuitOpen):
+            if failover is None or not failover.push(batch):
                 raise
 
     def _send_direct(self, batch: bytes) -> None:
@@ -216,10 +245,12 @@ class SendQueue:
         return late
 
     def _count_lost(self) -> None:
-        lost = len(self) - (len(self._source) if self._is_durable else 0)
-        if lost:
-            self._counters.add(data_loss=lost)
-            log.error("Batches in memory were lost at the end. queue=%s lost=%d", self._gate.queue, lost)
+        self._lost = len(self) - (len(self._source) if self._is_durable else 0)
+        if isinstance(self._source, LeasedMemory):
+            self._lost += len(self._source.dead_letters)
+        if self._lost:
+            self._counters.add(data_loss=self._lost)
+            log.error("Batches in memory were lost at the end. queue=%s lost=%d", self._gate.queue, self._lost)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -228,6 +259,12 @@ class SendQueue:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)
 
     def _scale_workers(self) -> None:
         """Adapt the number of workers until `close`."""
@@ -248,6 +285,12 @@ class SendQueue:
     def is_closing(self) -> bool:
         """Whether `close` was called: nothing is taken any more."""
         return self._closing.is_set()
+
+    @property
+    def lost(self) -> int:
+        """After `close`: batches that go with the process, dead letters in memory and what no disk took included."""
+        in_memory = self._source.stats().only_in_memory if self._is_durable else 0
+        return self._lost + in_memory
 
     def __len__(self) -> int:
         """Batches that the destination has not acknowledged yet, those in the failover included."""
@@ -281,6 +324,18 @@ class SendQueue:
             failover_bytes=failover.size_bytes if failover is not None else 0,
             failover_evicted=failover.evicted if failover is not None else 0,
         )
+
+    def failing(self) -> tuple[str, float, str] | None:
+        """The destination, the seconds since it began to fail, and its last error; None while it works."""
+        return self._gate.failing()
+
+    def dead_threads(self) -> list[str]:
+        """The threads that have ended though they should not: starting the process again would help."""
+        return self._workers.dead_threads()
+
+    def disk_fault(self) -> str:
+        """Why the disk would refuse a batch now; empty if it would not, or if there is no disk."""
+        return self._source.disk_fault() if isinstance(self._source, FastQueue) else ""
 
     def samples(self) -> Iterator[Sample]:
         """For `Telemetry.watch`."""
@@ -319,6 +374,13 @@ def _settings(
     )
 
 
+def _memory_is_enough(config: SendQueueConfig, queue: FastQueue | MemoryQueue) -> bool:
+    """Whether a batch in memory is as safe as a success promises. A queue in memory keeps what failed by itself."""
+    if isinstance(queue, FastQueue):
+        return queue.config.durability is Durability.MEMORY
+    return config.durability is Durability.MEMORY and not config.enabled
+
+
 def _check_exporter(exporter: object) -> None:
     if isinstance(exporter, type):
         raise ConfigError(f"exporter must be an exporter, got the class: write {exporter.__name__}(...)")
@@ -339,4 +401,6 @@ def _wants_order(exporter: Exporter | GroupExporter) -> bool:
 
 def _with_leases(queue: MemoryQueue, config: SendQueueConfig, clock: Clock) -> LeasedMemory:
     timeout = float(config.block_timeout)
-    return LeasedMemory(queue, config.full_behavior, timeout, max_attempts=config.max_attempts, clock=clock)
+    return LeasedMemory(
+        queue, FullBehavior(config.full_behavior), timeout, max_attempts=config.max_attempts, clock=clock
+    )

@@ -8,12 +8,13 @@
         function: percentile                  see penstock.model.function
         levels: [minute, hour]                left out: all
         ttl: {minute: 3d, hour: 30d}          or one for all levels, 7d; left out: the job's
+        keep_source: true                     the source is kept by its own labels, too; left out: false
     undefined: keep                           metrics that no definition has as its source: keep (by own labels) or drop
 
 Beside `function` stand its parameters: percentile `relative_error` (0.01), apdex `threshold`, histogram `bounds`,
 percent `match`, rate `numerator` and `denominator` (conditions like `filter`), top_n `n` and `record` (labels that
 make the record; left out: all that are not in the entity), distinct `of` (the label, or a list of them, whose values
-are counted) and `relative_error` (0.02).
+are counted) and `relative_error` (0.02). docs/reference/definitions.md has every key.
 A condition names labels: a text or a list of them is what the label must be, {not: …} what it must not be,
 {matches: …} a regular expression for all of it. `value` is the point's own: {above, at_least, below, at_most}.
 """
@@ -32,7 +33,7 @@ from penstock.model.level import Level
 from penstock.model.name import is_encodable, name_fault
 from penstock.units import parse_duration
 
-_KNOWN = {"name", "source", "filter", "entity", "function", "levels", "ttl"}
+KEYS = ("name", "source", "filter", "entity", "function", "levels", "ttl", "keep_source")  # of every definition
 
 
 def load_definitions(path: Path) -> Definitions:
@@ -64,10 +65,22 @@ def parse_definitions(document: Any) -> Definitions:
     for n, name in enumerate(names):
         if name in names[:n]:
             raise ConfigError(f"metrics[{n}].name: {name!r} is defined twice")
+    _refuse_two_of_a_name(metrics)
     undefined = document.get("undefined", "keep")
     if undefined not in ("keep", "drop"):
         raise ConfigError(f"undefined: keep or drop is expected, got {undefined!r}")
     return Definitions(metrics, undefined)
+
+
+def _refuse_two_of_a_name(metrics: tuple[Definition, ...]) -> None:
+    """A source that is kept has its own name in the tables, so no definition may make a metric of that name."""
+    kept = {metric.source: metric.name for metric in metrics if metric.keep_source}
+    for n, metric in enumerate(metrics):
+        if metric.name in kept:
+            raise ConfigError(
+                f"metrics[{n}].name: {metric.name!r} is the source that keep_source of {kept[metric.name]!r} keeps; "
+                "choose another name"
+            )
 
 
 def _definition(place: str, entry: Any) -> Definition:
@@ -81,7 +94,7 @@ def _definition(place: str, entry: Any) -> Definition:
     if kind not in FUNCTIONS:
         raise ConfigError(f"{place}.function: one of {', '.join(FUNCTIONS)} is expected, got {kind!r}")
     spec = FUNCTIONS[kind]
-    _refuse_unknown(f"{place}.", entry, _KNOWN | spec.keys.keys())
+    _refuse_unknown(f"{place}.", entry, {*KEYS, *spec.keys})
     for parameter, required in spec.keys.items():
         if required and parameter not in entry:
             raise ConfigError(f"{place}.{parameter}: {kind} needs it")
@@ -103,6 +116,7 @@ def _definition(place: str, entry: Any) -> Definition:
         of=tuple(_one_or_more(f"{place}.of", entry["of"])) if spec.counts_distinct else (),
         levels=_levels(f"{place}.levels", entry.get("levels")),
         ttl=_ttl(f"{place}.ttl", entry.get("ttl")),
+        keep_source=_flag(f"{place}.keep_source", entry.get("keep_source", False)),
     )
 
 
@@ -174,6 +188,12 @@ def _whole(place: str, text: str) -> str:
     if not is_encodable(text):  # no table can hold it
         raise ConfigError(f"{place}: half a character in {text!r}")
     return text
+
+
+def _flag(place: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise ConfigError(f"{place}: true or false is expected, got {given!r}")
+    return given
 
 
 def _levels(place: str, given: Any) -> tuple[Level, ...]:

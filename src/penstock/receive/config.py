@@ -4,6 +4,7 @@ Sizes are bytes or strings like `16Mi`, durations seconds or strings like `30s`.
 needs: the configuration can be read where its extra is not installed.
 """
 
+import hashlib
 import hmac
 import os
 import ssl
@@ -135,6 +136,11 @@ def is_authorized(headers: Sequence[str], tokens: Sequence[bytes]) -> bool:
     # Every token is compared, in constant time: how long it takes does not tell which one came close.
     matches = [hmac.compare_digest(given, known) for known in tokens]
     return scheme.lower() == "bearer" and any(matches)
+
+
+def token_name(header: str) -> str:
+    """What a sender is called by the token of its `Authorization` header: a digest, since logs hold no secret."""
+    return f"token {hashlib.sha256(header.partition(' ')[2].strip().encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -14,7 +15,7 @@ from penstock.decode.outcome import Answer, Format, Refusal, Status
 from penstock.errors import PenstockError
 from penstock.receive.answers import GRPC, RETRY_AFTER, export_response, rpc_status
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import GrpcReceiverConfig, ServerTlsConfig, is_authorized
+from penstock.receive.config import GrpcReceiverConfig, ServerTlsConfig, is_authorized, token_name
 from penstock.receive.event_loop import LoopThread
 from penstock.receive.intake import Intake
 from penstock.receive.request_group import ReceivedRequest
@@ -131,17 +132,21 @@ class GrpcReceiver:
     # -- a call ------------------------------------------------------------------------------------------------------
 
     async def _export(self, body: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        sender = _address(context.peer())
         if self._tokens:
             headers = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
             if not is_authorized(headers, self._tokens):
-                self._intake.count_refusal(Refusal.UNAUTHORIZED)
+                self._intake.refusals.add(
+                    Refusal.UNAUTHORIZED, sender=sender, detail="no bearer token, or an unknown one"
+                )
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token that we know is needed")
+            sender = token_name(headers[0])
         waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
         most = int(self.config.limits.max_decompressed)
         self._open_calls += 1
         try:
             deliver = self._thread.deliver
-            self._intake.submit(ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, most, waiting, deliver))
+            self._intake.submit(ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, most, waiting, deliver, sender))
             answer = await waiting
         finally:
             self._open_calls -= 1
@@ -153,9 +158,18 @@ class GrpcReceiver:
         await context.abort(_CODES[code], answer.message, trailing_metadata=(details,))
         raise AssertionError("abort raises")
 
+    def dead_threads(self) -> list[str]:
+        """Returns the threads that have ended though they should not."""
+        return self._thread.dead_threads()
+
     def samples(self) -> Iterator[Sample]:
         """For `Telemetry.watch`. gRPC tells of open calls, not of connections."""
         yield Sample("penstock_receive_connections", self._open_calls, ("grpc",))
+
+
+def _address(peer: str) -> str:
+    """The address in what gRPC calls a peer: `ipv4:10.0.0.1:4711`, `ipv6:%5B::1%5D:4711`."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
 def _certificates(tls: ServerTlsConfig) -> grpc.ServerCertificateConfiguration:

@@ -17,7 +17,7 @@ from penstock.decode.outcome import Answer, Format, Refusal
 from penstock.errors import PenstockError
 from penstock.receive.answers import HttpReply, error_reply, http_reply
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import HttpReceiverConfig, is_authorized
+from penstock.receive.config import HttpReceiverConfig, is_authorized, token_name
 from penstock.receive.event_loop import LoopThread
 from penstock.receive.http_server import SERVER, HttpServer
 from penstock.receive.intake import CLOSING, Intake
@@ -128,7 +128,7 @@ class HttpReceiver:
         self._server = HttpServer(
             self._handle,
             limits.max_connections,
-            self._intake.count_refusal,
+            self._intake.refusals.add,
             keepalive_timeout=limits.idle_timeout,
             lingering_time=_LINGER,
             auto_decompress=False,
@@ -170,7 +170,7 @@ class HttpReceiver:
         try:
             reply = await self._reply(request)
         except (ConnectionError, web.RequestPayloadError) as error:  # the client may still read the answer
-            self._intake.count_refusal(Refusal.ABORTED)
+            self._refuse(request, Refusal.ABORTED, "the body broke off")
             reply = error_reply(None, 400, f"the body broke off: {error}")
         headers = {"Server": SERVER, **reply.headers}
         if reply.content_type:
@@ -188,7 +188,7 @@ class HttpReceiver:
                 await response.prepare(request)
                 await response.write_eof()
         except TimeoutError:
-            self._intake.count_refusal(Refusal.SLOW)
+            self._refuse(request, Refusal.SLOW, "the answer is not read")
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
@@ -205,14 +205,14 @@ class HttpReceiver:
             reply_as = kind if "Content-Type" in request.headers else None  # a browser gets plain text
             return error_reply(reply_as, 405, f"{request.method} is not taken here, POST is", {"Allow": "POST"})
         if self._tokens and not is_authorized(request.headers.getall("Authorization", ()), self._tokens):
-            self._intake.count_refusal(Refusal.UNAUTHORIZED)
+            self._refuse(request, Refusal.UNAUTHORIZED, "no bearer token, or an unknown one")
             return error_reply(kind, 401, "a bearer token that we know is needed", {"WWW-Authenticate": "Bearer"})
         if kind is Format.REMOTE_WRITE and "Content-Type" not in request.headers:
             content_type = _PROTOBUF[0]  # some senders of 1.0 leave it out, and Prometheus takes what they send
         if "write.v2" in request.headers.get("Content-Type", ""):  # after 415 the sender goes on with 1.0
             content_type = "remote write 2.0"
         if content_type not in (("application/json",) if kind in _JSON else _PROTOBUF):
-            self._intake.count_refusal(Refusal.UNSUPPORTED)
+            self._refuse(request, Refusal.UNSUPPORTED, f"content type {content_type!r}")
             taken = _TAKEN[kind]
             return error_reply(kind, 415, f"content type {content_type!r} is not taken here, {taken} is")
         name = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
@@ -220,11 +220,11 @@ class HttpReceiver:
             name = "snappy"  # as above
         encoding = _ENCODINGS.get(name)
         if encoding is None:
-            self._intake.count_refusal(Refusal.UNSUPPORTED)
+            self._refuse(request, Refusal.UNSUPPORTED, f"content encoding {name!r}")
             known = ", ".join(filter(None, _ENCODINGS))
             return error_reply(kind, 415, f"content encoding {name!r} is not taken; there are {known}")
         if self._intake.is_closing:
-            self._intake.count_refusal(Refusal.CLOSED)
+            self._refuse(request, Refusal.CLOSED, CLOSING.message)
             return http_reply(kind, CLOSING)
         return await self._body_reply(request, kind, encoding)
 
@@ -232,8 +232,9 @@ class HttpReceiver:
         limits = self.config.limits
         most = int(limits.max_body)
         if (request.content_length or 0) > most:
-            self._intake.count_refusal(Refusal.TOO_LARGE)
-            return error_reply(kind, 413, f"the body has {request.content_length} bytes, at most {most} are taken")
+            detail = f"the body has {request.content_length} bytes, at most {most} are taken"
+            self._refuse(request, Refusal.TOO_LARGE, detail)
+            return error_reply(kind, 413, detail)
         try:
             async with asyncio.timeout(float(limits.read_timeout)) as scope:
                 self._being_read.add(scope)
@@ -245,20 +246,29 @@ class HttpReceiver:
                     self._being_read.discard(scope)
         except TimeoutError:
             if self._intake.is_closing:
-                self._intake.count_refusal(Refusal.CLOSED)
+                self._refuse(request, Refusal.CLOSED, CLOSING.message)
                 return http_reply(kind, CLOSING)
-            self._intake.count_refusal(Refusal.SLOW)
+            self._refuse(request, Refusal.SLOW, "the body does not come")
             return error_reply(kind, 408, f"the body did not come within {limits.read_timeout:g} s")
         except _TooLong:
-            self._intake.count_refusal(Refusal.TOO_LARGE)
+            self._refuse(request, Refusal.TOO_LARGE, f"the body has more than {most} bytes")
             return error_reply(kind, 413, f"the body has more than {most} bytes")
         except _NoRoom:
-            self._intake.count_refusal(Refusal.FULL)
+            self._refuse(request, Refusal.FULL, "bodies that are being read take more than intake.max_held")
             return error_reply(kind, 429, "too many bodies are on their way: send it again")
         waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
         largest = int(limits.max_json if kind in _JSON else limits.max_decompressed)
-        self._intake.submit(ReceivedRequest(kind, body, encoding, largest, waiting, self._thread.deliver))
+        sender = self._sender(request)
+        self._intake.submit(ReceivedRequest(kind, body, encoding, largest, waiting, self._thread.deliver, sender))
         return http_reply(kind, await waiting)
+
+    def _sender(self, request: web.BaseRequest) -> str:
+        """What a request's sender is called: by its token, else by its address."""
+        return token_name(request.headers["Authorization"]) if self._tokens else request.remote or ""
+
+    def _refuse(self, request: web.BaseRequest, reason: Refusal, detail: str) -> None:
+        """Counts a request that does not come as far as the intake."""
+        self._intake.refusals.add(reason, sender=request.remote or "", detail=detail)
 
     async def _read(self, request: web.BaseRequest, most: int) -> bytes:
         """Returns the body; _TooLong beyond `most` bytes, _NoRoom if all bodies that are being read take too much."""
@@ -277,6 +287,10 @@ class HttpReceiver:
         finally:
             self.reading -= size
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def dead_threads(self) -> list[str]:
+        """Returns the threads that have ended though they should not."""
+        return self._thread.dead_threads()
 
     def samples(self) -> Iterator[Sample]:
         """For `Telemetry.watch`."""

@@ -23,9 +23,7 @@ class HttpServer(web.Server):
     its way there. Here a request that has begun is read to its end, and its connection closed after the answer.
     """
 
-    def __init__(
-        self, handler: Any, max_connections: int, on_refusal: Callable[[Refusal], None], **options: Any
-    ) -> None:
+    def __init__(self, handler: Any, max_connections: int, on_refusal: Callable[..., None], **options: Any) -> None:
         super().__init__(handler, **options)
         self._max_connections = max_connections
         self.on_refusal = on_refusal
@@ -41,7 +39,10 @@ class HttpServer(web.Server):
         self.open += 1
         is_too_many = self.open > self._max_connections
         if is_too_many:
-            self.on_refusal(Refusal.CONNECTIONS)
+            client = (transport.get_extra_info("peername") or ("",))[0]
+            self.on_refusal(
+                Refusal.CONNECTIONS, sender=client, detail=f"more than {self._max_connections} connections at a time"
+            )
         if is_too_many or self.is_stopping:
             transport.abort()
 
@@ -98,7 +99,7 @@ class _Connection(RequestHandler):
             log.error("A request failed. client=%s", request.remote, exc_info=exc)
             message = "something went wrong here; our log says what"
         elif isinstance(self._manager, HttpServer):
-            self._manager.on_refusal(Refusal.MALFORMED)
+            self._manager.on_refusal(Refusal.MALFORMED, sender=request.remote or "", detail="not HTTP")
         if request.writer.output_size > 0:
             raise ConnectionError("a part of another answer was sent already")
         text = (message or "not HTTP").partition("\n")[0] + "\n"

@@ -35,6 +35,7 @@ from penstock.decode.outcome import Answer, Format, Refusal, Status, TooMany
 from penstock.decode.stream_owners import HandoverBodies
 from penstock.receive.bodies import Encoding, TooLarge, decompress_body
 from penstock.receive.peers import Peers
+from penstock.receive.refusal_log import RefusalLog
 from penstock.receive.request_group import Deliver, PendingParts, ReceivedRequest, RequestGroup
 from penstock.receive.request_queue import RequestQueue
 from penstock.receive.sink import RawSink, Sink
@@ -46,6 +47,7 @@ CLOSING = Answer(Status.BROKEN, "shutting down: send it again")
 _FULL = Answer(Status.BUSY, "too many requests wait for their answer: send it again")
 _NO_ROOM = Answer(Status.BUSY, "no room at the moment: send it again")
 _TOO_MUCH_ASIDE = Answer(Status.BUSY, "too much waits for other processes: send it again")
+_NEARLY_FULL = 0.95  # of what may wait: requests are about to be refused
 _SWEEP = 60.0  # seconds between two looks for series that have expired
 
 _REASONS = {  # as which an answer is counted
@@ -85,14 +87,14 @@ class Intake:
         self._decoder = Decoder(config, self._clock, began, peers.owners if peers is not None else None)
         self._thread = threading.Thread(target=self._run, name="penstock-intake", daemon=True)
         self._undos: deque[Decoded] = deque()  # groups that a sink took and then failed to keep
+        self.refusals = RefusalLog(self._clock)
         self._queue = RequestQueue(int(config.max_held), int(config.max_group), self._clock)
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._answers: Counter[tuple[Format, Status]] = Counter()
-        self._refused: Counter[Refusal] = Counter()
+        self._answers: Counter[tuple[Format, str]] = Counter()
+        self._points: Counter[Format] = Counter()  # of requests that were answered with success
         # Written by the intake's thread alone.
         self._bytes_aside = 0  # decompressed, of groups that wait for other processes
-        self._points: Counter[Format] = Counter()
         self._bytes: Counter[Format] = Counter()
         self._seconds = 0.0
         self._sizes = Buckets("penstock_receive_group_requests")
@@ -110,7 +112,7 @@ class Intake:
         """Takes a request, or refuses it: BUSY if too much waits already, BROKEN while closing."""
         if not self._queue.push([request]):
             reason, answer = (Refusal.CLOSED, CLOSING) if self.is_closing else (Refusal.FULL, _FULL)
-            self.count_refusal(reason)
+            self.refusals.add(reason, sender=request.sender, detail=answer.message)
             request.deliver([(request.reply_to, answer)])
 
     def submit_from_peer(self, kind: Format, bodies: Sequence[bytes], deliver: Deliver) -> None:
@@ -128,11 +130,6 @@ class Intake:
     @property
     def is_closing(self) -> bool:
         return self._queue.is_closed
-
-    def count_refusal(self, reason: Refusal) -> None:
-        """Counts a request that a receiver refused by itself."""
-        with self._lock:
-            self._refused[reason] += 1
 
     def close(self, timeout: float = 30.0) -> bool:
         """Takes nothing more, answers what waits; says whether all was answered in time."""
@@ -277,7 +274,7 @@ class Intake:
         assert group.decoded is not None
         kind, decoded = group.kind, group.decoded
         places = [place for place in group.readable if place not in refused]
-        pending = PendingParts(group.answers(places), self._finish)
+        pending = PendingParts(group.answers(places), partial(self._finish, group, decoded.points_of(places)))
         refusal = None
         try:
             if refused:
@@ -291,10 +288,6 @@ class Intake:
         if refusal is not None:
             pending.refuse_last(refusal)
             decoded.undo()
-        else:
-            self._points[kind] += sum(map(len, decoded.chunks))
-            with self._lock:
-                self._refused.update(decoded.outcomes.reasons)
         pending.seal()
 
     def _relay_of(self, kind: Format) -> RawSink | None:
@@ -322,9 +315,18 @@ class Intake:
 
     # -- answering, from any thread ----------------------------------------------------------------------------------
 
-    def _finish(self, answers: list[tuple[ReceivedRequest, Answer]], error: BaseException | None) -> None:
-        if error is not None:
-            log.warning("What was received is not safe, its senders are told. reason=%s", error)
+    def _finish(
+        self, group: RequestGroup, points: Sequence[int], answers: list[tuple[ReceivedRequest, Answer]]
+    ) -> None:
+        """Answers the requests of a group, and counts what is taken and refused of those that hear a success."""
+        assert group.decoded is not None
+        taken = [count for count, (_, answer) in zip(points, answers) if answer.status is Status.TAKEN]
+        with self._lock:
+            self._points[group.kind] += sum(taken)
+        outcomes = group.decoded.outcomes
+        for reason, count in outcomes.reasons.items() if taken else ():
+            place, message = outcomes.examples[reason]
+            self.refusals.add(reason, count, sender=group.requests[place].sender, detail=message)
         self._answer(answers)
         self._queue.group_settled()
 
@@ -336,26 +338,43 @@ class Intake:
             for request, answer in answers:
                 by_receiver.setdefault(request.deliver, []).append((request.reply_to, answer))
                 if not request.is_from_peer:  # otherwise it is counted where it came from
-                    self._answers[request.kind, answer.status] += 1
-                    if answer.status is not Status.TAKEN:
-                        self._refused[_REASONS[answer.status]] += 1
+                    self._answers[request.kind, _status_label(answer)] += 1
+        for request, answer in answers:
+            if answer.status is not Status.TAKEN and not request.is_from_peer:
+                self.refusals.add(_REASONS[answer.status], sender=request.sender, detail=answer.message)
         for deliver, some in by_receiver.items():
             deliver(some)
         self._queue.release([request for request, _ in answers])
 
     # -- state -------------------------------------------------------------------------------------------------------
 
+    def unready(self) -> list[str]:
+        """Returns why requests would be refused now; nothing if they would not."""
+        if self.is_closing:
+            return ["the intake is closed"]
+        share = self._queue.fullness
+        return [f"requests that wait take {share:.0%} of intake.max_held"] if share >= _NEARLY_FULL else []
+
+    def notes(self) -> list[str]:
+        """Returns what was refused of late and needs an operator."""
+        return self.refusals.notes()
+
+    def dead_threads(self) -> list[str]:
+        """Returns the threads that have ended though they should not."""
+        is_dead = self._thread.ident is not None and not self._thread.is_alive() and not self.is_closing
+        return [self._thread.name] if is_dead else []
+
     def samples(self) -> Iterator[Sample | Buckets]:
         """For `Telemetry.watch`."""
         with self._lock:
-            answers, refused = dict(self._answers), dict(self._refused)
+            answers, points = dict(self._answers), dict(self._points)
         yield Sample("penstock_receive_held_bytes", self._queue.held_bytes)
         yield Sample("penstock_receive_waiting_requests", self._queue.unanswered)
         for (kind, status), count in answers.items():
-            yield Sample("penstock_receive_requests_total", count, (kind.value, status.value))
-        for reason, count in refused.items():
+            yield Sample("penstock_receive_requests_total", count, (kind.value, status))
+        for reason, count in self.refusals.counts().items():
             yield Sample("penstock_receive_refused_total", count, (reason.value,))
-        for kind, count in list(self._points.items()):
+        for kind, count in points.items():
             yield Sample("penstock_receive_points_total", count, (kind.value,))
         for kind, count in list(self._bytes.items()):
             yield Sample("penstock_receive_bytes_total", count, (kind.value,))
@@ -364,6 +383,13 @@ class Intake:
         yield from self._decoder.samples()
         if self._peers is not None:
             yield from self._peers.samples()
+
+
+def _status_label(answer: Answer) -> str:
+    """What an answer is counted as: one that takes only some of the points, or none, is told from a whole success."""
+    if answer.status is not Status.TAKEN or not answer.rejected:
+        return answer.status.value
+    return "rejected" if answer.is_useless else "partly_taken"
 
 
 def _relayed(kind: Format) -> Format:

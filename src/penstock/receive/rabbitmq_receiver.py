@@ -86,6 +86,10 @@ class RabbitReceiver:
     def reload(self) -> None:
         """Nothing to do: password and certificates are read at every connect."""
 
+    def dead_threads(self) -> list[str]:
+        """None: its I/O thread begins anew after whatever fails, and a lost connection is made again."""
+        return []
+
     def samples(self) -> Iterable[Sample | Buckets]:
         """For `Telemetry.watch`."""
         return self._registry.samples()
@@ -153,8 +157,9 @@ def _submit(intake: Intake, message: Message, kind: Format | None) -> "Future[An
     except ValueError as error:
         future.set_result(Answer(Status.BAD, str(error)))
         return future
+    sender = message.properties.user_id or message.properties.app_id or "RabbitMQ"
     most = _MAX_JSON if kind in (Format.EVENTS, Format.OTLP_JSON) else _MAX_BODY
-    intake.submit(ReceivedRequest(kind, message.body, encoding, most, future, _deliver))
+    intake.submit(ReceivedRequest(kind, message.body, encoding, most, future, _deliver, sender))
     return future
 
 

@@ -29,6 +29,7 @@ class ReceivedRequest:
     max_decompressed: int  # bytes
     reply_to: object
     deliver: Deliver
+    sender: str = ""  # its token's name, else its address
     is_from_peer: bool = False  # by another process, which answers the sender
 
 
@@ -93,7 +94,7 @@ class RequestGroup:
         return Answer(Status.TAKEN, "; ".join(reasons), rejected, reasons, is_useless)
 
 
-Finish = Callable[[list[tuple[ReceivedRequest, Answer]], BaseException | None], None]
+Finish = Callable[[list[tuple[ReceivedRequest, Answer]]], None]
 
 
 class PendingParts:
@@ -143,7 +144,7 @@ class PendingParts:
         answers = [
             (request, for_all or for_one.get(place, answer)) for place, (request, answer) in enumerate(self._answers)
         ]
-        self._finish(answers, self._error or next(iter(self._errors.values()), None))
+        self._finish(answers)
 
 
 def _error_answer(error: BaseException) -> Answer:

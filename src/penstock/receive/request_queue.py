@@ -166,6 +166,11 @@ class RequestQueue:
         return self._from_senders.bytes_held + self._from_peers.bytes_held
 
     @property
+    def fullness(self) -> float:
+        """The share of `max_held` that requests of senders take."""
+        return self._from_senders.bytes_held / self._max_held
+
+    @property
     def unanswered(self) -> int:
         """Requests of senders."""
         return self._from_senders.unanswered

@@ -126,10 +126,11 @@ def _handler(observed: AdminSource) -> type[BaseHTTPRequestHandler]:
                 self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"not here; there are {known}\n".encode())
                 return
             try:
-                self._answer(*route())
+                answer = route()
             except Exception:
                 log.exception("A request to the admin port failed. path=%s", self.path)
-                self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"see the log\n")
+                answer = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"see the log\n"
+            self._answer(*answer)  # a client that has hung up is `handle_error`'s, and no error of ours
 
         do_HEAD = do_GET  # noqa: N815 - the base class's name
 

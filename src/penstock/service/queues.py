@@ -98,7 +98,7 @@ def wait_until_drained(senders: Mapping[str, SendQueue], deadline: float, clock:
             return []
         pause.wait(0.01)
     return [
-        f"queue {name} holds {len(sender)} batches, the next start goes on with them"
+        f"queue {name} holds {len(sender)} batches, the next start goes on with what is on the disk"
         for name, sender in senders.items()
         if _queue_is_draining(sender)
     ]

@@ -48,6 +48,8 @@ def main(descriptor: int) -> int:
         {
             "values": lambda _: list(telemetry.values()),
             "unready": lambda _: edge.unready(),
+            "notes": lambda _: edge.notes(),
+            "dead_threads": lambda _: edge.dead_threads(),
             "ports": lambda _: edge.ports(),
             "check": check,
             "reload": reload,

@@ -43,6 +43,10 @@ class Receiver(Protocol):
 
     def reload(self) -> object: ...
 
+    def dead_threads(self) -> list[str]:
+        """The threads that have ended though they should not."""
+        ...
+
     def samples(self) -> Iterable[Sample | Buckets]: ...
 
 
@@ -52,6 +56,18 @@ class AnsweringStage(Protocol):
     def start(self) -> object: ...
 
     def close(self, timeout: float) -> bool: ...
+
+    def unready(self) -> list[str]:
+        """Why requests would be refused now."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What needs an operator."""
+        ...
+
+    def dead_threads(self) -> list[str]:
+        """The threads that have ended though they should not."""
+        ...
 
     def samples(self) -> Iterable[Sample | Buckets]: ...
 
@@ -92,6 +108,19 @@ class ReceiverSet:
 
     def ports(self) -> dict[str, int]:
         return {name: receiver.port for name, receiver in self.receivers.items() if receiver.port}
+
+    def unready(self) -> list[str]:
+        """Why requests would be refused now."""
+        return self._intake.unready()
+
+    def notes(self) -> list[str]:
+        """What needs an operator."""
+        return self._intake.notes()
+
+    def dead_threads(self) -> list[str]:
+        """The threads that have ended though they should not."""
+        of_receivers = [name for one in self.receivers.values() for name in one.dead_threads()]
+        return self._intake.dead_threads() + of_receivers
 
     def samples(self) -> Iterator[Sample | Buckets]:
         """For `Telemetry.watch`."""

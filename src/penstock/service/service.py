@@ -23,11 +23,13 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.receive.config import ListenerConfig
 from penstock.service.admin import AdminServer
 from penstock.service.child import Child
+from penstock.service.definition_watch import DefinitionWatch
 from penstock.service.edge import Edge
 from penstock.service.orphan_queues import OrphanQueues
 from penstock.service.receiver_set import make_receiver_set
 from penstock.service.status import flow
 from penstock.service.stream_handover import distribute_stream_files
+from penstock.service.trends import Trends
 from penstock.telemetry import Sample, Telemetry
 
 log = logging.getLogger(__name__)
@@ -55,7 +57,11 @@ class Service:
         self._spark: Child | None = None
         self._admin: AdminServer | None = None
         self._orphan_queues = OrphanQueues(config, self.telemetry, clock=self._clock)
+        self._definition_watch = DefinitionWatch(
+            self.telemetry.values, float(config.definitions_warn_after), config.definitions_path, clock=self._clock
+        )
         self._is_stopping = False
+        self._trends = Trends(self.telemetry.values, self._clock)
         self._held: list[socket.socket] = []  # ports that the workers share
         if config.processes == 1:
             self._edge = Edge(config, self.telemetry, partial(make_receiver_set, began=self._started_at))
@@ -97,9 +103,11 @@ class Service:
                 self._edge.start()
             else:
                 self._start_workers()
+            self._definition_watch.start()
         except BaseException:
             self.close(timeout=5.0)
             raise
+        self._trends.start()
         log.info("Penstock runs. version=%s processes=%d", __version__, config.processes)
 
     def _start_workers(self) -> None:
@@ -155,6 +163,8 @@ class Service:
         timeout = float(self.config.shutdown.timeout) if timeout is None else timeout
         deadline = self._clock.monotonic() + timeout
         self._is_stopping = True
+        self._definition_watch.close()
+        self._trends.close()
         late: list[str] = []
         for worker in self._workers:
             worker.stop()
@@ -206,6 +216,7 @@ class Service:
         for worker in self._workers:
             if problem := _ask(worker, "reload", config=text):
                 raise ConfigError(f"{worker.name}: {problem}")
+        self._definition_watch.on_reload(config.definitions_path)
         return [name for name in changed if name not in RELOADABLE]
 
     # -- how it goes: for the admin port -------------------------------------------------------------------------------
@@ -214,7 +225,13 @@ class Service:
         return self.telemetry.render()
 
     def unhealthy(self) -> list[str]:
-        return []  # what dies is started again by us; a service that cannot even answer this is unhealthy
+        """What is dead inside, and would live again after a start. What dies as a process is started again by us."""
+        if self._is_stopping:
+            return []
+        dead = [("", name) for name in (self._edge.dead_threads() if self._edge is not None else ())]
+        dead += [(f"{one.name}: ", name) for one in self._workers for name in _ask(one, "dead_threads") or ()]
+        gone = [f"{one.name} has ended and stays ended" for one in self._workers if one.has_ended]
+        return [f"{process}thread {name} has died" for process, name in dead] + gone
 
     def unready(self) -> list[str]:
         if self._is_stopping:
@@ -229,7 +246,9 @@ class Service:
         """Problems that are no reason to send requests elsewhere."""
         problem = self._spark.problem() if self._spark is not None else None
         waiting = [f"{problem}; what is received waits in {self.config.segments.path}"] if problem else []
-        return waiting + self._orphan_queues.notes()
+        notes = self._edge.notes() if self._edge is not None else []
+        notes += [f"{one.name}: {note}" for one in self._workers for note in _ask(one, "notes") or ()]
+        return waiting + notes + self._trends.notes() + self._orphan_queues.notes()
 
     def status(self) -> dict[str, Any]:
         reasons = self.unready()

@@ -94,7 +94,7 @@ def _run(
 
     threading.Thread(target=stop_when_asked, name="penstock-spark-ending", daemon=True).start()
     working.set()
-    log.info("Spark works. tables=%s", config.tables_location)
+    log.info("Spark works. tables=%s", tables.location)
     maintenance.start()
     try:
         supervisor.run()

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.clock import Clock, SystemClock
@@ -74,9 +75,9 @@ class Supervisor:
                 try:
                     self._run_once()
                     return
-                except (StreamingQueryException, MissingRequirement) as error:
-                    if isinstance(error, MissingRequirement) and not self._has_run:
-                        raise  # better said at once; later on, a database that is away comes back
+                except (PySparkException, Py4JJavaError, MissingRequirement) as error:
+                    if not isinstance(error, StreamingQueryException) and not self._has_run:
+                        raise  # better said at once; later on, a database that is away or a process that died is back
                     if TableOvertaken.__name__ in str(error):
                         self._wait_until_alone(error)
                         continue

@@ -32,7 +32,7 @@ class CapacityPolicy:
 
     def __init__(self, backlog: Backlog, config: FastQueueConfig) -> None:
         self._backlog = backlog
-        self.behavior = config.full_behavior
+        self.behavior = FullBehavior(config.full_behavior)
         self.max_size = config.max_size
         self.max_bytes = parsed_bytes(config.max_bytes)
         self.max_block = parsed_bytes(config.max_block_bytes)

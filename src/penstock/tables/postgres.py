@@ -9,7 +9,6 @@ Tasks copy their rows into staging tables. One transaction of the driver merges 
 nothing to compact, and any client reads the tables as they are. Then the staging tables go.
 """
 
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,11 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
-from penstock.errors import MissingRequirement, RowsMissing
+from penstock.errors import ConfigError, MissingRequirement, RowsMissing
 from penstock.model.function import names_where
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, STATES
+from penstock.secret_text import redacted
 from penstock.tables.landing import Written
 from penstock.tables.port import (
     LEVEL_ROWS,
@@ -63,8 +64,14 @@ class PostgresTables:
     def __init__(self, location: str) -> None:
         self._dsn = location
         self.conflicts = 0  # a lock lets one append at a time through
-        shown = re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", location)
-        self.location = re.sub(r"(password=)[^&\s]*", r"\1***", shown)  # no password in what is shown
+        self.location = redacted(location)
+        try:
+            conninfo_to_dict(location)
+        except psycopg.ProgrammingError:  # its text may quote the password
+            raise ConfigError(
+                f"tables must look like postgresql://user:password@host:5432/database, with / ? # % and @ in user or "
+                f"password written as %2F %3F %23 %25 and %40, got {self.location!r}"
+            ) from None
 
     def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
         with self._connect() as connection:

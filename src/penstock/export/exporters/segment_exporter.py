@@ -40,6 +40,7 @@ class SegmentExporter:
         max_bytes: int | str = MAX_BYTES,
     ) -> None:
         self._folder = Path(folder)
+        self.destination = str(folder)
         self._writer = check_writer(writer)
         self.max_blocks = max_blocks
         self.max_bytes = parse_bytes(max_bytes, "segments.max_bytes")

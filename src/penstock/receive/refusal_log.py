@@ -1,0 +1,72 @@
+"""What is refused: counted by reason, logged once a minute for each reason with its culprit, remembered for notes."""
+
+import logging
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from penstock.clock import Clock
+from penstock.decode.outcome import Refusal
+
+log = logging.getLogger(__name__)
+
+_QUIET = 60.0  # seconds between two lines of one reason, and for which a note stands
+# What a client can do at any time, and needs no operator.
+_OF_CLIENTS = (Refusal.CLOSED, Refusal.ABORTED, Refusal.SLOW, Refusal.MALFORMED, Refusal.UNSUPPORTED)
+
+
+@dataclass(slots=True)
+class _Refused:
+    """What was refused for one reason."""
+
+    logged_at: float
+    last_at: float = 0.0
+    unlogged: int = 0
+    sender: str = ""
+    detail: str = ""
+
+
+class RefusalLog:
+    """Counts refusals of requests and points.
+
+    Threads: every method may be called from any thread.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # _lock guards everything below.
+        self._lock = threading.Lock()
+        self._counts: Counter[Refusal] = Counter()
+        self._refused: dict[Refusal, _Refused] = {}
+
+    def add(self, reason: Refusal, count: int = 1, *, sender: str = "", detail: str = "") -> None:
+        """Counts requests or points of one sender that were refused; `detail` names what was too much or wrong."""
+        now = self._clock.monotonic()
+        with self._lock:
+            self._counts[reason] += count
+            refused = self._refused.setdefault(reason, _Refused(now - _QUIET))
+            refused.unlogged += count
+            refused.last_at, refused.sender, refused.detail = now, sender, detail
+            if now - refused.logged_at < _QUIET:
+                return
+            refused.logged_at, unlogged, refused.unlogged = now, refused.unlogged, 0
+        log.log(
+            logging.INFO if reason is Refusal.CLOSED else logging.WARNING,
+            "Requests or points are refused. reason=%s count=%d sender=%s detail=%s",
+            *(reason.value, unlogged, sender or "unknown", detail),
+        )
+
+    def counts(self) -> dict[Refusal, int]:
+        """Returns how much was refused for each reason; 0 too, so that the first one is an increase."""
+        with self._lock:
+            return {reason: self._counts[reason] for reason in Refusal}
+
+    def notes(self) -> list[str]:
+        """Returns what was refused within the last minute and needs an operator, with the last culprit."""
+        now = self._clock.monotonic()
+        with self._lock:
+            return [
+                f"requests or points are refused, reason {reason.value}: {one.detail}; sender {one.sender or 'unknown'}"
+                for reason, one in self._refused.items()
+                if now - one.last_at < _QUIET and reason not in _OF_CLIENTS
+            ]
