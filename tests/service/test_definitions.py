@@ -22,7 +22,7 @@ from penstock.model.partial import PARTIALS
 from penstock.model.segment import read, sealed
 from penstock.testing import wait_until
 from tests.conftest import missing
-from tests.receive.test_prometheus import Scraping
+from tests.scrapers import ScrapingPrometheus
 from tests.servers import free_port
 from tests.service.running import Running
 from tests.service.sdk_services import APDEX, ERRORS, REQUESTS, SERVICES, Recorder, answer_requests, serve_requests
@@ -76,7 +76,7 @@ def test_the_set_for_prometheus_gives_the_right_shares_of_counters(tmp_path: Pat
     (tmp_path / "metrics.yaml").write_text(yaml.safe_dump(document))
     running = Running(tmp_path, "spark: {enabled: false}\ndefinitions: metrics.yaml\n")
     try:
-        scraping = Scraping(tmp_path / "prometheus", running.port)
+        scraping = ScrapingPrometheus(tmp_path / "prometheus", running.port)
     except MissingRequirement as error:
         missing(error)
 
