@@ -10,14 +10,12 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
     CircuitOpen,
-    ConfigError,
     DiskFailed,
     DiskFull,
     ExportError,
@@ -33,9 +31,10 @@ from penstock.export.failover import Failover
 from penstock.export.leased_memory import LeasedMemory, LeaseSource
 from penstock.export.scaler import INTERVAL, WorkerScaler
 from penstock.export.send_gate import SendGate
+from penstock.export.send_settings import checked_settings, memory_is_enough, wants_order, with_leases
 from penstock.export.send_workers import GroupWorker, SendWorkers
 from penstock.export.stats import ExportCounters, SendQueueStats
-from penstock.spool import Durability, FastQueue, FullBehavior, MemoryQueue
+from penstock.spool import FastQueue, MemoryQueue
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
@@ -66,19 +65,19 @@ class SendQueue:
         clock: Clock | None = None,
         owns_queue: bool = False,
     ) -> None:
-        self.config = config = _settings(config or SendQueueConfig(), queue, exporter)
+        self.config = config = checked_settings(config or SendQueueConfig(), queue, exporter)
         self._clock = clock = clock or SystemClock()
         self._exporter = exporter
         self._owns_queue = owns_queue
         self._is_durable = isinstance(queue, FastQueue)
-        self._source: LeaseSource = queue if isinstance(queue, FastQueue) else _with_leases(queue, config, clock)
+        self._source: LeaseSource = queue if isinstance(queue, FastQueue) else with_leases(queue, config, clock)
         self._counters = ExportCounters()
         self._gate = SendGate(
             CircuitBreaker(config.circuit_breaker),
             config.new_backoff(),
             config.send_limit(),
             clock,
-            in_order=_wants_order(exporter),
+            in_order=wants_order(exporter),
             queue=queue.path if isinstance(queue, FastQueue) else "memory",
             destination=str(getattr(exporter, "destination", type(exporter).__name__)),
         )
@@ -96,7 +95,7 @@ class SendQueue:
         else:
             self._delivery = BatchDelivery(self._source, exporter, self._gate, self._counters, clock)
             self._workers = SendWorkers(self._source, self._delivery, self._gate, config, clock)
-            if config.failover.enabled and _memory_is_enough(config, queue):
+            if config.failover.enabled and memory_is_enough(config, queue):
                 self._failover = Failover(
                     config.failover,
                     self._source,
@@ -340,67 +339,3 @@ class SendQueue:
     def samples(self) -> Iterator[Sample]:
         """For `Telemetry.watch`."""
         return self.stats().samples()
-
-
-def _settings(
-    config: SendQueueConfig, queue: FastQueue | MemoryQueue, exporter: Exporter | GroupExporter
-) -> SendQueueConfig:
-    """The configuration with the queue's order, and one worker for an exporter that wants its batches in order.
-
-    ConfigError for what would fail with the first batch, or turn all of them into dead letters.
-    """
-    if not isinstance(queue, (FastQueue, MemoryQueue)):
-        raise ConfigError(f"queue must be a FastQueue or a MemoryQueue, got {queue!r}")
-    _check_exporter(exporter)
-    if isinstance(queue, FastQueue):
-        config = replace(config, order=queue.config.order)
-    elif config.order == "freshest":
-        raise ConfigError("order must be 'fifo' for a queue in memory, got 'freshest'")
-    if isinstance(exporter, GroupExporter):
-        if config.order == "freshest":
-            raise ConfigError("order must be 'fifo' for an exporter that needs blocks in order, got 'freshest'")
-        if not config.always_queue or not config.enabled:
-            raise ConfigError("an exporter that needs blocks in order always queues: enabled and always_queue")
-        if not isinstance(queue, FastQueue):
-            raise ConfigError("type must be 'disk' for an exporter that needs blocks in order, got 'memory'")
-    if not _wants_order(exporter):
-        return config
-    return replace(
-        config,
-        workers=config.workers or 1,
-        # Several at a time would overtake one another, and what is prepared ahead would pass a batch that failed.
-        pipeline_split=replace(config.pipeline_split, enabled=False),
-        adaptive_workers=replace(config.adaptive_workers, enabled=False),
-    )
-
-
-def _memory_is_enough(config: SendQueueConfig, queue: FastQueue | MemoryQueue) -> bool:
-    """Whether a batch in memory is as safe as a success promises. A queue in memory keeps what failed by itself."""
-    if isinstance(queue, FastQueue):
-        return queue.config.durability is Durability.MEMORY
-    return config.durability is Durability.MEMORY and not config.enabled
-
-
-def _check_exporter(exporter: object) -> None:
-    if isinstance(exporter, type):
-        raise ConfigError(f"exporter must be an exporter, got the class: write {exporter.__name__}(...)")
-    if isinstance(exporter, GroupExporter):
-        return
-    missing = [name for name in ("prepare", "send", "split", "close") if not callable(getattr(exporter, name, None))]
-    if missing:
-        raise ConfigError(f"exporter {type(exporter).__name__} has no {', '.join(missing)}: see penstock.Exporter")
-    if not isinstance(getattr(exporter, "in_order", None), bool):
-        raise ConfigError(
-            f"exporter {type(exporter).__name__} must have in_order, True or False: see penstock.Exporter"
-        )
-
-
-def _wants_order(exporter: Exporter | GroupExporter) -> bool:
-    return isinstance(exporter, GroupExporter) or exporter.in_order
-
-
-def _with_leases(queue: MemoryQueue, config: SendQueueConfig, clock: Clock) -> LeasedMemory:
-    timeout = float(config.block_timeout)
-    return LeasedMemory(
-        queue, FullBehavior(config.full_behavior), timeout, max_attempts=config.max_attempts, clock=clock
-    )

@@ -191,7 +191,7 @@ class QueueState:
             while not (taken := backlog.take(most, now, max_bytes)):
                 if deadline is None or now >= deadline:
                     return taken, ()
-                self._not_empty.wait(self._next_look_locked(deadline) - now)
+                self._not_empty.wait(backlog.returned.next_look(deadline) - now)
                 self.check_open()
                 now = self._monotonic()
             spent = self._withhold_spent_locked(taken) if backlog.store.attempts else ()
@@ -201,18 +201,13 @@ class QueueState:
                 backlog.journal_leases(taken)
             return taken, spent
 
-    def _next_look_locked(self, deadline: float) -> float:
-        """When a block may be due again, whether one comes or not; `deadline` at the latest."""
-        due_at = self.backlog.returned.next_due_at()
-        return deadline if due_at is None else min(due_at, deadline)
-
     async def wait_for_block(self, deadline: float) -> None:
         """Wait, without a thread, until a block may have come or be due again."""
         with self._lock:
             self.check_open()
             if self.backlog.peek(now := self._monotonic()) is not None:
                 return
-            woken, seconds = self._not_empty.new_future(), self._next_look_locked(deadline) - now
+            woken, seconds = self._not_empty.new_future(), self.backlog.returned.next_look(deadline) - now
         await self._not_empty.wait_async(woken, seconds)
 
     def _withhold_spent_locked(self, taken: list[Lease]) -> list[Lease]:
