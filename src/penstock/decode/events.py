@@ -141,4 +141,4 @@ def _shown(value: Any) -> str:
 
 def _described(key: bytes) -> SeriesDescription:
     metric, _, labels = key.decode().partition(_SEPARATOR)
-    return SeriesDescription(metric, PointKind.GAUGE, False, json.loads(labels))
+    return SeriesDescription(metric, PointKind.EVENT, False, json.loads(labels))
