@@ -301,7 +301,7 @@ class Intake:
         pending.seal()
 
     def _relay_of(self, kind: Format) -> RawSink | None:
-        return self._relay if self._relay is not None and self._relay.takes(_relayed(kind)) else None
+        return self._relay if self._relay is not None and self._relay.takes(kind.relayed_as) else None
 
     def _submit_parts(self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingParts) -> bool:
         """Submits bodies to the relay, then points to L1; says whether both took them.
@@ -310,7 +310,7 @@ class Intake:
         two points by its time, L1 would add it up again.
         """
         relay = self._relay_of(kind)
-        if relay is not None and raw and not relay.submit_raw(_relayed(kind), raw, pending.add()):
+        if relay is not None and raw and not relay.submit_raw(kind.relayed_as, raw, pending.add()):
             return False
         if self._sink is None or not decoded.chunks:
             return True
@@ -346,7 +346,7 @@ class Intake:
             for request, answer in answers:
                 by_receiver.setdefault(request.deliver, []).append((request.reply_to, answer))
                 if not request.is_from_peer:  # otherwise it is counted where it came from
-                    self._answers[request.kind, _status_label(answer)] += 1
+                    self._answers[request.kind, answer.label] += 1
         for request, answer in answers:
             if answer.status is not Status.TAKEN and not request.is_from_peer:
                 self.refusals.add(_REASONS[answer.status], sender=request.sender, detail=answer.message)
@@ -391,15 +391,3 @@ class Intake:
         yield from self._decoder.samples()
         if self._peers is not None:
             yield from self._peers.samples()
-
-
-def _status_label(answer: Answer) -> str:
-    """What an answer is counted as: one that takes only some of the points, or none, is told from a whole success."""
-    if answer.status is not Status.TAKEN or not answer.rejected:
-        return answer.status.value
-    return "rejected" if answer.is_useless else "partly_taken"
-
-
-def _relayed(kind: Format) -> Format:
-    """The format in which a body is relayed."""
-    return Format.OTLP if kind is Format.OTLP_JSON else kind
