@@ -77,9 +77,8 @@ def test_a_client_that_breaks_off_is_counted_and_no_error_of_ours(
 
 def test_a_client_that_does_not_listen_is_cut_off(intake: Intake) -> None:
     with running(intake, limits=HttpLimits(read_timeout=0.2)) as receiver:
-        assert receiver._listener is not None
         # Connections take after their listener: small buffers are soon full, also on a slow machine.
-        receiver._listener.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        receiver._listeners[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         with connected(receiver) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             with pytest.raises(ConnectionError):

@@ -76,7 +76,7 @@ def test_the_set_for_prometheus_gives_the_right_shares_of_counters(tmp_path: Pat
     (tmp_path / "metrics.yaml").write_text(yaml.safe_dump(document))
     running = Running(tmp_path, "spark: {enabled: false}\ndefinitions: metrics.yaml\n")
     try:
-        scraping = ScrapingPrometheus(tmp_path / "prometheus", running.port, target=free_port())
+        scraping = ScrapingPrometheus(tmp_path / "prometheus", running.port)
     except MissingRequirement as error:
         missing(error)
 

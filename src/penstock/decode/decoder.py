@@ -31,6 +31,7 @@ from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUMMARY
 from penstock.decode.outcome import Format
 from penstock.decode.remote_write import RemoteWriteReader
 from penstock.decode.rows import DecodedNumbers, Rows
+from penstock.decode.seen_times import SeenTimes
 from penstock.decode.series import Namespace, SeriesTable
 from penstock.decode.stream_memory import RestoredStreams, Snapshot, join_streams, name_of, rows_of, take, write
 from penstock.decode.stream_owners import HandoverBodies, HandoverParts, StreamOwners
@@ -94,6 +95,7 @@ class Decoder:
         self._owners_forgotten = clock.monotonic()
         self._horizon = since  # every stream that began later is known, or is new
         self._restored: RestoredStreams | None = None
+        self._seen: SeenTimes | None = None
 
     def decode(
         self,
@@ -110,6 +112,8 @@ class Decoder:
         handed over again. `senders` are the senders of the bodies, whose streams have a quota.
         """
         now = self._clock.time()
+        for deltas in self._all_deltas():
+            deltas.clocks.now = int(now * 1e9)
         latest = int((now + float(self._config.max_future)) * 1e9)
         parts = HandoverParts(self._owners, handed_over) if self._owners is not None else None
         context = DecodeContext(
@@ -142,6 +146,8 @@ class Decoder:
             points = self._otlp.read(bodies, context)
             _hand_over_parts(context, hand_over)
             pieces = self._otlp_rows(points, context)
+        if self._seen is not None:
+            self._seen.note(max(deltas.clocks.latest for deltas in self._all_deltas()))
         chunks = [chunk for rows in pieces for chunk in rows.chunks(self._table)]
         return Decoded(chunks, context.outcomes, bodies, context.undos, pieces)
 
@@ -225,8 +231,11 @@ class Decoder:
     def restore(self, path: Path) -> int:
         """Restores what `save` wrote, if it is young enough and of the same settings; returns how many streams.
 
-        Deletes the file in any case. OSError if it cannot be deleted.
+        Deletes the file in any case. OSError if it cannot be deleted. From here on the times seen are kept beside it.
         """
+        self._seen = SeenTimes(path.with_name(path.name.replace(path.suffixes[0], ".seen", 1)))
+        for deltas in self._all_deltas():
+            deltas.clocks.forgotten_until(self._seen.earlier)
         snapshot = take(path)
         if snapshot is None:
             return 0

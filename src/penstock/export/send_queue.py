@@ -82,7 +82,7 @@ class SendQueue:
             destination=str(getattr(exporter, "destination", type(exporter).__name__)),
         )
         self._limit: AdaptiveLimit | None = None
-        if owns_queue and config.adaptive_enabled:
+        if owns_queue and config.adaptive_enabled and config.max_size is None:
             max_bytes = queue.max_bytes if isinstance(queue, MemoryQueue) else int(queue.config.max_bytes)
             self._limit = AdaptiveLimit(max_bytes, config.target_utilization)
         self._delivery: BatchDelivery | None = None
@@ -116,7 +116,7 @@ class SendQueue:
     def open(cls, exporter: Exporter | GroupExporter, config: SendQueueConfig, *, clock: Clock | None = None) -> Self:
         """Open a send queue with the queue that the configuration describes. `close` closes that queue, too."""
         if config.type == "memory":
-            memory = MemoryQueue(config.max_size, config.memory_bytes(), clock=clock)
+            memory = MemoryQueue(config.first_max_size, config.memory_bytes(), clock=clock)
             return cls(memory, exporter, config, clock=clock, owns_queue=True)
         queue = FastQueue(config.path, config.queue_config(), clock=clock)
         try:

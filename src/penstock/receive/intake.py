@@ -47,6 +47,7 @@ CLOSING = Answer(Status.BROKEN, "shutting down: send it again")
 _FULL = Answer(Status.BUSY, "too many requests wait for their answer: send it again")
 _NO_ROOM = Answer(Status.BUSY, "no room at the moment: send it again")
 _TOO_MUCH_ASIDE = Answer(Status.BUSY, "too much waits for other processes: send it again")
+_LONGEST_REASON = 300  # characters of it that an answer has
 _NEARLY_FULL = 0.95  # of what may wait: requests are about to be refused
 _SWEEP = 60.0  # seconds between two looks for series that have expired
 
@@ -63,7 +64,7 @@ class Intake:
 
     Loss: an answer of TAKEN means that the points are as safe as the sinks' durability says. Without it the sender
         still has them, and may send them again.
-    Order: requests of one format are decoded in the order in which they came.
+    Order: requests of one sender and format are decoded in the order in which they came; senders have fair turns.
     Threads: `submit` may be called from any thread.
     """
 
@@ -193,6 +194,7 @@ class Intake:
         """Decompresses requests and decodes them, those of senders apart from those of other processes."""
         from_senders: list[tuple[ReceivedRequest, bytes]] = []
         from_peers: list[tuple[ReceivedRequest, bytes]] = []
+        decompressed: list[tuple[ReceivedRequest, int]] = []
         size = 0
         for place, request in enumerate(requests):
             if size >= int(self.config.max_group):  # compressed bodies may grow a thousandfold: the rest comes next
@@ -201,6 +203,7 @@ class Intake:
             try:
                 body = decompress_body(request.body, request.encoding, request.max_decompressed)
             except TooLarge as error:
+                decompressed.append((request, request.max_decompressed))
                 self._answer([(request, Answer(Status.TOO_LARGE, str(error)))])
             except ValueError as error:
                 self._answer([(request, Answer(Status.BAD, str(error)))])
@@ -208,7 +211,9 @@ class Intake:
                 self._answer([(request, Answer(Status.BROKEN, "no memory: send it again"))])
             else:
                 (from_peers if request.is_from_peer else from_senders).append((request, body))
+                decompressed.append((request, len(body)))
                 size += len(body)
+        self._queue.charge(decompressed)
         self._bytes[requests[0].kind] += sum(len(body) for _, body in from_senders)
         for some in (from_peers, from_senders):  # peers first: they wait, and what senders sent may wait for them
             if some:
@@ -231,9 +236,9 @@ class Intake:
             elif isinstance(error, TooMany):
                 self._answer([(requests[0], Answer(Status.TOO_LARGE, f"the body has {error}"))])
             else:
-                log.exception("A request could not be decoded. format=%s bytes=%d", kind.value, len(bodies[0]))
-                answer = Answer(Status.BAD, "this request cannot be decoded; our log says why")
-                self._answer([(requests[0], answer)])
+                log.debug("A request cannot be decoded. format=%s", kind.value, exc_info=error)
+                reason = f"this request cannot be decoded: {type(error).__name__}: {error}"
+                self._answer([(requests[0], Answer(Status.BAD, reason[:_LONGEST_REASON]))])
             return
         self._answer([(requests[place], answer) for place, answer in decoded.outcomes.errors.items()])
         group.decoded = decoded
@@ -296,7 +301,7 @@ class Intake:
         pending.seal()
 
     def _relay_of(self, kind: Format) -> RawSink | None:
-        return self._relay if self._relay is not None and self._relay.takes(_relayed(kind)) else None
+        return self._relay if self._relay is not None and self._relay.takes(kind.relayed_as) else None
 
     def _submit_parts(self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingParts) -> bool:
         """Submits bodies to the relay, then points to L1; says whether both took them.
@@ -305,7 +310,7 @@ class Intake:
         two points by its time, L1 would add it up again.
         """
         relay = self._relay_of(kind)
-        if relay is not None and raw and not relay.submit_raw(_relayed(kind), raw, pending.add()):
+        if relay is not None and raw and not relay.submit_raw(kind.relayed_as, raw, pending.add()):
             return False
         if self._sink is None or not decoded.chunks:
             return True
@@ -341,7 +346,7 @@ class Intake:
             for request, answer in answers:
                 by_receiver.setdefault(request.deliver, []).append((request.reply_to, answer))
                 if not request.is_from_peer:  # otherwise it is counted where it came from
-                    self._answers[request.kind, _status_label(answer)] += 1
+                    self._answers[request.kind, answer.label] += 1
         for request, answer in answers:
             if answer.status is not Status.TAKEN and not request.is_from_peer:
                 self.refusals.add(_REASONS[answer.status], sender=request.sender, detail=answer.message)
@@ -386,15 +391,3 @@ class Intake:
         yield from self._decoder.samples()
         if self._peers is not None:
             yield from self._peers.samples()
-
-
-def _status_label(answer: Answer) -> str:
-    """What an answer is counted as: one that takes only some of the points, or none, is told from a whole success."""
-    if answer.status is not Status.TAKEN or not answer.rejected:
-        return answer.status.value
-    return "rejected" if answer.is_useless else "partly_taken"
-
-
-def _relayed(kind: Format) -> Format:
-    """The format in which a body is relayed."""
-    return Format.OTLP if kind is Format.OTLP_JSON else kind
