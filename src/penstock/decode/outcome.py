@@ -18,6 +18,11 @@ class Format(Enum):
     REMOTE_WRITE = "remote_write"  # WriteRequest, protobuf
     EVENTS = "events"  # JSON
 
+    @property
+    def relayed(self) -> "Format":
+        """The format in which such a body is relayed."""
+        return Format.OTLP if self is Format.OTLP_JSON else self
+
 
 class Refusal(Enum):
     """Why a request or a point was not taken: the label `reason` of the metrics."""
