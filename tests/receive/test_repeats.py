@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.decode.outcome import Status
+from penstock.decode.outcome import Format, Status
+from penstock.receive.bodies import Encoding
 from penstock.receive.intake import Intake
 from penstock.receive.recent_requests import DIGEST, Claim, RecentRequests
+from penstock.receive.repeats import digest_of
+from penstock.receive.request_group import ReceivedRequest
 from penstock.testing import wait_until
 from tests.receive.support import BODY, KeepingSink, Sender, count, counter, request
 
@@ -99,6 +102,17 @@ def test_a_request_that_waits_is_not_answered_twice_and_one_that_failed_is_taken
     assert sink.values("cpu") == [0.5]
     assert count(intake, "penstock_receive_repeated_total") == 2
     assert intake.close(10.0)
+
+
+@pytest.mark.parametrize("size", [100, 16 << 10, (16 << 10) + 1, 100_000])
+def test_a_body_that_differs_anywhere_is_another_request(recent: RecentRequests, size: int) -> None:
+    body = bytes(size)
+    bodies = [body, body[:-1], body + b"\0", *(body[:at] + b"\1" + body[at + 1 :] for at in (0, size // 2, size - 1))]
+    sent = [ReceivedRequest(Format.OTLP, one, Encoding.IDENTITY, size, None, print, "a") for one in bodies]
+    assert len({digest_of(one, one.body) for one in sent}) == len(bodies)
+    assert digest_of(sent[0], body) == digest_of(sent[0], bytes(size))
+    other = ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, size, None, print, "b")
+    assert digest_of(other, body) != digest_of(sent[0], body)
 
 
 def test_the_relay_hears_a_repeated_request_once(recent: RecentRequests) -> None:
