@@ -24,6 +24,7 @@ from penstock.spool import FullBehavior
 ROOT = Path(__file__).parents[2]
 KEYS = [key for key in schema_of(ServiceConfig).walk() if NAME not in key.path]
 OWN = {
+    "rules": "drop debug.*,drop_labels http.* user session",
     "listen": "127.0.0.1:4999",
     "host": "localhost",
     "url": "amqp://elsewhere/",

@@ -73,7 +73,7 @@ class L1:
             clock=self._clock,
         )
         self._handlers = MetricHandlers(queue, self._pending, self._counts, self._definition_counts, config.max_metrics)
-        self._pusher = Pusher(queue.name, self._pending, push, config.flush_rows)
+        self._pusher = Pusher(queue.name, self._pending, push, config.flush_rows, lambda: self._definitions.kept)
 
     @classmethod
     def with_own_queue(
@@ -128,7 +128,7 @@ class L1:
             submission.received.append((chunk.metric, len(chunk), len(chunk) - len(numbers)))
             if made := definitions.of(chunk.metric):
                 submission.queued.append(self._handlers.queued(numbers, made, submission))
-            if definitions.keeps(chunk.metric):
+            if definitions.keeps(chunk.metric, chunk.kind):
                 submission.plain.append(numbers)
         return submission
 

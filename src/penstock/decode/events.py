@@ -20,7 +20,8 @@ from penstock.decode.otlp.attributes import text_of
 from penstock.decode.otlp.json_request import refuse_many_values
 from penstock.decode.outcome import Refusal, TooMany
 from penstock.decode.rows import Rows
-from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
+from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.series_description import SeriesDescription
 from penstock.model.name import is_encodable, name_fault
 from penstock.model.point import PointKind, entity_of
 
@@ -142,4 +143,4 @@ def _shown(value: Any) -> str:
 
 def _described(key: bytes) -> SeriesDescription:
     metric, _, labels = key.decode().partition(_SEPARATOR)
-    return SeriesDescription(metric, PointKind.GAUGE, False, json.loads(labels))
+    return SeriesDescription(metric, PointKind.EVENT, False, json.loads(labels))

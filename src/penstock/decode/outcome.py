@@ -19,8 +19,8 @@ class Format(Enum):
     EVENTS = "events"  # JSON
 
     @property
-    def relayed(self) -> "Format":
-        """The format in which such a body is relayed."""
+    def relayed_as(self) -> "Format":
+        """The format in which a body is relayed."""
         return Format.OTLP if self is Format.OTLP_JSON else self
 
 
@@ -38,6 +38,7 @@ class Refusal(Enum):
     LABELS = "labels"  # too many or too long
     METRICS = "metrics"  # too many
     STREAMS = "streams"  # too many
+    QUOTA = "quota"  # too many of one metric or of one sender
     TIME = "time"  # none, or too far ahead
     VALUE = "value"  # none, or not a number
     SLOW = "slow"  # a client that took too long to send, or to read our answer
@@ -64,6 +65,13 @@ class Answer:
     rejected: int = 0  # points
     reasons: tuple[str, ...] = ()  # of the rejected points, the first few
     is_useless: bool = False  # all of its points are rejected, and it is not relayed
+
+    @property
+    def label(self) -> str:
+        """What it is counted as: one that takes only some of the points, or none, is told from a whole success."""
+        if self.status is not Status.TAKEN or not self.rejected:
+            return self.status.value
+        return "rejected" if self.is_useless else "partly_taken"
 
 
 TAKEN = Answer(Status.TAKEN)

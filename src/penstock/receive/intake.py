@@ -112,14 +112,16 @@ class Intake:
             self.refusals.add(reason, sender=request.sender, detail=answer.message)
             request.deliver([(request.reply_to, answer)])
 
-    def submit_from_peer(self, kind: Format, bodies: Sequence[bytes], deliver: Deliver) -> None:
+    def submit_from_peer(
+        self, kind: Format, bodies: Sequence[bytes], deliver: Deliver, senders: Sequence[str] = ()
+    ) -> None:
         """Takes bodies that another process hands over, of streams that this process owns: all of them or none.
 
         `deliver` is called with the place of each body and its answer.
         """
         requests = [
-            ReceivedRequest(kind, body, Encoding.IDENTITY, len(body), place, deliver, is_from_peer=True)
-            for place, body in enumerate(bodies)
+            ReceivedRequest(kind, body, Encoding.IDENTITY, len(body), place, deliver, sender, is_from_peer=True)
+            for place, (body, sender) in enumerate(zip(bodies, senders or [""] * len(bodies)))
         ]
         if not self._queue.push(requests):
             deliver([(request.reply_to, _NO_ROOM) for request in requests])
@@ -219,7 +221,8 @@ class Intake:
         group = RequestGroup(kind, requests, bodies, self._relay_of(kind) is not None)
         handed_over = range(len(requests)) if requests[0].is_from_peer else ()
         try:
-            decoded = self._decoder.decode(kind, bodies, handed_over, partial(self._hand_to_peers, group))
+            senders = [request.sender for request in requests]
+            decoded = self._decoder.decode(kind, bodies, handed_over, partial(self._hand_to_peers, group), senders)
         except Exception as error:
             if len(requests) > 1:  # one of them is the cause: each for itself, so that only that one fails
                 for one in received:
@@ -251,7 +254,9 @@ class Intake:
             return
         group.awaited = len(bodies)
         for owner, parts in bodies.items():
-            self._peers.submit(owner, group.kind, parts, points[owner], partial(self._queue.on_peer_answer, group))
+            senders = [group.requests[place].sender for place in parts]
+            on_answer = partial(self._queue.on_peer_answer, group)
+            self._peers.submit(owner, group.kind, parts, points[owner], on_answer, senders)
 
     def _resume(self, group: RequestGroup) -> None:
         """Takes the rest of a group for whose parts other processes have answered.
@@ -293,7 +298,7 @@ class Intake:
         pending.seal()
 
     def _relay_of(self, kind: Format) -> RawSink | None:
-        return self._relay if self._relay is not None and self._relay.takes(kind.relayed) else None
+        return self._relay if self._relay is not None and self._relay.takes(kind.relayed_as) else None
 
     def _submit_parts(
         self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingParts, digests: bytes
@@ -304,7 +309,7 @@ class Intake:
         two points by its time, L1 would add it up again.
         """
         relay = self._relay_of(kind)
-        if relay is not None and raw and not relay.submit_raw(kind.relayed, raw, pending.add()):
+        if relay is not None and raw and not relay.submit_raw(kind.relayed_as, raw, pending.add()):
             return False
         if self._sink is None or not decoded.chunks:
             return True
@@ -328,10 +333,8 @@ class Intake:
         taken = [count for count, (_, answer) in zip(points, answers) if answer.status is Status.TAKEN]
         with self._lock:
             self._points[group.kind] += sum(taken)
-        outcomes = group.decoded.outcomes
-        for reason, count in outcomes.reasons.items() if taken else ():
-            place, message = outcomes.examples[reason]
-            self.refusals.add(reason, count, sender=group.requests[place].sender, detail=message)
+        if taken:
+            self.refusals.add_outcomes(group.decoded.outcomes, [request.sender for request in group.requests])
         self._answer(answers)
         self._queue.group_settled()
 
@@ -345,7 +348,7 @@ class Intake:
             for request, answer in answers:
                 by_receiver.setdefault(request.deliver, []).append((request.reply_to, answer))
                 if not request.is_from_peer:  # otherwise it is counted where it came from
-                    self._answers[request.kind, _status_label(answer)] += 1
+                    self._answers[request.kind, answer.label] += 1
         for request, answer in answers:
             if answer.status is not Status.TAKEN and not request.is_from_peer:
                 self.refusals.add(REASONS[answer.status], sender=request.sender, detail=answer.message)
@@ -391,10 +394,3 @@ class Intake:
         for part in (self._peers, self._repeats):
             if part is not None:
                 yield from part.samples()
-
-
-def _status_label(answer: Answer) -> str:
-    """What an answer is counted as: one that takes only some of the points, or none, is told from a whole success."""
-    if answer.status is not Status.TAKEN or not answer.rejected:
-        return answer.status.value
-    return "rejected" if answer.is_useless else "partly_taken"

@@ -333,11 +333,6 @@ class QueueState:
                 store.reclaim(store.acked, is_disk_full=True)
             return store.chunks.size_bytes < before, store.chunks.take_deleted_handles()
 
-    def disk_bytes(self) -> int:
-        """Returns the bytes of the log."""
-        with self._lock:
-            return self.backlog.store.chunks.size_bytes
-
     def spill(self) -> None:
         """Move the memory layer into the log. Raises OSError if there is no room for all of it."""
         with self._lock:

@@ -37,7 +37,8 @@ from penstock.decode.otlp.walk import (
     walk,
 )
 from penstock.decode.outcome import Refusal
-from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
+from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import as_request
 from penstock.model.point import PointKind
 
