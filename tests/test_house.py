@@ -60,7 +60,9 @@ DOORS = {
         "intake",
         "peers",
         "rabbitmq_receiver",
+        "recent_requests",
         "request_group",
+        "request_memory",
         "sink",
     },
     "service": {

@@ -102,6 +102,12 @@ DECLARATIONS: dict[str, Declaration] = {
             ("format",),
         ),
         Declaration("penstock_receive_refused_total", "counter", "Requests or points not taken", ("reason",)),
+        Declaration("penstock_receive_repeated_total", "counter", "Requests that came again, answered and not counted"),
+        Declaration(
+            "penstock_receive_repeats_forgotten_total",
+            "counter",
+            "Requests forgotten before intake.repeat_window had passed",
+        ),
         Declaration("penstock_receive_held_bytes", "gauge", "Bytes of requests that wait for their answer"),
         Declaration("penstock_receive_waiting_requests", "gauge", "Requests that wait for their answer"),
         Declaration("penstock_receive_connections", "gauge", "Open connections", ("receiver",)),

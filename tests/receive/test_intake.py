@@ -135,7 +135,7 @@ def test_a_body_for_which_there_is_no_memory_is_answered_so(intake: Intake, monk
 
     sender = Sender(intake)
     with monkeypatch.context() as full:
-        full.setattr("penstock.receive.intake.decompress_body", fails)
+        full.setattr("penstock.receive.request_group.decompress_body", fails)
         sender.send(BODY, "first")
         assert sender.wait(1) == [Status.BROKEN]
     sender.send(BODY, "again")

@@ -17,8 +17,7 @@ import pytest
 
 from penstock.config.tree import AdminConfig
 from penstock.receive.config import AuthConfig, ServerTlsConfig
-from penstock.service.admin import AdminServer
-from penstock.service.admin_guard import AdminGuard
+from penstock.service.admin import AdminGuard, AdminServer
 from penstock.service.status import flow
 from penstock.telemetry import Sample, Telemetry, Value
 from penstock.testing import wait_until

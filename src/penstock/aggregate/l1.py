@@ -99,13 +99,15 @@ class L1:
 
     # In
 
-    def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
+    def submit(self, chunks: Sequence[Chunk], done: Done, requests: bytes = b"") -> bool:
         """Admit these chunks, all or none; False if there is no room, or it is closed.
 
         `done(error)` is called once, in any thread, as soon as they are as safe as the durability says: with None, or
-        with the error for which they are not. At `memory` that is before this returns.
+        with the error for which they are not. At `memory` that is before this returns. `requests` are digests that
+        travel with the points: both are in the durable queue, or neither is.
         """
         submission = self._submission(chunks, done if self._answers_late and chunks else None)
+        submission.requests = requests
         if not self._pending.admit(submission):
             return False
         refusal = self._put(submission)

@@ -54,7 +54,8 @@ class Pusher:
                     self._push_blocks(round_.partials[:1])
                     del round_.partials[0]
             elif round_.waiting:
-                self._push_blocks(round_.partials)
+                requests = b"".join(submission.requests for submission in round_.waiting)
+                self._push_blocks(round_.partials, requests)
         except Exception as error:  # noqa: BLE001 - whatever it is, submissions are answered and the thread goes on
             return self._give_up(round_, error)
         if self._pending.end_round(round_):
@@ -68,9 +69,10 @@ class Pusher:
         table = pa.concat_tables([table, newest_of_chunks(round_.chunks, kept)])
         return [table.slice(start, self._flush_rows) for start in range(0, table.num_rows, self._flush_rows)]
 
-    def _push_blocks(self, blocks: Sequence[pa.Table]) -> None:
+    def _push_blocks(self, blocks: Sequence[pa.Table], requests: bytes = b"") -> None:
+        """Push all of them or none. The last has the digests of the requests."""
         if blocks:
-            self._push([encode(block) for block in blocks])
+            self._push([*map(encode, blocks[:-1]), encode(blocks[-1], requests)])
             self.blocks += len(blocks)
             self.partials += sum(block.num_rows for block in blocks)
 

@@ -57,6 +57,12 @@ class IntakeConfig:
     max_future: float | str = "1d"
     """How far ahead of our clock a point's time may be: one broken clock must not make tables of the year 2100."""
 
+    repeat_window: float | str = "15m"
+    """For so long a request is known: the same bytes of the same sender are answered with success and not counted
+    again. 0: every request is counted."""
+    max_remembered: int = 1_000_000
+    """Requests that are known at most, of all processes, 24 bytes each; the oldest are forgotten first."""
+
     @property
     def longest_name(self) -> int:
         """Characters of a metric's name."""
@@ -93,7 +99,9 @@ class IntakeConfig:
             raise ConfigError(f"must be >= 60 s, got {self.expiry:g}", field="intake.expiry")
         for name in ("max_nesting", "max_labels", "max_label_name", "max_label_value"):
             check_count(getattr(self, name), f"intake.{name}", 1)
-        for name in ("max_metrics", "max_series_per_metric", "max_streams"):
+        window = parse_duration(self.repeat_window, "intake.repeat_window")
+        _set(self, "repeat_window", window)
+        for name in ("max_remembered", "max_metrics", "max_series_per_metric", "max_streams"):
             check_count(getattr(self, name), f"intake.{name}", 1)
         for name in ("max_streams_per_metric", "max_streams_per_sender"):
             if getattr(self, name) is not None:

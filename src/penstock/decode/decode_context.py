@@ -23,6 +23,7 @@ class RequestOutcomes:
         self.examples: dict[Refusal, tuple[int, str]] = {}  # a request and what was wrong, for each reason
         self.rejected = np.zeros(requests, np.int64)
         self.messages: dict[int, list[str]] = {}
+        self.untimed: set[int] = set()  # requests with events that have no time of their own
         self.overflowed: tuple[int, int, str] | None = None  # a request, how many points, and of which metric
         self._taken: list[Ints] = []
 

@@ -68,6 +68,8 @@ class EventReader:
                 except Refused as refused:
                     context.outcomes.reject_one(request, refused.reason, f"event {place}: {refused}")
                     continue
+                if "time" not in event:
+                    context.outcomes.untimed.add(request)
                 requests.append(request)
                 keys.append(key)
                 times.append(time)

@@ -283,11 +283,13 @@ class HttpReceiver:
             return error_reply(kind, 429, "too many bodies are on their way: send it again")
         waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
         largest = int(limits.max_json if kind in _JSON else limits.max_decompressed)
-        sender = self._sender(request)
+        sender, key = self._sender(request), request.headers.get("Idempotency-Key", "")
         # Several tokens tell several senders apart, also those with many connections.
         turns_of = sender if len(self._tokens) > 1 else _connection_of(request)
         self._intake.submit(
-            ReceivedRequest(kind, body, encoding, largest, waiting, self._thread.deliver, sender, turns_of=turns_of)
+            ReceivedRequest(
+                kind, body, encoding, largest, waiting, self._thread.deliver, sender, turns_of=turns_of, key=key
+            )
         )
         return http_reply(kind, await waiting)
 

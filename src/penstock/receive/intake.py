@@ -4,8 +4,7 @@
         ▲                 (bytes bounded)                       one thread                │
         └───────────────────────────────── answers ◄─────────────────────────────── done ─┘
 
-While one group is decoded and made safe the next one gathers, so groups grow with the load and a lone request does not
-wait: a group of four requests costs almost as much as one of sixteen.
+While one group is decoded the next one gathers: groups grow with the load, and a lone request does not wait.
 
 Where several processes receive, each cumulative stream has one owner (`decode.stream_owners`):
 
@@ -33,9 +32,11 @@ from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.outcome import Answer, Format, Refusal, Status, TooMany
 from penstock.decode.stream_owners import HandoverBodies
-from penstock.receive.bodies import Encoding, TooLarge, decompress_body
+from penstock.receive.bodies import Encoding
 from penstock.receive.peers import Peers
-from penstock.receive.refusal_log import RefusalLog
+from penstock.receive.recent_requests import RecentRequests
+from penstock.receive.refusal_log import REASONS, RefusalLog
+from penstock.receive.repeats import Repeats
 from penstock.receive.request_group import Deliver, PendingParts, ReceivedRequest, RequestGroup
 from penstock.receive.request_queue import RequestQueue
 from penstock.receive.sink import RawSink, Sink
@@ -50,13 +51,6 @@ _TOO_MUCH_ASIDE = Answer(Status.BUSY, "too much waits for other processes: send 
 _LONGEST_REASON = 300  # characters of it that an answer has
 _NEARLY_FULL = 0.95  # of what may wait: requests are about to be refused
 _SWEEP = 60.0  # seconds between two looks for series that have expired
-
-_REASONS = {  # as which an answer is counted
-    Status.BAD: Refusal.MALFORMED,
-    Status.TOO_LARGE: Refusal.TOO_LARGE,
-    Status.BUSY: Refusal.FULL,
-    Status.BROKEN: Refusal.FAILED,
-}
 
 
 class Intake:
@@ -78,11 +72,13 @@ class Intake:
         began: float | None = None,
         memory: Path | None = None,
         peers: Peers | None = None,
+        recent: RecentRequests | None = None,
     ) -> None:
         self._memory = memory
         self._peers = peers
         self.config = config = config or IntakeConfig()
         self._clock = clock or SystemClock()
+        self._repeats = Repeats(recent, self._clock) if recent is not None else None
         self._sink = sink
         self._relay = relay
         self._decoder = Decoder(config, self._clock, began, peers.owners if peers is not None else None)
@@ -194,27 +190,25 @@ class Intake:
         """Decompresses requests and decodes them, those of senders apart from those of other processes."""
         from_senders: list[tuple[ReceivedRequest, bytes]] = []
         from_peers: list[tuple[ReceivedRequest, bytes]] = []
-        decompressed: list[tuple[ReceivedRequest, int]] = []
+        charged: list[tuple[ReceivedRequest, int]] = []
         size = 0
         for place, request in enumerate(requests):
             if size >= int(self.config.max_group):  # compressed bodies may grow a thousandfold: the rest comes next
                 self._queue.put_back(requests[place:])
                 break
-            try:
-                body = decompress_body(request.body, request.encoding, request.max_decompressed)
-            except TooLarge as error:
-                decompressed.append((request, request.max_decompressed))
-                self._answer([(request, Answer(Status.TOO_LARGE, str(error)))])
-            except ValueError as error:
-                self._answer([(request, Answer(Status.BAD, str(error)))])
-            except MemoryError:
-                self._answer([(request, Answer(Status.BROKEN, "no memory: send it again"))])
+            body = request.decompressed()
+            if isinstance(body, Answer):
+                charged.append((request, request.max_decompressed if body.status is Status.TOO_LARGE else 0))
+                self._answer([(request, body)])
             else:
                 (from_peers if request.is_from_peer else from_senders).append((request, body))
-                decompressed.append((request, len(body)))
+                charged.append((request, len(body)))
                 size += len(body)
-        self._queue.charge(decompressed)
+        self._queue.charge(charged)
         self._bytes[requests[0].kind] += sum(len(body) for _, body in from_senders)
+        if self._repeats is not None and from_senders:
+            from_senders, answers = self._repeats.screen(from_senders)
+            self._answer(answers)
         for some in (from_peers, from_senders):  # peers first: they wait, and what senders sent may wait for them
             if some:
                 self._sizes.observe(len(some))
@@ -245,7 +239,9 @@ class Intake:
         if group.peer_bodies or len(decoded.outcomes.errors) < len(requests):
             self._queue.group_sent()
             if not group.peer_bodies:
-                self._submit_to_sinks(group)
+                repeated = self._repeats.screen_events(group) if self._repeats is not None else {}
+                self._answer([(requests[place], answer) for place, answer in repeated.items()])
+                self._submit_to_sinks(group, repeated)
 
     def _hand_to_peers(self, group: RequestGroup, bodies: HandoverBodies, points: Mapping[int, int]) -> None:
         """Hands other processes what they own of a group; it is resumed when the last has answered."""
@@ -290,7 +286,8 @@ class Intake:
             if refused:
                 decoded = self._decoder.without(refused, decoded)
             raw = [decoded.raw[place] for place in places if not group.requests[place].is_from_peer]
-            if not self._submit_parts(kind, decoded, raw, pending):
+            digests = b"".join(group.requests[place].digest for place in places)
+            if not self._submit_parts(kind, decoded, raw, pending, digests):
                 refusal = _NO_ROOM
         except Exception as error:  # sinks promise to raise none, but this thread must not end
             log.exception("A request could not be handed over. format=%s", kind.value)
@@ -303,7 +300,9 @@ class Intake:
     def _relay_of(self, kind: Format) -> RawSink | None:
         return self._relay if self._relay is not None and self._relay.takes(kind.relayed_as) else None
 
-    def _submit_parts(self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingParts) -> bool:
+    def _submit_parts(
+        self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingParts, digests: bytes
+    ) -> bool:
         """Submits bodies to the relay, then points to L1; says whether both took them.
 
         In this order, since a refused request is sent again: the relay's destination tells the same point twice from
@@ -321,7 +320,8 @@ class Intake:
                 self._undos.append(decoded)
             done(error)
 
-        return self._sink.submit(decoded.chunks, points_done)
+        # A block tells nothing of the relay: with one, only what was answered is known when it comes again.
+        return self._sink.submit(decoded.chunks, points_done, b"" if relay is not None else digests)
 
     # -- answering, from any thread ----------------------------------------------------------------------------------
 
@@ -341,6 +341,8 @@ class Intake:
     def _answer(self, answers: list[tuple[ReceivedRequest, Answer]]) -> None:
         if not answers:
             return
+        if self._repeats is not None:  # first: a sender that has its answer is known
+            self._repeats.settle(answers)
         by_receiver: dict[Deliver, list[tuple[object, Answer]]] = {}
         with self._lock:  # first: a sender that has its answer finds it counted
             for request, answer in answers:
@@ -349,7 +351,7 @@ class Intake:
                     self._answers[request.kind, answer.label] += 1
         for request, answer in answers:
             if answer.status is not Status.TAKEN and not request.is_from_peer:
-                self.refusals.add(_REASONS[answer.status], sender=request.sender, detail=answer.message)
+                self.refusals.add(REASONS[answer.status], sender=request.sender, detail=answer.message)
         for deliver, some in by_receiver.items():
             deliver(some)
         self._queue.release([request for request, _ in answers])
@@ -389,5 +391,6 @@ class Intake:
         yield Sample("penstock_receive_decode_seconds_total", self._seconds)
         yield self._sizes
         yield from self._decoder.samples()
-        if self._peers is not None:
-            yield from self._peers.samples()
+        for part in (self._peers, self._repeats):
+            if part is not None:
+                yield from part.samples()

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 
 from penstock.clock import Clock
 from penstock.decode.decode_context import RequestOutcomes
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import Refusal, Status
 
 log = logging.getLogger(__name__)
+
+REASONS = {  # as which an answer is counted
+    Status.BAD: Refusal.MALFORMED,
+    Status.TOO_LARGE: Refusal.TOO_LARGE,
+    Status.BUSY: Refusal.FULL,
+    Status.BROKEN: Refusal.FAILED,
+}
 
 _QUIET = 60.0  # seconds between two lines of one reason, and for which a note stands
 # What a client can do at any time, and needs no operator.

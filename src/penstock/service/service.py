@@ -21,8 +21,7 @@ from penstock.config.show import as_yaml, entries
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, PenstockError
 from penstock.receive.config import ListenerConfig
-from penstock.service.admin import AdminServer
-from penstock.service.admin_guard import AdminGuard
+from penstock.service.admin import AdminGuard, AdminServer
 from penstock.service.child import Child
 from penstock.service.definition_watch import DefinitionWatch
 from penstock.service.edge import Edge

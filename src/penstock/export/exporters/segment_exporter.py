@@ -13,7 +13,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked, TransientExportError
-from penstock.model.segment import QUARANTINE, Segment, check_writer, decode_encoded, seal, sealed, sync_folder
+from penstock.model.segment import (
+    QUARANTINE,
+    Segment,
+    check_writer,
+    decode_encoded,
+    requests_of,
+    seal,
+    sealed,
+    sync_folder,
+)
 from penstock.spool import Lease
 from penstock.telemetry import Sample
 from penstock.units import parse_bytes
@@ -105,9 +114,10 @@ class SegmentExporter:
         refused = []
         fresh = []
         tables = []
+        requests = []  # their digests, which stay with their points
         for lease in leases:
             try:
-                table = decode_encoded(lease.data)
+                table, digests = decode_encoded(lease.data), requests_of(lease.data)
             except (pa.ArrowException, ValueError) as error:
                 refused.append((lease, f"not a block of partials: {error}"))
                 continue
@@ -119,11 +129,12 @@ class SegmentExporter:
                 )
             fresh.append(lease)
             tables.append(table)
+            requests.append(digests)
         if fresh:
             segment = Segment(self._writer, self._covered + 1, fresh[-1].sequence)
             partials = pa.concat_tables(tables)
             try:
-                seal(self._folder, segment, partials, (self._queue, fresh[0].sequence))
+                seal(self._folder, segment, partials, (self._queue, fresh[0].sequence), b"".join(requests))
             except OSError:
                 if (self._folder / segment.name).exists():  # whole, but not known to survive a power cut
                     self._covered_before = self._covered = segment.last
