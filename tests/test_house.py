@@ -19,7 +19,7 @@ DOORS = {
     "cli": {"main"},
     "config": {"address", "command_options", "destinations", "load", "schema", "show", "tree"},
     "consume": {"backoff_policy", "consumer_options", "declarations", "into_queue", "message", "registry", "stats"},
-    "decode": {"config", "decoder", "outcome", "stream_memory", "stream_owners"},
+    "decode": {"config", "decode_context", "decoder", "outcome", "stream_memory", "stream_owners"},
     "export": {
         "",
         "breaker",

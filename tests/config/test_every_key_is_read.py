@@ -189,7 +189,7 @@ RELAY_AND_ROLLUP = {
     "admin.listen": "127.0.0.1:0",
     **destination(type="otlp_http", url="https://127.0.0.1:9", queue__enabled=AS_IT_IS, queue__type=AS_IT_IS),
     **destination(queue__adaptive_enabled=AS_IT_IS, queue__failover__enabled=AS_IT_IS),
-    **destination(queue__failover__drain_interval="10ms"),
+    **destination(queue__failover__drain_interval="10ms", queue__max_size=AS_IT_IS),
 }
 RELAY_ONLY = {
     **RELAY_AND_ROLLUP,
@@ -198,7 +198,7 @@ RELAY_ONLY = {
     **destination(type="remote_write", url="https://127.0.0.1:9/write", queue__enabled="false", queue__order=AS_IT_IS),
     **destination(queue__pipeline_split__enabled=AS_IT_IS, queue__backoff__enabled=AS_IT_IS),
     "segments.queue.backoff.enabled": AS_IT_IS,
-    **destination(queue__adaptive_enabled="false", queue__failover__enabled="false"),
+    **destination(queue__adaptive_enabled="false", queue__failover__enabled="false", queue__max_size="300"),
 }
 FROM_MEMORY = {
     **RELAY_ONLY,

@@ -100,7 +100,7 @@ def _plain(config: SendQueueConfig) -> dict[str, Any]:
     queue = config.queue_config(2**34)
     own = {name: getattr(config, name) for name in config.__dataclass_fields__}
     own |= {name: getattr(queue, name) for name in ("chunk_size", "meta_sync_interval", "stale_flush",
-                                                    "write_buffer_size")}  # fmt: skip
+                                                    "write_buffer_size", "max_size")}  # fmt: skip
     return own
 
 

@@ -38,7 +38,7 @@ def _refuse_own_port(exporter: ExporterConfig, receiver: HttpReceiverConfig) -> 
 
 def _refuse_own_queue(exporter: ExporterConfig, receiver: RabbitReceiverConfig) -> None:
     """Refuse a `routing_key` that is the queue of `receivers.amqp`. Where an exchange leads is not known here."""
-    if exporter.exchange or exporter.routing_key != receiver.queue:
+    if exporter.exchange or exporter.routing_key not in receiver.queue:
         return
     (host, port), (other, other_port) = _address(exporter.url), _address(receiver.url)
     if port != other_port or not _reaches(host, other) or _vhost(exporter.url) != _vhost(receiver.url):

@@ -26,7 +26,8 @@ from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import locate_messages, repeated_messages
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import DecodedNumbers, Rows
-from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
+from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import SERIES, StreamOwners
 from penstock.model.name import name_fault
 from penstock.model.point import PointKind

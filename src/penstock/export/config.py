@@ -14,6 +14,7 @@ from penstock.spool import Durability, DurabilitySetting, FastQueueConfig, FullB
 from penstock.units import check_count, check_flag, check_number, parse_bytes, parse_duration
 
 _QUEUE_TYPES = ("memory", "disk")
+_MAX_SIZE = 10_000  # as the seed has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +72,8 @@ class DurableQueueConfig:
 
     path: str | Path = "./queue"
     """Folder of the queue on disk."""
-    max_size: int = 10_000
-    """Most batches, where the limit does not adapt."""
+    max_size: int | None = None
+    """Most batches. Not set: 10 000 at first, and then what `adaptive_enabled` makes of it."""
     max_bytes: int | str = "1Gi"
     """Most bytes, as 1Gi."""
     full_behavior: FullBehaviorSetting = FullBehavior.DROP_OLDEST
@@ -123,7 +124,13 @@ class DurableQueueConfig:
     def _of_the_queue(self) -> dict[str, Any]:
         """The durable queue's part of the settings."""
         own = {one.name for one in fields(self)}
-        return {one.name: getattr(self, one.name) for one in fields(FastQueueConfig) if one.name in own}
+        found = {one.name: getattr(self, one.name) for one in fields(FastQueueConfig) if one.name in own}
+        return {**found, "max_size": self.first_max_size}
+
+    @property
+    def first_max_size(self) -> int:
+        """The limit of batches that a queue begins with."""
+        return _MAX_SIZE if self.max_size is None else self.max_size
 
     def new_backoff(self) -> Backoff:
         return Backoff(
@@ -155,7 +162,7 @@ class SendQueueConfig(DurableQueueConfig):
     max_attempts: int | None = None
     """Sends of a batch before it is a dead letter."""
     adaptive_enabled: bool = True
-    """The limit of batches follows their mean size, so that the limit of bytes is the one that counts."""
+    """Where `max_size` is not set, the limit of batches follows their mean size: the limit of bytes is what counts."""
     target_utilization: float = 0.85
     """Share of `max_bytes` that the adaptive limit of batches aims at."""
     always_queue: bool = True

@@ -36,6 +36,7 @@ from penstock.model.level import Level
 from penstock.model.name import is_encodable, name_fault
 from penstock.model.point import PointKind
 from penstock.units import parse_duration
+from penstock.yaml_bounds import load_plain
 
 _KINDS = {"histogram" if kind is PointKind.DISTRIBUTION else kind.value: kind for kind in PointKind}
 _WORDS = {PointKind.COUNTER: ("keep",), PointKind.DISTRIBUTION: ("keep", "percentile")}  # others: all
@@ -45,7 +46,7 @@ KEYS = ("name", "source", "filter", "entity", "function", "levels", "ttl", "keep
 def load_definitions(path: Path) -> Definitions:
     """The definitions of a YAML file; ConfigError names the file and the place in it."""
     try:
-        document = yaml.safe_load(path.read_text())
+        document = load_plain(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -115,7 +115,7 @@ def seal(folder: Path, segment: Segment, partials: pa.Table, origin: Origin | No
         metadata[_SHARES] = " ".join(map(str, ends)).encode()
     if origin:
         metadata[_ORIGIN] = f"{origin[1]} {origin[0]}".encode()
-    with open(scratch, "wb") as file:
+    with open(scratch, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         with pa.ipc.new_file(file, partials.schema.with_metadata(metadata), options=_OPTIONS) as writer:
             for batch in batches:
                 writer.write(batch)

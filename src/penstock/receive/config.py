@@ -195,11 +195,14 @@ class HttpReceiverConfig(ListenerConfig):
     """Where Prometheus remote writes are taken."""
     events_path: str = "/v1/events"
     """Where JSON events are taken."""
+    allowed_origins: tuple[str, ...] = ()
+    """Sites whose web pages may send, as `https://shop.example`; `*`: all. Requests from other pages are refused."""
     limits: HttpLimits = field(default_factory=HttpLimits)
     """What one client can make us do."""
 
     def __post_init__(self) -> None:
         ListenerConfig.__post_init__(self)
+        _set(self, "allowed_origins", tuple(self.allowed_origins))
         paths = [self.otlp_path, self.remote_write_path, self.events_path]
         for name, path in zip(("otlp_path", "remote_write_path", "events_path"), paths):
             if not path.startswith("/") or paths.count(path) > 1:
@@ -238,16 +241,16 @@ class BrokerTlsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RabbitReceiverConfig:
-    """Messages of a RabbitMQ queue: OTLP, JSON events or remote writes, acknowledged when they are safe."""
+    """Messages of RabbitMQ queues: OTLP, JSON events or remote writes, acknowledged when they are safe."""
 
     enabled: bool = False
     """True: consume."""
     url: str = "amqp://127.0.0.1:5672/"
     """The broker. For the password use `password_file`."""
-    queue: str = "penstock"
-    """The queue to consume."""
+    queue: tuple[str, ...] = ("penstock",)
+    """The queues to consume, one or several. Each has workers and a prefetch of its own."""
     declare: bool = False
-    """Declare the queue (durable, classic) if it is not there; false: it must be there, as it is."""
+    """Declare the queues (durable, classic) that are not there; false: they must be there, as they are."""
     format: Literal["auto", "otlp", "otlp_json", "remote_write", "events"] = "auto"
     """What bodies are. `auto`: by content type, protobuf is OTLP and JSON is events."""
     dead_letter_exchange: str = ""
@@ -255,20 +258,39 @@ class RabbitReceiverConfig:
     password_file: str | Path | None = None
     """Read at every connect, so that a new one is found."""
     tls: BrokerTlsConfig | None = None
-    workers: int = 2
-    """Batches under way at a time."""
+    workers: int = 0
+    """Batches of a queue under way at a time; 0: four for each core."""
+    prefetch_count: int = 0
+    """Messages of a queue that the broker may send ahead, at most 1000; 0: a batch for every worker."""
+    exclusive: bool = False
+    """Be the only consumer of each queue."""
     batch_size: int = 100
     """Messages that are taken together: one sync of the disk for all of them."""
     batch_timeout: float | str = 0.05
     """How long a batch may wait to be full."""
 
+    # What the consumer pool takes, and a receiver does not.
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "auto_ack": "messages are acknowledged when they are safe, else a crash would lose them",
+        "execution": "messages are decoded by the intake, together with all other requests",
+        "event_type": "every message of the queue is taken: format says what bodies are",
+        "event_type_header": "every message of the queue is taken: format says what bodies are",
+        "max_attempts": "a message is taken, tried again for as long as there is no room, or a dead letter at once",
+        "retry": "a message is taken, tried again for as long as there is no room, or a dead letter at once",
+    }
+
     def __post_init__(self) -> None:
         _set(self, "batch_timeout", parse_duration(self.batch_timeout, "batch_timeout", is_positive=True))
         check_broker_url(self.url)
-        if not self.queue:
-            raise ConfigError("must name the queue to consume, got ''", field="queue")
-        for name in ("workers", "batch_size"):
-            check_count(getattr(self, name), name, 1)
+        given: object = self.queue
+        _set(self, "queue", (given,) if isinstance(given, str) else self.queue)
+        if not all(self.queue) or not self.queue or len(set(self.queue)) < len(self.queue):
+            shown = ", ".join(map(repr, self.queue)) or "none"
+            raise ConfigError(f"must name the queues to consume, each once, got {shown}", field="queue")
+        for name, least in (("workers", 0), ("batch_size", 1), ("prefetch_count", 0)):
+            check_count(getattr(self, name), name, least)
+        if self.prefetch_count > 1000:
+            raise ConfigError(f"must be <= 1000, got {self.prefetch_count}", field="prefetch_count")
         if self.enabled and self.tls is not None and not self.url.startswith("amqps://"):
             raise ConfigError("must begin with amqps:// where tls is set, got amqp://", field="url")
 

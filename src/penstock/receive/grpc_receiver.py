@@ -146,7 +146,10 @@ class GrpcReceiver:
         self._open_calls += 1
         try:
             deliver = self._thread.deliver
-            self._intake.submit(ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, most, waiting, deliver, sender))
+            turns_of = sender if len(self._tokens) > 1 else context.peer()
+            self._intake.submit(
+                ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, most, waiting, deliver, sender, turns_of=turns_of)
+            )
             answer = await waiting
         finally:
             self._open_calls -= 1

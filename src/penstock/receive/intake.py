@@ -47,6 +47,7 @@ CLOSING = Answer(Status.BROKEN, "shutting down: send it again")
 _FULL = Answer(Status.BUSY, "too many requests wait for their answer: send it again")
 _NO_ROOM = Answer(Status.BUSY, "no room at the moment: send it again")
 _TOO_MUCH_ASIDE = Answer(Status.BUSY, "too much waits for other processes: send it again")
+_LONGEST_REASON = 300  # characters of it that an answer has
 _NEARLY_FULL = 0.95  # of what may wait: requests are about to be refused
 _SWEEP = 60.0  # seconds between two looks for series that have expired
 
@@ -63,7 +64,7 @@ class Intake:
 
     Loss: an answer of TAKEN means that the points are as safe as the sinks' durability says. Without it the sender
         still has them, and may send them again.
-    Order: requests of one format are decoded in the order in which they came.
+    Order: requests of one sender and format are decoded in the order in which they came; senders have fair turns.
     Threads: `submit` may be called from any thread.
     """
 
@@ -115,14 +116,16 @@ class Intake:
             self.refusals.add(reason, sender=request.sender, detail=answer.message)
             request.deliver([(request.reply_to, answer)])
 
-    def submit_from_peer(self, kind: Format, bodies: Sequence[bytes], deliver: Deliver) -> None:
+    def submit_from_peer(
+        self, kind: Format, bodies: Sequence[bytes], deliver: Deliver, senders: Sequence[str] = ()
+    ) -> None:
         """Takes bodies that another process hands over, of streams that this process owns: all of them or none.
 
         `deliver` is called with the place of each body and its answer.
         """
         requests = [
-            ReceivedRequest(kind, body, Encoding.IDENTITY, len(body), place, deliver, is_from_peer=True)
-            for place, body in enumerate(bodies)
+            ReceivedRequest(kind, body, Encoding.IDENTITY, len(body), place, deliver, sender, is_from_peer=True)
+            for place, (body, sender) in enumerate(zip(bodies, senders or [""] * len(bodies)))
         ]
         if not self._queue.push(requests):
             deliver([(request.reply_to, _NO_ROOM) for request in requests])
@@ -191,6 +194,7 @@ class Intake:
         """Decompresses requests and decodes them, those of senders apart from those of other processes."""
         from_senders: list[tuple[ReceivedRequest, bytes]] = []
         from_peers: list[tuple[ReceivedRequest, bytes]] = []
+        decompressed: list[tuple[ReceivedRequest, int]] = []
         size = 0
         for place, request in enumerate(requests):
             if size >= int(self.config.max_group):  # compressed bodies may grow a thousandfold: the rest comes next
@@ -199,6 +203,7 @@ class Intake:
             try:
                 body = decompress_body(request.body, request.encoding, request.max_decompressed)
             except TooLarge as error:
+                decompressed.append((request, request.max_decompressed))
                 self._answer([(request, Answer(Status.TOO_LARGE, str(error)))])
             except ValueError as error:
                 self._answer([(request, Answer(Status.BAD, str(error)))])
@@ -206,7 +211,9 @@ class Intake:
                 self._answer([(request, Answer(Status.BROKEN, "no memory: send it again"))])
             else:
                 (from_peers if request.is_from_peer else from_senders).append((request, body))
+                decompressed.append((request, len(body)))
                 size += len(body)
+        self._queue.charge(decompressed)
         self._bytes[requests[0].kind] += sum(len(body) for _, body in from_senders)
         for some in (from_peers, from_senders):  # peers first: they wait, and what senders sent may wait for them
             if some:
@@ -220,7 +227,8 @@ class Intake:
         group = RequestGroup(kind, requests, bodies, self._relay_of(kind) is not None)
         handed_over = range(len(requests)) if requests[0].is_from_peer else ()
         try:
-            decoded = self._decoder.decode(kind, bodies, handed_over, partial(self._hand_to_peers, group))
+            senders = [request.sender for request in requests]
+            decoded = self._decoder.decode(kind, bodies, handed_over, partial(self._hand_to_peers, group), senders)
         except Exception as error:
             if len(requests) > 1:  # one of them is the cause: each for itself, so that only that one fails
                 for one in received:
@@ -228,9 +236,9 @@ class Intake:
             elif isinstance(error, TooMany):
                 self._answer([(requests[0], Answer(Status.TOO_LARGE, f"the body has {error}"))])
             else:
-                log.exception("A request could not be decoded. format=%s bytes=%d", kind.value, len(bodies[0]))
-                answer = Answer(Status.BAD, "this request cannot be decoded; our log says why")
-                self._answer([(requests[0], answer)])
+                log.debug("A request cannot be decoded. format=%s", kind.value, exc_info=error)
+                reason = f"this request cannot be decoded: {type(error).__name__}: {error}"
+                self._answer([(requests[0], Answer(Status.BAD, reason[:_LONGEST_REASON]))])
             return
         self._answer([(requests[place], answer) for place, answer in decoded.outcomes.errors.items()])
         group.decoded = decoded
@@ -250,7 +258,9 @@ class Intake:
             return
         group.awaited = len(bodies)
         for owner, parts in bodies.items():
-            self._peers.submit(owner, group.kind, parts, points[owner], partial(self._queue.on_peer_answer, group))
+            senders = [group.requests[place].sender for place in parts]
+            on_answer = partial(self._queue.on_peer_answer, group)
+            self._peers.submit(owner, group.kind, parts, points[owner], on_answer, senders)
 
     def _resume(self, group: RequestGroup) -> None:
         """Takes the rest of a group for whose parts other processes have answered.
@@ -291,7 +301,7 @@ class Intake:
         pending.seal()
 
     def _relay_of(self, kind: Format) -> RawSink | None:
-        return self._relay if self._relay is not None and self._relay.takes(_relayed(kind)) else None
+        return self._relay if self._relay is not None and self._relay.takes(kind.relayed_as) else None
 
     def _submit_parts(self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingParts) -> bool:
         """Submits bodies to the relay, then points to L1; says whether both took them.
@@ -300,7 +310,7 @@ class Intake:
         two points by its time, L1 would add it up again.
         """
         relay = self._relay_of(kind)
-        if relay is not None and raw and not relay.submit_raw(_relayed(kind), raw, pending.add()):
+        if relay is not None and raw and not relay.submit_raw(kind.relayed_as, raw, pending.add()):
             return False
         if self._sink is None or not decoded.chunks:
             return True
@@ -323,10 +333,8 @@ class Intake:
         taken = [count for count, (_, answer) in zip(points, answers) if answer.status is Status.TAKEN]
         with self._lock:
             self._points[group.kind] += sum(taken)
-        outcomes = group.decoded.outcomes
-        for reason, count in outcomes.reasons.items() if taken else ():
-            place, message = outcomes.examples[reason]
-            self.refusals.add(reason, count, sender=group.requests[place].sender, detail=message)
+        if taken:
+            self.refusals.add_outcomes(group.decoded.outcomes, [request.sender for request in group.requests])
         self._answer(answers)
         self._queue.group_settled()
 
@@ -338,7 +346,7 @@ class Intake:
             for request, answer in answers:
                 by_receiver.setdefault(request.deliver, []).append((request.reply_to, answer))
                 if not request.is_from_peer:  # otherwise it is counted where it came from
-                    self._answers[request.kind, _status_label(answer)] += 1
+                    self._answers[request.kind, answer.label] += 1
         for request, answer in answers:
             if answer.status is not Status.TAKEN and not request.is_from_peer:
                 self.refusals.add(_REASONS[answer.status], sender=request.sender, detail=answer.message)
@@ -383,15 +391,3 @@ class Intake:
         yield from self._decoder.samples()
         if self._peers is not None:
             yield from self._peers.samples()
-
-
-def _status_label(answer: Answer) -> str:
-    """What an answer is counted as: one that takes only some of the points, or none, is told from a whole success."""
-    if answer.status is not Status.TAKEN or not answer.rejected:
-        return answer.status.value
-    return "rejected" if answer.is_useless else "partly_taken"
-
-
-def _relayed(kind: Format) -> Format:
-    """The format in which a body is relayed."""
-    return Format.OTLP if kind is Format.OTLP_JSON else kind

@@ -36,7 +36,7 @@ _PROTOBUF, _JSON = ("application/x-protobuf", "application/protobuf"), ("applica
 
 
 class RabbitReceiver:
-    """Consumes one queue until `close`.
+    """Consumes its queues until `close`.
 
     Loss: none. A message is acknowledged only when the intake has said that it is safe; until then the broker has it.
     Threads: every method may be called from any thread.
@@ -46,17 +46,20 @@ class RabbitReceiver:
 
     def __init__(self, config: RabbitReceiverConfig, intake: Intake) -> None:
         declarations = Declarations()
-        declarations.queue(config.queue, durable=True, passive=not config.declare)
         if config.dead_letter_exchange:
             declarations.exchange(config.dead_letter_exchange, passive=True)
-        declarations.consumer(
-            queue=config.queue,
-            handler=intake_handler(intake, None if config.format == "auto" else Format(config.format)),
-            workers=config.workers,
-            batch_size=config.batch_size,
-            batch_timeout=float(config.batch_timeout),
-            dead_letter=config.dead_letter_exchange or None,
-        )
+        for queue in config.queue:
+            declarations.queue(queue, durable=True, passive=not config.declare)
+            declarations.consumer(
+                queue=queue,
+                handler=intake_handler(intake, None if config.format == "auto" else Format(config.format)),
+                workers=config.workers,
+                prefetch_count=config.prefetch_count,
+                exclusive=config.exclusive,
+                batch_size=config.batch_size,
+                batch_timeout=float(config.batch_timeout),
+                dead_letter=config.dead_letter_exchange or None,
+            )
         for problem in config.problems():
             raise problem
         tls = None

@@ -5,7 +5,7 @@ received request ─► request group ─► pending parts: bodies at the relay,
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,8 @@ class ReceivedRequest:
     deliver: Deliver
     sender: str = ""  # its token's name, else its address
     is_from_peer: bool = False  # by another process, which answers the sender
+    turns_of: Hashable = None  # with which others it shares its turns: a sender or a connection
+    turn: tuple[float, int] = (0.0, 0)  # see `fair_turns`
 
 
 @dataclass(slots=True, eq=False)
