@@ -49,6 +49,7 @@ DOORS = {
         "packed",
         "partial",
         "point",
+        "resolution",
         "segment",
         "share",
     },

@@ -24,6 +24,7 @@ from penstock.model.definition_file import parse_definitions
 from penstock.model.finals import nearest_rank, with_finals
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS
+from penstock.model.resolution import rank_ranges
 from penstock.model.segment import decode
 from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
 from penstock.receive.grpc_receiver import GrpcReceiver
@@ -63,12 +64,14 @@ class Edge:
 
     def finals(self) -> list[dict[str, Any]]:
         """All that came into the durable queue since the last call, with final values of one day."""
+        rows: list[dict[str, Any]] = with_finals(self.partials_of_a_day(), Level.DAY).to_pylist()
+        return rows
+
+    def partials_of_a_day(self) -> pa.Table:
         leases = self.queue.lease(10_000)
         partials = pa.concat_tables([decode(lease.data) for lease in leases])
         days = pa.array([0] * partials.num_rows, pa.int64()).cast(PARTIALS.field("bucket").type)
-        one_day = partials.set_column(PARTIALS.get_field_index("bucket"), "bucket", days)
-        rows: list[dict[str, Any]] = with_finals(one_day, Level.DAY).to_pylist()
-        return rows
+        return partials.set_column(PARTIALS.get_field_index("bucket"), "bucket", days)
 
 
 @pytest.fixture
@@ -168,6 +171,29 @@ def test_the_maximum_of_an_sdk_histogram_is_exact_in_each_minute_in_which_it_ris
 
     assert tops[:2] == [301.0, 403.0]
     assert 280.0 <= tops[2] <= 403.0  # no more than the greatest since the beginning
+
+
+@pytest.mark.parametrize("temporality", [None, DELTA], ids=["cumulative", "delta"])
+def test_seconds_in_the_default_buckets_of_the_sdk_are_known_to_be_unresolved(edge: Edge, temporality: Any) -> None:
+    reader = PeriodicExportingMetricReader(exporters(edge, "http", temporality), export_interval_millis=3_600_000)
+    views = [View(instrument_name="exponential", aggregation=ExponentialBucketHistogramAggregation())]
+    provider = MeterProvider([reader], views=views)
+    rng, seconds = random.Random(5), []
+    explicit, exponential = (provider.get_meter("tests").create_histogram(name) for name in ("explicit", "exponential"))
+    for _ in range(200):
+        seconds.append(rng.expovariate(1 / 0.194))
+        explicit.record(seconds[-1])
+        exponential.record(seconds[-1])
+    assert provider.force_flush()
+    partials = edge.partials_of_a_day()
+    provider.shutdown()
+
+    true = nearest_rank(seconds, 95)
+    ((of_explicit,), (of_exponential,)) = rank_ranges(partials, (95,))
+    assert of_exponential is None or of_exponential[1] < 1.25 * of_exponential[0]
+    assert of_explicit is not None
+    assert of_explicit[0] <= true <= of_explicit[1]
+    assert of_explicit == pytest.approx((min(seconds), max(seconds)))
 
 
 def test_percentiles_and_the_last_value_are_kept_without_a_definition_where_that_is_asked_for(tmp_path: Path) -> None:

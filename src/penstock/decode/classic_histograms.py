@@ -61,6 +61,10 @@ class BucketSamples:
         )
 
 
+_NONE = np.zeros(0, np.int64)
+NO_BUCKETS = BucketSamples(_NONE, _NONE, _NONE, np.zeros(0), np.zeros(0))
+
+
 class _NewSeries(NamedTuple):
     """A series that was described in this group, and the histogram that it is a part of."""
 
