@@ -121,7 +121,7 @@ def test_flags_made_from_the_configuration_are_completed(tmp_path: Path) -> None
     }
     program = "from penstock.cli.main import main; main(prog_name='penstock')"
     ran = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
-    assert "--receivers-http-port" in ran.stdout
+    assert "--receivers-http-listen" in ran.stdout
 
 
 @pytest.mark.parametrize("module", ["penstock.cli", "click", "penstock.export", "penstock.spool"])

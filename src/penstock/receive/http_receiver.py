@@ -87,12 +87,11 @@ class HttpReceiver:
             self.close(0.0)
             reason = os.strerror(error.errno) if error.errno else error
             raise PenstockError(
-                f"receivers.http cannot listen on {self.config.host}:{self.config.port}: {reason}; "
-                "receivers.http.host and receivers.http.port name another place"
+                f"receivers.http cannot listen on {self.config.listen}: {reason}; "
+                "receivers.http.listen names another place"
             ) from error
-        log.info(
-            "HTTP receiver listens. host=%s port=%d tls=%s", self.config.host, self.port, self._context is not None
-        )
+        host, has_tls = self.config.address[0], self._context is not None
+        log.info("HTTP receiver listens. host=%s port=%d tls=%s", host, self.port, has_tls)
         return self
 
     def stop_accepting(self) -> None:
@@ -136,8 +135,7 @@ class HttpReceiver:
         )
         self._listener = await self._thread.loop.create_server(
             self._server,
-            self.config.host,
-            self.config.port,
+            *self.config.address,
             ssl=self._listening,
             ssl_handshake_timeout=_HANDSHAKE if self._listening else None,
             reuse_port=self.config.reuse_port or None,
