@@ -91,5 +91,5 @@ def test_a_command_that_needs_an_extra_says_which() -> None:
     require_extra("spark", "json")
     with pytest.raises(MissingRequirement, match=r"pip install '.\[spark\]'"):
         require_extra("spark", "no_such_module")
-    with pytest.raises(MissingRequirement, match=r"'penstock\[receive\]'"):
+    with pytest.raises(MissingRequirement, match=r"'.\[receive\]'"):
         require_extra("receive", "no_such_package.module")
