@@ -17,7 +17,7 @@ DOORS = {
     "aggregate": {"config", "l1"},
     "batch": {"", "config"},
     "cli": {"main"},
-    "config": {"address", "command_options", "destinations", "load", "schema", "show", "tree"},
+    "config": {"command_options", "destinations", "load", "schema", "show", "tree"},
     "consume": {"backoff_policy", "consumer_options", "declarations", "into_queue", "message", "registry", "stats"},
     "decode": {"config", "decode_context", "decoder", "outcome", "stream_memory", "stream_owners"},
     "export": {

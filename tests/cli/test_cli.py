@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from penstock.cli import main as cli
 from penstock.cli.main import main
+from penstock.spool import FastQueue
 
 
 def commands(command: click.Command = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -116,12 +117,12 @@ def test_flags_made_from_the_configuration_are_completed(tmp_path: Path) -> None
     environ = {
         **os.environ,
         "_PENSTOCK_COMPLETE": "bash_complete",
-        "COMP_WORDS": "penstock run --receivers-http-p",
+        "COMP_WORDS": "penstock run --receivers-http-l",
         "COMP_CWORD": "2",
     }
     program = "from penstock.cli.main import main; main(prog_name='penstock')"
     ran = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
-    assert "--receivers-http-port" in ran.stdout
+    assert "--receivers-http-listen" in ran.stdout
 
 
 @pytest.mark.parametrize("module", ["penstock.cli", "click", "penstock.export", "penstock.spool"])
@@ -161,3 +162,24 @@ def test_segments_that_are_waited_for_in_a_folder_that_is_not_there_are_noted(tm
 
     assert ran.exit_code == 2
     assert f"note: there is no folder {tmp_path / 'none'} yet" in ran.output
+
+
+def test_a_file_says_where_tables_segments_and_queues_are(tmp_path: Path) -> None:
+    text = f"data_dir: {tmp_path}\nexporter: {{type: console}}\ntables: {{location: parquet:tables}}\n"
+    (tmp_path / "penstock.yaml").write_text(text)
+    (tmp_path / "tables").mkdir()
+    with FastQueue(tmp_path / "queue") as queue:
+        queue.push(b"one")
+    file = str(tmp_path / "penstock.yaml")
+    for command in (["queue", "inspect", "relay"], ["queue", "check", "relay"]):
+        ran = CliRunner().invoke(main, [*command, "-c", file])
+        assert (ran.exit_code, "1 " in ran.output) == (0, True), ran.output
+    for command in (["spark", "compact"], ["spark", "expire"], ["spark", "tables"]):
+        ran = CliRunner().invoke(main, [*command, "-c", file])
+        assert (ran.exit_code, "minute" in ran.output) == (0, True), ran.output
+    ran = CliRunner().invoke(main, ["spark", "compact"])
+    assert ran.exit_code == 2
+    assert "--tables must be set, or -c FILE for tables.location" in ran.output
+    days = ["--from", "2026-01-01", "--to", "2026-01-02"]
+    ran = CliRunner().invoke(main, ["spark", "backfill", "--tables", str(tmp_path / "tables"), *days])
+    assert "--segments must be set, or -c FILE for segments.location" in ran.output

@@ -168,7 +168,7 @@ class Files:
             given |= {key.name: "300"} if key.path[-2:] == ("queue", "max_size") else {}  # room for what comes
         for name in ("otlp_path", "remote_write_path", "events_path"):
             given[f"receivers.http.{name}"] = f"/{name}"
-        given |= {f"receivers.{name}.port": "0" for name in ("http", "grpc")}
+        given |= {f"receivers.{name}.listen": "127.0.0.1:0" for name in ("http", "grpc")}
         given |= {f"receivers.{name}.auth.token_env": "PATH" for name in ("http", "grpc")}
         return given
 

@@ -37,7 +37,7 @@ class Running:
         self.port = free_port()
         self.settings = {
             "admin-listen": f"127.0.0.1:{self.admin}",
-            "receivers-http-port": str(self.port),
+            "receivers-http-listen": f"127.0.0.1:{self.port}",
             "receivers-grpc-enabled": "false",
             **{name.replace("_", "-"): value for name, value in settings.items()},
         }

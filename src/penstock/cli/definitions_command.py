@@ -137,10 +137,10 @@ def try_definitions(
     require_extra("receive", "aiohttp", "numpy", "pyarrow")
     from dataclasses import replace
 
-    from penstock.config.address import parse_address
     from penstock.model.definition_file import load_definitions
     from penstock.service.definition_trial import DefinitionTrial
     from penstock.service.trial_points import take_live, take_requests, take_segments
+    from penstock.units import parse_address
 
     trial = DefinitionTrial(load_definitions(definition_file))
     config = load_config(ctx, file).config
@@ -156,7 +156,7 @@ def try_definitions(
         with suppress(KeyboardInterrupt):
             take_live(trial, host, port, duration, config.intake, on_listening)
     else:
-        folder = segments or config.resolved(config.segments.path)
+        folder = segments or config.resolved(config.segments.location)
         take_segments(trial, folder, time.time() - parse_duration(since, "--since"))
     results = trial.results()
     if as_json:

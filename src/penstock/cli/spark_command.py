@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.config_command import config_option, configured_tables
+from penstock.cli.config_command import config_option, configured_tables, load_config, named_config_option
 from penstock.errors import ConfigError
 from penstock.units import format_bytes, parse_bytes, parse_duration
 
@@ -45,17 +45,17 @@ class _Size(click.ParamType[int]):
 
 
 def _tables_option(command: Any) -> Any:
-    """Said each time: a command that changes tables must not find some by itself."""
-    return click.option("--tables", "location", required=True, envvar="PENSTOCK_TABLES", help=TABLES)(command)
+    """Said each time, or by -c: a command that changes tables must not find some by itself."""
+    named = click.option("--tables", "location", envvar="PENSTOCK_TABLES", help=f"{TABLES} Or -c.")(command)
+    return named_config_option(named)
 
 
 def _segments_option(command: Any) -> Any:
     return click.option(
         "--segments",
-        required=True,
         envvar="PENSTOCK_SEGMENTS",
         type=_Folder(),
-        help="The folder of sealed segments: a path or a file:// URI.",
+        help="The folder of sealed segments: a path or a file:// URI. Or -c.",
     )(command)
 
 
@@ -106,8 +106,9 @@ def spark() -> None:
 @_definitions_option
 @_session_options
 def run(
-    segments: Path,
-    location: str,
+    file: Path | None,
+    segments: Path | None,
+    location: str | None,
     checkpoint: str | None,
     available_now: bool,
     trigger: float,
@@ -137,7 +138,8 @@ def run(
     from penstock.spark.supervisor import Supervisor
     from penstock.tables.port import open_tables
 
-    defined = _definitions(definitions)
+    segments, location = _segments(segments, file), _tables(location, file)
+    defined = _definitions(definitions, file)
     config = JobConfig(
         segments=segments.absolute(),
         checkpoint=checkpoint or (segments.absolute() / ".checkpoint").as_uri(),
@@ -177,8 +179,9 @@ def run(
 @_definitions_option
 @_session_options
 def backfill(
-    segments: Path,
-    location: str,
+    file: Path | None,
+    segments: Path | None,
+    location: str | None,
     first: datetime,
     until: datetime,
     allow_loss: bool,
@@ -201,7 +204,8 @@ def backfill(
 
     if first >= until:
         raise ConfigError(f"--from must be before --to, got {first:%Y-%m-%d} and {until:%Y-%m-%d}")
-    defined, tables = _definitions(definitions), _existing(location)
+    segments = _segments(segments, file)
+    defined, tables = _definitions(definitions, file), _existing(_tables(location, file))
     session = _session(master, conf, ui=ui, event_log=event_log)
     try:
         done = run_backfill(
@@ -223,16 +227,17 @@ def backfill(
 @click.option(
     "--vacuum", default=24, show_default=True, type=click.IntRange(1), help="Remove dead files this old, hours."
 )
-def compact(location: str, vacuum: int) -> None:
+def compact(file: Path | None, location: str | None, vacuum: int) -> None:
     """Fold the rows of each series and bucket into one. The job may keep running; no answer changes.
 
     \b
     Examples:
       penstock spark compact --tables tables
+      penstock spark compact -c penstock.yaml
     """
     from penstock.tables.port import SCHEMAS
 
-    tables = _existing(location)
+    tables = _existing(_tables(location, file))
     for name in SCHEMAS:
         done = tables.compact(name)
         click.echo(
@@ -252,7 +257,9 @@ def compact(location: str, vacuum: int) -> None:
     help=f"How long [default: {', '.join(f'{table}={age}' for table, age in KEEP.items())}].",
 )
 @click.option("--now", type=click.DateTime(), help="Pretend that it is this time (UTC).")
-def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: datetime | None) -> None:
+def expire(
+    file: Path | None, location: str | None, definitions: Path | None, keep: tuple[str, ...], now: datetime | None
+) -> None:
     """Delete what is older than its lifetime: by table, or as a metric's definition says.
 
     \b
@@ -263,16 +270,19 @@ def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: 
     from penstock.tables.maintenance import expire as expire_tables
     from penstock.tables.port import SCHEMAS
 
-    ages = dict(KEEP)
+    ages: dict[str, float | str] = dict(KEEP)
+    if file is not None:
+        kept = _configured(file).tables.keep
+        ages = {name: getattr(kept, name) for name in KEEP}
     for text in keep:
         table, _, age = text.partition("=")
         if table not in SCHEMAS or not age:
             raise ConfigError(f"--keep must be TABLE=AGE with one of {', '.join(SCHEMAS)}, got {text!r}")
         ages[table] = age
-    tables = _existing(location)
+    tables = _existing(_tables(location, file))
     moment = (now or datetime.now(UTC)).replace(tzinfo=UTC)
     seconds = {name: parse_duration(age, f"--keep {name}") for name, age in ages.items()}
-    for name, gone in expire_tables(tables, seconds, _definitions(definitions), moment):
+    for name, gone in expire_tables(tables, seconds, _definitions(definitions, file), moment):
         click.echo(f"{name:<7} {gone:>12,} rows deleted")
 
 
@@ -339,10 +349,30 @@ def _existing(location: str) -> Any:
     return tables
 
 
-def _definitions(path: Path | None) -> Any:
+def _configured(file: Path | None) -> Any:
+    return load_config(click.get_current_context(), file).config
+
+
+def _tables(location: str | None, file: Path | None) -> str:
+    """Where the tables are, as --tables or the file of -c says."""
+    if location or file:
+        return location or str(_configured(file).tables_location)
+    raise ConfigError("must be set, or -c FILE for tables.location", field="--tables")
+
+
+def _segments(folder: Path | None, file: Path | None) -> Path:
+    """Where the segments are, as --segments or the file of -c says."""
+    if folder or file:
+        return folder or _configured(file).resolved(_configured(file).segments.location)
+    raise ConfigError("must be set, or -c FILE for segments.location", field="--segments")
+
+
+def _definitions(path: Path | None, file: Path | None = None) -> Any:
     from penstock.model.definition import Definitions
     from penstock.model.definition_file import load_definitions
 
+    if path is None and file is not None and (named := _configured(file).definitions):
+        path = Path(named)
     return load_definitions(path) if path else Definitions()
 
 

@@ -27,11 +27,12 @@ def refuse_loop(exporter: ExporterConfig, receivers: ReceiversConfig) -> None:
 def _refuse_own_port(exporter: ExporterConfig, receiver: HttpReceiverConfig) -> None:
     """Refuse a `url` where `receivers.http` listens. A name of this machine is not looked up."""
     host, port = _address(exporter.url)
-    if not receiver.port or port != receiver.port or not _reaches(host, receiver.host):
+    listening, own_port = receiver.address
+    if not own_port or port != own_port or not _reaches(host, listening):
         return
     raise ConfigError(
-        f"must not be where receivers.http listens (receivers.http.host {receiver.host or 'all'}, "
-        f"receivers.http.port {receiver.port}), got {host}:{port}: {_FOREVER}",
+        f"must not be where receivers.http listens (receivers.http.listen {receiver.listen}), "
+        f"got {host}:{port}: {_FOREVER}",
         field="url",
     )
 

@@ -13,7 +13,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
@@ -74,6 +74,7 @@ class Key:
     is_optional: bool = False
     choices: tuple[str, ...] = ()
     is_beside_file: bool = False  # a relative path in a file is taken from that file's folder, not from `data_dir`
+    replaced_by: str | None = None  # of an old spelling: the key beside it that says the same
 
     @property
     def name(self) -> str:
@@ -173,6 +174,7 @@ class Section:
     kind: type[Any]
     doc: str
     keys: Mapping[str, Key]
+    old_keys: Mapping[str, Key]  # old spellings: still taken, and listed nowhere
     sections: Mapping[str, "Section"]
     is_optional: bool = False  # None unless one of its keys is set
     is_named: bool = False  # one for each name that the user gives
@@ -196,6 +198,12 @@ class Section:
         for section in self.sections.values():
             yield from section.walk()
 
+    def walk_old(self) -> Iterator[Key]:
+        """Every old spelling in it and below."""
+        yield from self.old_keys.values()
+        for section in self.sections.values():
+            yield from section.walk_old()
+
 
 def schema_of(kind: type[Any], path: KeyPath = ()) -> Section:
     """The keys and sections of a configuration class; `path` is its place in the tree."""
@@ -210,6 +218,7 @@ _read: dict[tuple[type[Any], KeyPath], Section] = {}
 def _schema(kind: type[Any], path: KeyPath) -> Section:
     hints = get_type_hints(kind)
     keys: dict[str, Key] = {}
+    old_keys: dict[str, Key] = {}
     sections: dict[str, Section] = {}
     docs = field_docs(kind)
     for field in fields(kind):
@@ -227,14 +236,14 @@ def _schema(kind: type[Any], path: KeyPath) -> Section:
             value_kind, choices = _kind_of(plain, ".".join(here))
             default = field.default if field.default_factory is MISSING else field.default_factory()
             is_beside_file = field.metadata.get("is_beside_file", False)
-            keys[field.name] = Key(here, value_kind, default, doc, is_optional, choices, is_beside_file)
-    return Section(path, kind, inspect.cleandoc(kind.__doc__ or ""), keys, sections)
+            replaced_by = field.metadata.get("replaced_by")
+            key = Key(here, value_kind, default, doc, is_optional, choices, is_beside_file, replaced_by)
+            (old_keys if replaced_by else keys)[field.name] = key
+    return Section(path, kind, inspect.cleandoc(kind.__doc__ or ""), keys, old_keys, sections)
 
 
 def _with_context(section: Section, doc: str, *, is_optional: bool = False, is_named: bool = False) -> Section:
-    return Section(
-        section.path, section.kind, doc or section.doc, section.keys, section.sections, is_optional, is_named
-    )
+    return replace(section, doc=doc or section.doc, is_optional=is_optional, is_named=is_named)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from penstock.aggregate.config import L1Config
-from penstock.config.address import parse_address
 from penstock.config.destinations import ExporterConfig, RelayQueueConfig
 from penstock.config.relay_loops import refuse_loop
 from penstock.decode.config import IntakeConfig
@@ -16,7 +15,7 @@ from penstock.errors import ConfigError
 from penstock.export.config import DurableQueueConfig
 from penstock.receive.config import LOOPBACK, AuthConfig, ReceiversConfig, ServerTlsConfig
 from penstock.spool import Durability, DurabilitySetting, FullBehavior, FullBehaviorSetting
-from penstock.units import parse_bytes, parse_duration
+from penstock.units import parse_address, parse_bytes, parse_duration
 
 DEFAULT_WRITER = "edge"
 
@@ -73,7 +72,7 @@ class SegmentQueueConfig(DurableQueueConfig):
 class SegmentsConfig:
     """Sealed files of merged points: what Spark reads."""
 
-    path: str | Path = "./segments"
+    location: str | Path = "./segments"
     """Their folder, as a path or a `file://` URI. On a cluster one that edge machines and Spark share."""
     writer: str = DEFAULT_WRITER
     """Name in the file names. Machines that share a folder need names of their own, the same over restarts."""
@@ -84,12 +83,17 @@ class SegmentsConfig:
     max_bytes: int | str = "64Mi"
     """Bytes of blocks in one segment at most: what one task of Spark reads without spilling."""
     queue: SegmentQueueConfig = field(default_factory=SegmentQueueConfig)
+    path: str | Path | None = field(default=None, metadata={"replaced_by": "location"})
+    """the same folder."""
 
     def __post_init__(self) -> None:
-        if "://" in str(self.path):
+        if self.path is not None:
+            object.__setattr__(self, "location", self.path)
+            object.__setattr__(self, "path", None)
+        if "://" in str(self.location):
             from penstock.tables.location import local_folder  # brings pyarrow, which a relay does without
 
-            object.__setattr__(self, "path", local_folder(self.path, "segments.path"))
+            object.__setattr__(self, "location", local_folder(self.location, "segments.location"))
         if self.writer != DEFAULT_WRITER:
             from penstock.model.segment import check_writer  # brings pyarrow, which a relay does without
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from penstock.broker_url import check_broker_url
 from penstock.errors import ConfigError
-from penstock.units import check_count, parse_bytes, parse_duration
+from penstock.units import check_count, format_address, parse_address, parse_bytes, parse_duration
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SHORTEST_TOKEN = 16  # characters: shorter ones can be guessed over the network
@@ -149,10 +149,8 @@ class ListenerConfig:
 
     enabled: bool = True
     """False: this receiver is not started."""
-    host: str = "127.0.0.1"
-    """Address to listen on. Anything but loopback needs `tls` and `auth`, or `insecure: true`."""
-    port: int = 0
-    """Port; 0 takes a free one."""
+    listen: str = "127.0.0.1:0"
+    """Address and port; port 0 takes a free one. Beyond loopback it needs `tls` and `auth`, or `insecure: true`."""
     reuse_port: bool = False
     """Share the port with other processes of ours (`--processes`)."""
     insecure: bool = False
@@ -161,16 +159,36 @@ class ListenerConfig:
     """Certificates; without them the connection is not encrypted."""
     auth: AuthConfig | None = None
     """Bearer tokens; without them every client that reaches the port may send."""
+    host: str | None = field(default=None, metadata={"replaced_by": "listen"})
+    """HOST:PORT in one."""
+    port: int | None = field(default=None, metadata={"replaced_by": "listen"})
+    """HOST:PORT in one."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
-            raise ConfigError(f"must be within 0 and 65535, got {self.port!r}", field="port")
+        self._take_old_spelling()
         is_guarded = self.tls is not None and (self.auth is not None or self.tls.client_ca_file is not None)
-        if self.host not in LOOPBACK and not is_guarded and not self.insecure:
+        if self.address[0] not in LOOPBACK and not is_guarded and not self.insecure:
             raise ConfigError(
-                f"{self.host!r} is open to the network: set tls, and auth or tls.client_ca_file; or say insecure: true",
-                field="host",
+                f"{self.listen!r} is open to the network: set tls, and auth or tls.client_ca_file; or say "
+                "insecure: true",
+                field="listen",
             )
+
+    def _take_old_spelling(self) -> None:
+        """Let `host` and `port`, where they are set, stand in `listen`."""
+        if self.port is not None and (isinstance(self.port, bool) or not 0 <= self.port <= 65535):
+            raise ConfigError(f"must be within 0 and 65535, got {self.port!r}", field="port")
+        host, port = self.address
+        if self.host is not None or self.port is not None:
+            host, port = host if self.host is None else self.host, port if self.port is None else self.port
+            _set(self, "listen", format_address(host, port))
+            _set(self, "host", None)
+            _set(self, "port", None)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port; no host: every address of the machine."""
+        return parse_address(self.listen, "listen", may_be_all=True)
 
     def problems(self) -> Iterator[ConfigError]:
         """Yields what would keep it from starting here, as files that cannot be read."""
@@ -187,8 +205,8 @@ class ListenerConfig:
 class HttpReceiverConfig(ListenerConfig):
     """OTLP (`/v1/metrics`), Prometheus remote write (`/api/v1/write`) and JSON events (`/v1/events`) over HTTP."""
 
-    port: int = 4318
-    """Port; 0 takes a free one."""
+    listen: str = "127.0.0.1:4318"
+    """Address and port; port 0 takes a free one. Beyond loopback it needs `tls` and `auth`, or `insecure: true`."""
     otlp_path: str = "/v1/metrics"
     """Where OTLP metrics are taken, protobuf and JSON."""
     remote_write_path: str = "/api/v1/write"
@@ -213,8 +231,8 @@ class HttpReceiverConfig(ListenerConfig):
 class GrpcReceiverConfig(ListenerConfig):
     """OTLP over gRPC."""
 
-    port: int = 4317
-    """Port; 0 takes a free one."""
+    listen: str = "127.0.0.1:4317"
+    """Address and port; port 0 takes a free one. Beyond loopback it needs `tls` and `auth`, or `insecure: true`."""
     limits: GrpcLimits = field(default_factory=GrpcLimits)
     """What one client can make us do."""
 

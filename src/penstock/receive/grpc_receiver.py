@@ -57,11 +57,14 @@ class GrpcReceiver:
         except (OSError, RuntimeError) as error:
             self.close(0.0)
             raise PenstockError(
-                f"receivers.grpc cannot listen on {self.config.host}:{self.config.port}: {self._port_error(error)}; "
-                "receivers.grpc.host and receivers.grpc.port name another place"
+                f"receivers.grpc cannot listen on {self.config.listen}: {self._port_error(error)}; "
+                "receivers.grpc.listen names another place"
             ) from error
         log.info(
-            "gRPC receiver listens. host=%s port=%d tls=%s", self.config.host, self.port, self.config.tls is not None
+            "gRPC receiver listens. host=%s port=%d tls=%s",
+            self.config.address[0],
+            self.port,
+            self.config.tls is not None,
         )
         return self
 
@@ -69,7 +72,7 @@ class GrpcReceiver:
         """Returns the system's reason, which gRPC does not pass on."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
-                self.config.host, self.config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                *self.config.address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             with socket.socket(family, kind, protocol) as trial:
                 trial.bind(address)
@@ -118,8 +121,7 @@ class GrpcReceiver:
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.max_connections)
         export = grpc.unary_unary_rpc_method_handler(self._export)
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, {"Export": export})])
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        address = f"{host}:{self.config.port}"
+        address = self.config.listen
         if self._certificates is None:
             self.port = self._server.add_insecure_port(address)
         else:

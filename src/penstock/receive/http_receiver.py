@@ -87,12 +87,11 @@ class HttpReceiver:
             self.close(0.0)
             reason = os.strerror(error.errno) if error.errno else error
             raise PenstockError(
-                f"receivers.http cannot listen on {self.config.host}:{self.config.port}: {reason}; "
-                "receivers.http.host and receivers.http.port name another place"
+                f"receivers.http cannot listen on {self.config.listen}: {reason}; "
+                "receivers.http.listen names another place"
             ) from error
-        log.info(
-            "HTTP receiver listens. host=%s port=%d tls=%s", self.config.host, self.port, self._context is not None
-        )
+        host, has_tls = self.config.address[0], self._context is not None
+        log.info("HTTP receiver listens. host=%s port=%d tls=%s", host, self.port, has_tls)
         return self
 
     def stop_accepting(self) -> None:
@@ -135,7 +134,8 @@ class HttpReceiver:
             auto_decompress=False,
             access_log=None,
         )
-        place = {"host": self.config.host, "port": self.config.port, "reuse_port": self.config.reuse_port or None}
+        host, port = self.config.address
+        place = {"host": host, "port": port, "reuse_port": self.config.reuse_port or None}
         self._listeners = [await self._listen(**place)]
         self.port = self._listeners[0].sockets[0].getsockname()[1]
 

@@ -55,7 +55,7 @@ class SegmentQueue:
         )
 
         segments = config.segments
-        folder = make_private_folder(config.resolved(segments.path))
+        folder = make_private_folder(config.resolved(segments.location))
         exporter = SegmentExporter(
             folder, writer=segments.writer, max_blocks=segments.max_blocks, max_bytes=segments.max_bytes
         )
@@ -98,7 +98,7 @@ def wait_until_drained(senders: Mapping[str, SendQueue], deadline: float, clock:
             return []
         pause.wait(0.01)
     return [
-        f"queue {name} holds {len(sender)} batches, the next start goes on with what is on the disk"
+        f"queue {name} holds {len(sender)} batches, the next start goes on with them"
         for name, sender in senders.items()
         if _queue_is_draining(sender)
     ]

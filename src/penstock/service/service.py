@@ -15,7 +15,6 @@ from typing import Any
 
 from penstock import __version__
 from penstock.clock import Clock, SystemClock
-from penstock.config.address import parse_address
 from penstock.config.load import LoadedConfig
 from penstock.config.show import as_yaml, entries
 from penstock.config.tree import ServiceConfig
@@ -31,6 +30,7 @@ from penstock.service.status import flow
 from penstock.service.stream_handover import distribute_stream_files
 from penstock.service.trends import Trends
 from penstock.telemetry import Sample, Telemetry
+from penstock.units import format_address, parse_address
 
 log = logging.getLogger(__name__)
 START_TIMEOUT = 60.0
@@ -144,10 +144,11 @@ class Service:
         changed: dict[str, Any] = {}
         for name, one in receivers.enabled().items():
             if isinstance(one, ListenerConfig):
-                if one.port:
-                    _check_free(f"receivers.{name}", one.host, one.port)
-                port = one.port or self._reserve_port(one.host)
-                changed[name] = replace(one, port=port, reuse_port=True)
+                host, port = one.address
+                if port:
+                    _check_free(f"receivers.{name}", host, port)
+                listen = format_address(host, port or self._reserve_port(host))
+                changed[name] = replace(one, listen=listen, reuse_port=True)
         self.config = replace(self.config, receivers=replace(receivers, **changed))
         return self.config
 
@@ -251,7 +252,7 @@ class Service:
     def notes(self) -> list[str]:
         """Problems that are no reason to send requests elsewhere."""
         problem = self._spark.problem() if self._spark is not None else None
-        waiting = [f"{problem}; what is received waits in {self.config.segments.path}"] if problem else []
+        waiting = [f"{problem}; what is received waits in {self.config.segments.location}"] if problem else []
         notes = self._edge.notes() if self._edge is not None else []
         notes += [f"{one.name}: {note}" for one in self._workers for note in _ask(one, "notes") or ()]
         return waiting + notes + self._trends.notes() + self._orphan_queues.notes()

@@ -108,7 +108,7 @@ def _run(
 def job_config(config: ServiceConfig, defined: CurrentDefinitions) -> Any:
     from penstock.spark.job import JobConfig
 
-    spark, segments = config.spark, config.resolved(config.segments.path).absolute()
+    spark, segments = config.spark, config.resolved(config.segments.location).absolute()
     return JobConfig(
         segments=segments,
         checkpoint=spark.checkpoint or (segments / ".checkpoint").as_uri(),

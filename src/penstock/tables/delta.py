@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
@@ -188,7 +189,9 @@ class DeltaTables:
         wanted = None
         for bound in ([pc.field("bucket") >= start] if start else []) + ([pc.field("bucket") < end] if end else []):
             wanted = bound if wanted is None else wanted & bound
-        dataset = table.to_pyarrow_dataset()
+        # Not by deltalake's own file system, which is Python: a thread of Arrow's that closes a file through it while
+        # the interpreter ends would abort the process.
+        dataset = table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(self.path(name)), LocalFileSystem()))
         if metric is None:
             rows = dataset.to_table(filter=wanted)
         else:

@@ -1,0 +1,73 @@
+"""A process that has read tables ends as it should, however many times.
+
+The soak (`make soak PART=tables`) ends 500 of them in a row.
+"""
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from deltalake import write_deltalake
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+from penstock.tables.delta import DeltaTables
+from penstock.tables.port import SCHEMAS
+
+READ = """
+import sys
+from datetime import datetime, UTC
+from penstock.tables.port import open_tables
+tables = open_tables(sys.argv[1])
+print(tables._rows("hour", datetime(2026, 1, 1, tzinfo=UTC), metric="nosuch").num_rows)
+"""
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """An hour table of some files with many row groups, so that reading ahead has something to do."""
+    bucket = datetime(2026, 2, 1, tzinfo=UTC)
+    rows = {"metric": "m", "function": "sum", "entity": "{}", "bucket": bucket, "part": 0}
+    numbers = {"count": 1, "sum": 1.0, "min": 1.0, "max": 1.0}
+    table = pa.Table.from_pylist([rows | numbers] * 20_000, schema=SCHEMAS["hour"])
+    for _ in range(4):
+        write_deltalake(tmp_path / "tables" / "hour", table, mode="append")
+    return tmp_path / "tables"
+
+
+def ended_well(tables: Path) -> None:
+    ran = subprocess.run([sys.executable, "-c", READ, str(tables)], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr
+
+
+def test_no_thread_that_reads_a_table_calls_python(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[object] = []
+    make = ds.ParquetFileFormat.make_fragment
+
+    class Noting(ds.ParquetFileFormat):  # type: ignore[misc]
+        def make_fragment(self, file: str, filesystem: object = None, **more: object) -> object:
+            used.append(filesystem)
+            return make(self, file, filesystem=filesystem, **more)
+
+    monkeypatch.setattr("pyarrow.dataset.ParquetFileFormat", Noting)
+    monkeypatch.setattr("deltalake.table.ParquetFileFormat", Noting, raising=False)
+    assert DeltaTables(tables)._rows("hour").num_rows == 80_000
+    assert used
+    for one in used:
+        assert isinstance(one, SubTreeFileSystem)
+        assert isinstance(one.base_fs, LocalFileSystem)
+
+
+def test_processes_that_have_read_tables_end_without_a_crash(tables: Path) -> None:
+    for _ in range(3):
+        ended_well(tables)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_500_processes_in_a_row_end_without_a_crash(tables: Path) -> None:
+    for _ in range(500):
+        ended_well(tables)
