@@ -16,10 +16,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from penstock.config.address import parse_address
 from penstock.config.tree import AdminConfig
 from penstock.errors import ConfigError
 from penstock.receive.config import is_authorized
+from penstock.units import parse_address
 
 log = logging.getLogger(__name__)
 _TIMEOUT = 5.0  # seconds for a request to arrive: an operator's tool is never slower

@@ -162,7 +162,7 @@ def _recent_requests(config: ServiceConfig, index: int) -> "RecentRequests | Non
     recent = RecentRequests(table, config.intake.max_remembered, window, index)
     recent.forget_own(unanswered_only=_is_durable(config))
     if config.pipelines.rollup:
-        folder = config.resolved(config.segments.path)
+        folder = config.resolved(config.segments.location)
         found = restore_from_segments(recent, folder, config.segments.writer, window)
         log.info("Requests of the last run are known. requests=%d", found)
     return recent
