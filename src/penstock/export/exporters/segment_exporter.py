@@ -13,7 +13,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked, TransientExportError
-from penstock.model.segment import QUARANTINE, Segment, check_writer, decode_encoded, seal, sealed, sync_folder
+from penstock.model.segment import (
+    QUARANTINE,
+    Segment,
+    check_writer,
+    decode_encoded,
+    parse_name,
+    seal,
+    sealed,
+    sync_folder,
+)
 from penstock.spool import Lease
 from penstock.telemetry import Sample
 from penstock.units import parse_bytes
@@ -85,6 +94,9 @@ class SegmentExporter:
         self._owner = owner
         self._is_closed = False
         self._queue = queue_id
+        for entry in self._folder.glob(f".{self._writer}-*.arrow"):  # of a seal that was interrupted
+            if (left := parse_name(entry.name[1:])) and left.writer == self._writer:
+                entry.unlink()
         self._covered_before = self._covered = max((segment.last for segment in mine), default=-1)
 
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
