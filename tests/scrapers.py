@@ -29,18 +29,19 @@ class NodeExporter(Server):
 
 
 class ScrapingPrometheus(Prometheus):
-    """Scrapes itself and another target, and writes what it finds to `port` over several connections."""
+    """Scrapes itself and the targets, and writes what it finds to `port` over several connections."""
 
-    def __init__(self, folder: Path, port: int, target: int) -> None:
+    def __init__(self, folder: Path, port: int, *targets: int) -> None:
         super().__init__(folder)
+        others = ", ".join(f'"127.0.0.1:{target}"' for target in targets)
         (folder / "prometheus.yml").write_text(
             f"""
 global: {{scrape_interval: {INTERVAL}, scrape_timeout: {INTERVAL}}}
 scrape_configs:
   - job_name: itself
     static_configs: [{{targets: ["127.0.0.1:{self.port}"]}}]
-  - job_name: node
-    static_configs: [{{targets: ["127.0.0.1:{target}"]}}]
+  - job_name: others
+    static_configs: [{{targets: [{others}]}}]
 remote_write:
   - url: http://127.0.0.1:{port}/api/v1/write
     queue_config: {{batch_send_deadline: 100ms, min_shards: 3, max_samples_per_send: 200}}

@@ -19,7 +19,7 @@ DOORS = {
     "cli": {"main"},
     "config": {"command_options", "destinations", "load", "schema", "show", "tree"},
     "consume": {"backoff_policy", "consumer_options", "declarations", "into_queue", "message", "registry", "stats"},
-    "decode": {"config", "decoder", "outcome", "stream_memory", "stream_owners"},
+    "decode": {"config", "decode_context", "decoder", "outcome", "stream_memory", "stream_owners"},
     "export": {
         "",
         "breaker",
@@ -49,6 +49,7 @@ DOORS = {
         "packed",
         "partial",
         "point",
+        "resolution",
         "segment",
         "share",
     },
@@ -60,7 +61,9 @@ DOORS = {
         "intake",
         "peers",
         "rabbitmq_receiver",
+        "recent_requests",
         "request_group",
+        "request_memory",
         "sink",
     },
     "service": {

@@ -14,7 +14,9 @@ from penstock.config.load import LoadedConfig, load
 from penstock.config.schema import NAME, Key, KeyKind, schema_of
 from penstock.config.show import as_yaml, template
 from penstock.config.tree import ServiceConfig
+from penstock.config.yaml_document import parse_document
 from penstock.errors import ConfigError
+from penstock.model.definition_file import load_definitions
 from penstock.receive.config import ReceiversConfig
 from penstock.service.receiver_set import RECEIVERS
 from penstock.spool import FullBehavior
@@ -22,6 +24,7 @@ from penstock.spool import FullBehavior
 ROOT = Path(__file__).parents[2]
 KEYS = [key for key in schema_of(ServiceConfig).walk() if NAME not in key.path]
 OWN = {
+    "rules": "drop debug.*,drop_labels http.* user session",
     "listen": "127.0.0.1:4999",
     "host": "localhost",
     "url": "amqp://elsewhere/",
@@ -184,7 +187,9 @@ def test_problems_name_key_value_bound_and_line_and_come_all_at_once() -> None:
         ("receivers: {grpc: {limits: {max_json: 1Mi}}}", "1: receivers.grpc.limits.max_json has no effect here: gRPC"),
         ("a: [\n", "2: not YAML"),
         ("processes: 1\nprocesses: 2", "2: processes is set twice, first in line 1"),
-        ("a: &a [*a]", "1: nested more than"),
+        ("a: &a [*a]", " not YAML: a value contains itself"),
+        ("a: " + "[" * 5000, " not YAML: it is nested too deep"),
+        ("a: 2026-99-99", " not YAML: month must be in 1..12"),
         ("a: !!python/object/apply:os.system ['true']", "1: not YAML: !!python/object/apply:os.system is not allowed"),
     ],
 )
@@ -443,6 +448,24 @@ def test_check_notes_what_is_allowed_and_deserves_a_look(tmp_path: Path) -> None
     assert ran.exit_code == 0
     for note in ("durability is memory", "drop_oldest", "auth.token_file"):
         assert note in ran.output, note
+
+
+@pytest.mark.parametrize("how", ["- *{before}", "<<: *{before}"])
+def test_aliases_that_explode_are_refused_at_once(tmp_path: Path, how: str) -> None:
+    lines = ["a0: &a0 [x, x]" if how.startswith("-") else "a0: &a0 {x: 1}"]
+    for level in range(1, 40):
+        part = how.format(before=f"a{level - 1}")
+        lines += (
+            [f"a{level}: &a{level}", f"  {part}", f"  {part}"]
+            if how.startswith("-")
+            else [f"a{level}: &a{level}", f"  <<: [*a{level - 1}, *a{level - 1}]"]
+        )
+    text = "\n".join(lines)
+    with pytest.raises(ConfigError, match="with its aliases it has more than 100000 values"):
+        parse_document(text, "bomb.yaml")
+    (tmp_path / "definitions.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="with its aliases it has more than 100000 values"):
+        load_definitions(tmp_path / "definitions.yaml")
 
 
 def test_a_folder_is_a_path_or_a_file_uri_and_no_bucket_becomes_a_folder_of_that_name() -> None:

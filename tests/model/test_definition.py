@@ -155,6 +155,27 @@ def test_a_source_is_removed_unless_one_of_its_definitions_keeps_it() -> None:
     assert definitions.removed == ["y"]
 
 
+def test_what_is_kept_without_a_definition_may_be_asked_for_by_kind() -> None:
+    asked = {"gauge": "drop", "event": ["percentile", "latest"], "histogram": "keep"}
+    definitions = parse_definitions(
+        {"metrics": [{"name": "a", "source": "x", "keep_source": True}], "undefined": asked}
+    )
+
+    assert [kind for kind in PointKind if definitions.keeps("y", kind)] == [
+        PointKind.EVENT,
+        PointKind.COUNTER,
+        PointKind.DISTRIBUTION,
+    ]
+    assert definitions.keeps("x", PointKind.GAUGE)
+    found = {kind.value: [str(function) for function in functions] for kind, functions in definitions.kept.items()}
+    assert found == {
+        "gauge": ["avg"],
+        "event": ["percentile(6)", "latest"],
+        "counter": ["sum"],
+        "distribution": ["percentile(6)"],
+    }
+
+
 def test_the_example_holds_the_well_known_metrics() -> None:
     definitions = load_definitions(EXAMPLE)
 
@@ -183,7 +204,17 @@ def test_the_example_holds_the_well_known_metrics() -> None:
             {"metrics": [{"name": "a", "source": "x", "keep_source": "yes"}]},
             r"metrics\[0\] \(a\)\.keep_source: true or false is expected, got 'yes'",
         ),
-        ({"undefined": "maybe"}, "undefined: keep or drop is expected, got 'maybe'"),
+        ({"undefined": "maybe"}, "undefined: keep, drop or a mapping of gauge, event, counter, histogram is expected"),
+        ({"undefined": {"events": "keep"}}, "undefined.events: unknown; known are counter, event, gauge, histogram"),
+        (
+            {"undefined": {"counter": "percentile"}},
+            "undefined.counter: one of drop, keep is expected, got 'percentile'",
+        ),
+        ({"undefined": {"histogram": ["latest"]}}, "undefined.histogram: one of drop, keep, percentile is expected"),
+        (
+            {"undefined": {"gauge": "p95"}},
+            "undefined.gauge: one of drop, keep, percentile, latest is expected, got 'p95'",
+        ),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_by_place(document: Any, complaint: str) -> None:

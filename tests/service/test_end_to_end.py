@@ -77,7 +77,7 @@ def test_an_sdks_metrics_are_in_the_minute_table_and_penstock_query_finds_them(t
         assert {row.group["shop"]: row.value for row in rows("sales", by=("shop",))} == {"north": 150, "south": 50}
         assert {row.group["host"]: row.value for row in rows("load", by=("host",))} == {"a": 0.5, "b": 1.5}
         (duration,) = rows("duration")
-        assert duration.count == 100
+        assert duration.points == 100
 
         wait_until(lambda: rows("order.duration"), 120)
         command = [sys.executable, "-m", "penstock", "query", "orders", "--by", "shop", "--json"]

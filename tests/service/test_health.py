@@ -221,7 +221,9 @@ def test_trends_note_what_grows_or_runs_out(
     trends.look()
     clock.advance(60.0)
     values[0] = values[0]._replace(value=after)
+    trends.look()
     assert [note in one for one in trends.notes()] == ([True] if note else [])
     clock.advance(700.0)
+    trends.look()
     is_a_state = name == "penstock_spark_lag_seconds"
     assert [note in one for one in trends.notes()] == ([True] if note and is_a_state else [])

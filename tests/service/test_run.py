@@ -326,7 +326,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
         assert f"cannot listen on 127.0.0.1:{running.port}" in ran.stderr
 
 
-def test_nonsense_at_any_port_leaves_no_word_in_the_log(tmp_path: Path) -> None:
+def test_nonsense_at_any_port_leaves_one_line_in_the_log(tmp_path: Path) -> None:
     tls = certified(tmp_path)
     grpc_port = free_port()
     files = f"{{cert_file: {tls.cert_file}, key_file: {tls.key_file}}}"
@@ -342,4 +342,5 @@ def test_nonsense_at_any_port_leaves_no_word_in_the_log(tmp_path: Path) -> None:
                             pass
         assert running.ask("/readyz")[0] == 200
         assert running.stop() == 0
-        assert [line for line in running.log() if line["level"] not in ("info", "debug")] == []
+        (line,) = [line for line in running.log() if line["level"] not in ("info", "debug")]
+        assert (line["event"], line["reason"]) == ("Requests or points are refused", "malformed")

@@ -73,7 +73,7 @@ class L1:
             clock=self._clock,
         )
         self._handlers = MetricHandlers(queue, self._pending, self._counts, self._definition_counts, config.max_metrics)
-        self._pusher = Pusher(queue.name, self._pending, push, config.flush_rows)
+        self._pusher = Pusher(queue.name, self._pending, push, config.flush_rows, lambda: self._definitions.kept)
 
     @classmethod
     def with_own_queue(
@@ -99,13 +99,15 @@ class L1:
 
     # In
 
-    def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
+    def submit(self, chunks: Sequence[Chunk], done: Done, requests: bytes = b"") -> bool:
         """Admit these chunks, all or none; False if there is no room, or it is closed.
 
         `done(error)` is called once, in any thread, as soon as they are as safe as the durability says: with None, or
-        with the error for which they are not. At `memory` that is before this returns.
+        with the error for which they are not. At `memory` that is before this returns. `requests` are digests that
+        travel with the points: both are in the durable queue, or neither is.
         """
         submission = self._submission(chunks, done if self._answers_late and chunks else None)
+        submission.requests = requests
         if not self._pending.admit(submission):
             return False
         refusal = self._put(submission)
@@ -126,7 +128,7 @@ class L1:
             submission.received.append((chunk.metric, len(chunk), len(chunk) - len(numbers)))
             if made := definitions.of(chunk.metric):
                 submission.queued.append(self._handlers.queued(numbers, made, submission))
-            if definitions.keeps(chunk.metric):
+            if definitions.keeps(chunk.metric, chunk.kind):
                 submission.plain.append(numbers)
         return submission
 

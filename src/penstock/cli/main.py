@@ -8,6 +8,7 @@ Exit codes:
   130  Ctrl-C, where a command does not end in good order by itself, as `run` and `relay` do
 """
 
+import os
 import sys
 
 import click
@@ -46,7 +47,8 @@ class _PenstockGroup(click.Group):
 
 @click.group(cls=_PenstockGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="penstock", prog_name="penstock")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Takes telemetry in, holds it under pressure without losing any, and turns it into tables on Spark.
 
     \b
@@ -64,6 +66,8 @@ def main() -> None:
       4  run: not everything was drained in time; it stays in the durable queues
       130  interrupted with Ctrl-C; run and relay end in good order, with 0, 1 or 4
     """
+    if ctx.invoked_subcommand != "spark":  # its tables are made with the umask of the shell
+        os.umask(0o077)
 
 
 main.add_command(bench)

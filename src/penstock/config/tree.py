@@ -13,7 +13,7 @@ from penstock.config.relay_loops import refuse_loop
 from penstock.decode.config import IntakeConfig
 from penstock.errors import ConfigError
 from penstock.export.config import DurableQueueConfig
-from penstock.receive.config import ReceiversConfig
+from penstock.receive.config import LOOPBACK, AuthConfig, ReceiversConfig, ServerTlsConfig
 from penstock.spool import Durability, DurabilitySetting, FullBehavior, FullBehaviorSetting
 from penstock.units import parse_address, parse_bytes, parse_duration
 
@@ -167,6 +167,8 @@ class TablesConfig:
     """A folder (Delta), `parquet:FOLDER` or `postgresql://user@host/database`."""
     maintain_every: float | str = "1h"
     """How often rows are folded and old ones deleted, where Spark runs here; 0: never."""
+    readable_by: Literal["owner", "group", "all"] = "owner"
+    """Users of this machine that may read tables in a folder. All other files are for their owner only."""
     keep: KeepConfig = field(default_factory=KeepConfig)
 
     def __post_init__(self) -> None:
@@ -186,10 +188,29 @@ class AdminConfig:
     enabled: bool = True
     """False: no admin port."""
     listen: str = "127.0.0.1:9109"
-    """Address and port. It has no TLS and asks for no password: leave it on loopback or a private network."""
+    """Address and port. Beyond loopback set `tls` and `auth`, or have a private network."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which it is asked, beside addresses, `localhost`, this machine's name and the one in `listen`; `*`:
+    any. Others are refused, so that no web page can ask it through a name of its own."""
+    tls: ServerTlsConfig | None = None
+    """Certificates; without them the connection is not encrypted."""
+    auth: AuthConfig | None = None
+    """Tokens. With them `/healthz` and `/readyz` give no reasons without one, and the rest is not answered. A browser
+    takes one as the password of any user."""
 
     def __post_init__(self) -> None:
         parse_address(self.listen, "listen")
+        object.__setattr__(self, "allowed_hosts", tuple(self.allowed_hosts))
+
+    def problems(self) -> Iterator[ConfigError]:
+        """Yields what would keep it from starting here, as files that cannot be read."""
+        if self.tls is not None:
+            yield from self.tls.problems()
+        if self.auth is not None:
+            try:
+                self.auth.tokens()
+            except ConfigError as error:
+                yield error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +294,11 @@ class ServiceConfig:
         for name, receiver in receivers.items():
             for problem in receiver.problems():
                 yield str(problem.within(f"receivers.{name}"))
+        if self.admin.enabled:
+            for problem in self.admin.problems():
+                yield str(problem.within("admin"))
+            if parse_address(self.admin.listen, "admin.listen")[0] not in LOOPBACK and not self.admin.auth:
+                yield "admin.listen is open to the network and admin.auth is not set: every client may look"
         if not self.relays() and self.pipelines.relay and not self.pipelines.rollup:
             yield "pipelines.rollup is false and no exporter is set: requests are taken and go nowhere"
         if self.exporter.type == "none" and self.exporter.url:

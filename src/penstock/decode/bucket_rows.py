@@ -1,13 +1,13 @@
 """Buckets with explicit bounds as distributions: a row for each bucket that holds something.
 
-A bucket of (low, high] becomes its count at its middle. What it adds to the sum is corrected so that the rows of a
-point add up to the sum that it states, and its least and greatest row carry its own min and max where they are known.
+A bucket of (low, high] becomes its count at its middle, with low and high as its min and max: how exact the sender is
+stays known. What it adds to the sum is corrected so that the rows of a point add up to the sum that it states, and its
+least and greatest row carry its own min and max where they are known.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.decode.column_scan import Ints
 from penstock.decode.decode_context import DecodeContext
@@ -41,7 +41,6 @@ def shapes_of(high: Floats, offsets: Ints, lengths: Ints) -> Ints:
 
 def bucket_rows(
     totals: HistogramTotals,
-    is_cumulative: NDArray[np.bool_],
     lengths: Ints,
     counts: Ints,
     edges: BucketEdges,
@@ -55,33 +54,31 @@ def bucket_rows(
     # The bucket's place among those of its point, counted from where its bounds have their ends.
     at = held + (edges.offsets[edge_index] - (np.cumsum(lengths) - lengths))[point]
     low, high = edges.low[at], edges.high[at]
-    values = middles(low, high, totals.least[point], totals.greatest[point])
+    low, high = _finite(low, high, totals.least[point], totals.greatest[point])
+    values = np.fmin(np.fmax(low / 2 + high / 2, totals.least[point]), totals.greatest[point])  # where they are known
     total = np.bincount(point, count, len(lengths))[point]
     # Where one bucket holds everything, its mean is known, and better than its middle.
     alone = np.flatnonzero(count == total)
     mean = totals.sums[point[alone]] / total[alone]
     stands = ~np.isnan(mean)
     alone = alone[stands]
-    values[alone] = np.clip(mean[stands], low[alone], high[alone])
-    return spread(totals, is_cumulative, point, values, count, context)
+    values[alone] = np.clip(mean[stands], edges.low[at[alone]], edges.high[at[alone]])
+    return spread(totals, point, values, low, high, count, context)
 
 
-def middles(low: Floats, high: Floats, least: Floats, greatest: Floats) -> Floats:
-    """Returns the value that stands for a bucket. An open one ends at the point's min or max, or at its finite end."""
-    with np.errstate(invalid="ignore"):  # open ones are corrected below
-        values: Floats = low / 2 + high / 2
+def _finite(low: Floats, high: Floats, least: Floats, greatest: Floats) -> tuple[Floats, Floats]:
+    """Returns both ends of each bucket. An open one ends at the point's min or max, or at its finite end."""
     is_open = np.flatnonzero(np.isinf(low) | np.isinf(high))
-    values[is_open] = _open_middles(low[is_open], high[is_open], least[is_open], greatest[is_open])
-    return np.fmin(np.fmax(values, least), greatest)  # where they are known
+    if len(is_open):
+        low[is_open], high[is_open] = _ends_of_open(low[is_open], high[is_open], least[is_open], greatest[is_open])
+    return low, high
 
 
-def _open_middles(low: Floats, high: Floats, least: Floats, greatest: Floats) -> Floats:
+def _ends_of_open(low: Floats, high: Floats, least: Floats, greatest: Floats) -> tuple[Floats, Floats]:
     open_low, open_high = np.isinf(low), np.isinf(high)
     from_zero = np.where(high > 0, 0.0, high)  # most measurements are not negative
     start = np.where(open_low, np.where(np.isnan(least), from_zero, least), low)
     end = np.where(open_high, np.where(np.isnan(greatest), start, np.maximum(greatest, start)), high)
     start = np.where(open_low & open_high & np.isnan(least), np.where(np.isnan(greatest), 0.0, end), start)
     end = np.where(np.isinf(end), np.where(np.isinf(start), 0.0, start), end)
-    start = np.minimum(start, end)
-    found: Floats = start / 2 + end / 2
-    return found
+    return np.minimum(start, end), end

@@ -61,6 +61,10 @@ class BucketSamples:
         )
 
 
+_NONE = np.zeros(0, np.int64)
+NO_BUCKETS = BucketSamples(_NONE, _NONE, _NONE, np.zeros(0), np.zeros(0))
+
+
 class _NewSeries(NamedTuple):
     """A series that was described in this group, and the histogram that it is a part of."""
 
@@ -292,17 +296,35 @@ def _increments(whole: BucketSamples, context: DecodeContext, deltas: HistogramD
     _, places, index = np.unique(shapes, return_index=True, return_inverse=True)
     lists = [high[offsets[place] : offsets[place] + lengths[place] - 1] for place in places.tolist()]
     requests, streams, times = whole.requests[firsts], whole.streams[firsts], whole.times[firsts]
+    unknown = np.full(len(streams), np.nan)
     changed = deltas.increments(
-        streams, times, np.zeros_like(times), np.nan_to_num(sums), lengths, totals, shapes, context.table.capacity
+        streams,
+        times,
+        np.zeros_like(times),
+        np.nan_to_num(sums),
+        lengths,
+        totals,
+        shapes,
+        unknown,
+        unknown,
+        context.table.capacity,
     )
     context.undos.append(partial(deltas.undo, changed.undo))
     kept = changed.rows
-    unknown = np.full(len(kept), np.nan)
     stated = np.where(has_sum[kept], changed.sums, np.nan)
-    of_points = HistogramTotals(requests[kept], streams[kept], times[kept], stated, unknown, unknown)
+    of_points = HistogramTotals(
+        requests[kept],
+        streams[kept],
+        times[kept],
+        stated,
+        unknown[kept],
+        unknown[kept],
+        changed.is_least,
+        changed.is_greatest,
+    )
     counts = _counts(changed.counts, lengths[kept])
     edges = BucketEdges(lists, index)
-    return bucket_rows(of_points, np.ones(len(kept), bool), lengths[kept], counts, edges, index[kept], context)
+    return bucket_rows(of_points, lengths[kept], counts, edges, index[kept], context)
 
 
 def _counts(totals: Ints, lengths: Ints) -> Ints:

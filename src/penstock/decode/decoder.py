@@ -4,6 +4,7 @@ bodies ─ otlp reader ─► scanned points ─┬─► numbers ────�
          remote_write, events           └─► histograms, summaries                      to L1
 """
 
+import heapq
 import json
 import logging
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from penstock.model.point import Chunk
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
+_TOP = 10  # metrics that are named by their series
 
 
 @dataclass(slots=True)
@@ -96,20 +98,27 @@ class Decoder:
         self._seen: SeenTimes | None = None
 
     def decode(
-        self, kind: Format, bodies: list[bytes], handed_over: Container[int] = (), hand_over: HandOver | None = None
+        self,
+        kind: Format,
+        bodies: list[bytes],
+        handed_over: Container[int] = (),
+        hand_over: HandOver | None = None,
+        senders: Sequence[str] = (),
     ) -> Decoded:
         """Returns all points of the readable bodies whose streams this process owns.
 
         `hand_over` is called with what other processes own as soon as that is known, so that they read their parts at
         the same time. `handed_over` are the numbers of bodies that came from another process: no part of them is
-        handed over again.
+        handed over again. `senders` are the senders of the bodies, whose streams have a quota.
         """
         now = self._clock.time()
         for deltas in self._all_deltas():
             deltas.clocks.now = int(now * 1e9)
         latest = int((now + float(self._config.max_future)) * 1e9)
         parts = HandoverParts(self._owners, handed_over) if self._owners is not None else None
-        context = DecodeContext(self._table, RequestOutcomes(len(bodies)), self._clock.monotonic(), latest, parts)
+        context = DecodeContext(
+            self._table, RequestOutcomes(len(bodies)), self._clock.monotonic(), latest, parts, senders
+        )
         try:
             return self._decode(kind, bodies, context, now, hand_over)
         except BaseException:
@@ -267,6 +276,12 @@ class Decoder:
         yield Sample("penstock_receive_series", sum(len(metric.entities) for metric in metrics))
         yield Sample("penstock_receive_shapes", len(self._otlp.shapes))
         yield Sample("penstock_receive_overflowed_total", table.overflowed)
+        for metric in heapq.nlargest(_TOP, metrics, key=lambda metric: len(metric.entities)):
+            if metric.entities:
+                yield Sample("penstock_receive_metric_series", len(metric.entities), (metric.name,))
+        for rule in table.rules.rules:
+            yield Sample("penstock_receive_rules_total", rule.applied, (rule.text,))
+        yield Sample("penstock_receive_rule_dropped_total", table.rules.dropped)
         yield Sample("penstock_receive_expired_total", self._expired)
         yield Sample("penstock_receive_resets_total", sum(count.resets for count in counts))
         yield Sample("penstock_receive_out_of_order_total", sum(count.out_of_order for count in counts))

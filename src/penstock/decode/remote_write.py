@@ -19,14 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.decode.classic_histograms import BUCKET, LE, SUM, BucketSamples, ClassicHistograms, bound_of
+from penstock.decode.classic_histograms import BUCKET, LE, NO_BUCKETS, SUM, BucketSamples, ClassicHistograms, bound_of
 from penstock.decode.column_scan import PADDING, Ints, MessageLayout, float64_at, scan, texts
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import locate_messages, repeated_messages
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import DecodedNumbers, Rows
-from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
+from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import SERIES, StreamOwners
 from penstock.model.name import name_fault
 from penstock.model.point import PointKind
@@ -48,7 +49,7 @@ class WrittenSamples(NamedTuple):
 
     numbers: DecodedNumbers
     buckets: BucketSamples
-    not_numbers: Rows  # of counters: a difference to NaN is none
+    not_numbers: Rows  # L1 leaves them out and counts them
 
 
 class RemoteWriteReader:
@@ -127,22 +128,31 @@ class RemoteWriteReader:
             requests[series_of[is_taken & ~is_timely]], Refusal.TIME, "a sample without a time, or one far ahead"
         )
         is_taken &= is_timely
-        series_of, times, values = series_of[is_taken], times[is_taken] * 1_000_000, values[is_taken]
-        has_ended = values.view(np.uint64) == _STALE
-        place_of = np.zeros(len(starts), np.int64)  # among those whose keys were asked for
-        place_of[asked] = np.arange(len(asked))
-        buckets, is_bucket = self.histograms.samples(
-            requests[asked], streams[asked], keys, place_of[series_of], times, values, has_ended
-        )
-        is_counter = context.table.is_cumulative[streams[series_of]]
-        is_number = ~has_ended & ~is_bucket
+        if not is_taken.all():
+            series_of, times, values = series_of[is_taken], times[is_taken], values[is_taken]
+        times = times * 1_000_000
+        is_number = np.isfinite(values)
+        buckets = NO_BUCKETS
+        if len(self.histograms):
+            has_ended = values.view(np.uint64) == _STALE
+            place_of = np.zeros(len(starts), np.int64)  # among those whose keys were asked for
+            place_of[asked] = np.arange(len(asked))
+            buckets, is_bucket = self.histograms.samples(
+                requests[asked], streams[asked], keys, place_of[series_of], times, values, has_ended
+            )
+            is_number &= ~is_bucket
+        else:
+            is_bucket = np.zeros(len(values), bool)
+        if is_number.all():
+            numbers = Rows(requests[series_of], streams[series_of], times, values)
+            return WrittenSamples(DecodedNumbers(numbers, np.zeros_like(times)), buckets, numbers.take(slice(0, 0)))
 
         def chosen(samples: Ints) -> Rows:
             series = series_of[samples]
             return Rows(requests[series], streams[series], times[samples], values[samples])
 
-        numbers = chosen(np.flatnonzero(is_number & (~is_counter | np.isfinite(values))))
-        not_numbers = chosen(np.flatnonzero(is_number & is_counter & ~np.isfinite(values)))
+        numbers = chosen(np.flatnonzero(is_number))
+        not_numbers = chosen(np.flatnonzero(~is_number & ~is_bucket & (values.view(np.uint64) != _STALE)))
         context.outcomes.take(not_numbers.requests)
         return WrittenSamples(DecodedNumbers(numbers, np.zeros_like(numbers.times)), buckets, not_numbers)
 

@@ -107,6 +107,7 @@ class SendQueue:
                 )
         self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())
         self._scaler_thread = threading.Thread(target=self._scale_workers, name="penstock-export-scaler", daemon=True)
+        self.failing, self.dead_threads = self._gate.failing, self._workers.dead_threads  # how it goes
         self._closing = threading.Event()
         self._closed = threading.Event()
         self._lost = 0
@@ -323,14 +324,6 @@ class SendQueue:
             failover_bytes=failover.size_bytes if failover is not None else 0,
             failover_evicted=failover.evicted if failover is not None else 0,
         )
-
-    def failing(self) -> tuple[str, float, str] | None:
-        """The destination, the seconds since it began to fail, and its last error; None while it works."""
-        return self._gate.failing()
-
-    def dead_threads(self) -> list[str]:
-        """The threads that have ended though they should not: starting the process again would help."""
-        return self._workers.dead_threads()
 
     def disk_fault(self) -> str:
         """Why the disk would refuse a batch now; empty if it would not, or if there is no disk."""

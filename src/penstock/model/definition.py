@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.model.chunk_partials import KEPT, Kept
 from penstock.model.distinct import register_of
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
@@ -194,7 +195,8 @@ class Definitions:
     """All definitions of a pipeline. With none, every metric is kept by its own labels."""
 
     metrics: tuple[Definition, ...] = ()
-    undefined: Literal["keep", "drop"] = "keep"
+    undefined: Literal["keep", "drop"] | Kept = "keep"
+    """What becomes of metrics that are no definition's source. By kind: the functions, none to drop them."""
 
     _by_source: dict[str, tuple[Definition, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -206,10 +208,21 @@ class Definitions:
         """The definitions of `source`; none if it is undefined."""
         return self._by_source.get(source, ())
 
-    def keeps(self, source: str) -> bool:
+    def keeps(self, source: str, kind: PointKind = PointKind.GAUGE) -> bool:
         """Whether a metric is kept by its own labels."""
         made = self.of(source)
-        return any(metric.keep_source for metric in made) if made else self.undefined == "keep"
+        return any(metric.keep_source for metric in made) if made else bool(self._undefined.get(kind, True))
+
+    @property
+    def kept(self) -> Kept:
+        """The functions of metrics that are kept by their own labels."""
+        return {**KEPT, **{kind: functions for kind, functions in self._undefined.items() if functions}}
+
+    @property
+    def _undefined(self) -> Kept:
+        if isinstance(self.undefined, str):
+            return {} if self.undefined == "keep" else dict.fromkeys(PointKind, ())
+        return self.undefined
 
     @property
     def removed(self) -> list[str]:

@@ -10,6 +10,8 @@
         ttl: {minute: 3d, hour: 30d}          or one for all levels, 7d; left out: the job's
         keep_source: true                     the source is kept by its own labels, too; left out: false
     undefined: keep                           metrics that no definition has as its source: keep (by own labels) or drop
+    undefined: {event: percentile}            the same by kind (gauge, event, counter, histogram; left out: keep); for
+                                              gauges and events also percentile, latest, or both in a list
 
 Beside `function` stand its parameters: percentile `relative_error` (0.01), apdex `threshold`, histogram `bounds`,
 percent `match`, rate `numerator` and `denominator` (conditions like `filter`), top_n `n` and `record` (labels that
@@ -22,24 +24,29 @@ A condition names labels: a text or a list of them is what the label must be, {n
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from penstock.errors import ConfigError, MissingRequirement
+from penstock.model.chunk_partials import KEPT, LATEST, PERCENTILE, Kept
 from penstock.model.definition import BOUNDS, EVERYTHING, Condition, Definition, Definitions
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
 from penstock.model.name import is_encodable, name_fault
+from penstock.model.point import PointKind
 from penstock.units import parse_duration
+from penstock.yaml_bounds import load_plain
 
+_KINDS = {"histogram" if kind is PointKind.DISTRIBUTION else kind.value: kind for kind in PointKind}
+_WORDS = {PointKind.COUNTER: ("keep",), PointKind.DISTRIBUTION: ("keep", "percentile")}  # others: all
 KEYS = ("name", "source", "filter", "entity", "function", "levels", "ttl", "keep_source")  # of every definition
 
 
 def load_definitions(path: Path) -> Definitions:
     """The definitions of a YAML file; ConfigError names the file and the place in it."""
     try:
-        document = yaml.safe_load(path.read_text())
+        document = load_plain(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -66,10 +73,29 @@ def parse_definitions(document: Any) -> Definitions:
         if name in names[:n]:
             raise ConfigError(f"metrics[{n}].name: {name!r} is defined twice")
     _refuse_two_of_a_name(metrics)
-    undefined = document.get("undefined", "keep")
-    if undefined not in ("keep", "drop"):
-        raise ConfigError(f"undefined: keep or drop is expected, got {undefined!r}")
-    return Definitions(metrics, undefined)
+    return Definitions(metrics, _undefined(document.get("undefined", "keep")))
+
+
+def _undefined(given: Any) -> Literal["keep", "drop"] | Kept:
+    """What becomes of metrics without a definition: one word for all, or some for each kind of point."""
+    if given in ("keep", "drop"):
+        return "keep" if given == "keep" else "drop"
+    if not isinstance(given, dict):
+        raise ConfigError(f"undefined: keep, drop or a mapping of {', '.join(_KINDS)} is expected, got {given!r}")
+    _refuse_unknown("undefined.", given, _KINDS)
+    return {_KINDS[name]: _kept(f"undefined.{name}", _KINDS[name], what) for name, what in given.items()}
+
+
+def _kept(place: str, kind: PointKind, given: Any) -> tuple[Function, ...]:
+    """The functions of one kind. Increments have no percentiles and no last value, distributions no last value."""
+    if given == "drop":
+        return ()
+    words, known = _one_or_more(place, given), _WORDS.get(kind, ("keep", "percentile", "latest"))
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"{place}: one of drop, {', '.join(known)} is expected, got {word!r}")
+    first = PERCENTILE if PERCENTILE.name in words else KEPT[kind][0]
+    return (first, LATEST) if LATEST.name in words else (first,)
 
 
 def _refuse_two_of_a_name(metrics: tuple[Definition, ...]) -> None:

@@ -213,11 +213,14 @@ class HttpReceiverConfig(ListenerConfig):
     """Where Prometheus remote writes are taken."""
     events_path: str = "/v1/events"
     """Where JSON events are taken."""
+    allowed_origins: tuple[str, ...] = ()
+    """Sites whose web pages may send, as `https://shop.example`; `*`: all. Requests from other pages are refused."""
     limits: HttpLimits = field(default_factory=HttpLimits)
     """What one client can make us do."""
 
     def __post_init__(self) -> None:
         ListenerConfig.__post_init__(self)
+        _set(self, "allowed_origins", tuple(self.allowed_origins))
         paths = [self.otlp_path, self.remote_write_path, self.events_path]
         for name, path in zip(("otlp_path", "remote_write_path", "events_path"), paths):
             if not path.startswith("/") or paths.count(path) > 1:

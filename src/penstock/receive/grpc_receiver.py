@@ -24,6 +24,7 @@ from penstock.telemetry import Sample
 log = logging.getLogger(__name__)
 
 _SERVICE = "opentelemetry.proto.collector.metrics.v1.MetricsService"
+_KEY = "idempotency-key"  # of the metadata
 _START = 10.0  # seconds that binding a port may take
 _FLUSH = 1.0  # seconds for answers to be written
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -148,7 +149,13 @@ class GrpcReceiver:
         self._open_calls += 1
         try:
             deliver = self._thread.deliver
-            self._intake.submit(ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, most, waiting, deliver, sender))
+            key = next((str(value) for name, value in context.invocation_metadata() or () if name == _KEY), "")
+            turns_of = sender if len(self._tokens) > 1 else context.peer()
+            self._intake.submit(
+                ReceivedRequest(
+                    Format.OTLP, body, Encoding.IDENTITY, most, waiting, deliver, sender, turns_of=turns_of, key=key
+                )
+            )
             answer = await waiting
         finally:
             self._open_calls -= 1

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Hashable, Iterator
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -21,6 +21,7 @@ from penstock.receive.config import HttpReceiverConfig, is_authorized, token_nam
 from penstock.receive.event_loop import LoopThread
 from penstock.receive.http_server import SERVER, HttpServer
 from penstock.receive.intake import CLOSING, Intake
+from penstock.receive.origins import Origins
 from penstock.receive.request_group import ReceivedRequest
 from penstock.telemetry import Sample
 
@@ -40,6 +41,7 @@ _JSON = (Format.OTLP_JSON, Format.EVENTS)
 _LINGER = 1.0  # seconds to read on after an early answer, so that the client sees it and not a reset
 _HANDSHAKE = 10.0  # seconds for TLS to begin: such connections are not counted yet
 _START = 10.0  # seconds that binding a port may take
+_BACKLOG = 1024  # connections that wait to be accepted
 
 
 class _TooLong(Exception):
@@ -61,17 +63,15 @@ class HttpReceiver:
         self.config = config
         self._intake = intake
         self._tokens, self._context = self.check_secrets()
-        self._listening = config.tls.context() if config.tls else None
-        if self._listening is not None:
-            self._listening.sni_callback = self._choose_context
         self._formats = {
             config.otlp_path: Format.OTLP,
             config.remote_write_path: Format.REMOTE_WRITE,
             config.events_path: Format.EVENTS,
         }
+        self._origins = Origins(config.allowed_origins)
         self._thread = LoopThread("penstock-http")
         self._server: HttpServer | None = None
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self.reading = 0  # bytes of bodies that are not whole yet
         self._being_read: set[asyncio.Timeout] = set()  # one for each of them
         self.port = 0
@@ -114,13 +114,14 @@ class HttpReceiver:
         return tokens, self.config.tls.context() if self.config.tls else None
 
     def reload(self) -> None:
-        """Reads the tokens and certificates again; new connections use them."""
-        self._tokens, self._context = self.check_secrets()
+        """Reads the tokens and certificates again; new connections use them, and no TLS session goes on.
 
-    def _choose_context(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Called in every handshake: a server cannot exchange the context that it listens with."""
-        if self._context is not None:
-            connection.context = self._context
+        Where clients show certificates, connections end after the answer that they wait for: a removed authority lets
+        no request in.
+        """
+        self._tokens, self._context = self.check_secrets()
+        if self._context is not None and self._thread.is_alive:
+            self._thread.run(self._listen_anew(), _START)
 
     async def _open(self) -> None:
         limits = self.config.limits
@@ -133,24 +134,39 @@ class HttpReceiver:
             auto_decompress=False,
             access_log=None,
         )
-        self._listener = await self._thread.loop.create_server(
-            self._server,
-            *self.config.address,
-            ssl=self._listening,
-            ssl_handshake_timeout=_HANDSHAKE if self._listening else None,
-            reuse_port=self.config.reuse_port or None,
-            backlog=1024,
+        host, port = self.config.address
+        place = {"host": host, "port": port, "reuse_port": self.config.reuse_port or None}
+        self._listeners = [await self._listen(**place)]
+        self.port = self._listeners[0].sockets[0].getsockname()[1]
+
+    async def _listen(self, **place: Any) -> asyncio.Server:
+        assert self._server is not None
+        timeout = _HANDSHAKE if self._context else None
+        return await self._thread.loop.create_server(
+            self._server, ssl=self._context, ssl_handshake_timeout=timeout, backlog=_BACKLOG, **place
         )
-        self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def _listen_anew(self) -> None:
+        """Listens on the same sockets with the new context. The keys of TLS sessions are the context's own."""
+        if self._server is None or self._is_stopping:
+            return
+        before = self._listeners
+        sockets = [listening.dup() for listener in before for listening in listener.sockets]
+        self._listeners = [await self._listen(sock=listening) for listening in sockets]
+        for listener in before:
+            listener.close()
+        if self._context is not None and self._context.verify_mode is ssl.CERT_REQUIRED:
+            self._server.close_connections()
 
     @property
     def _is_stopping(self) -> bool:
         return self._server is not None and self._server.is_stopping
 
     async def _stop_accepting(self) -> None:
-        if self._listener is not None and self._server is not None:
-            self._listener.close()
-            self._listener = None
+        if self._listeners and self._server is not None:
+            for listener in self._listeners:
+                listener.close()
+            self._listeners = []
             self._server.pre_shutdown()
 
     async def _shut(self, grace: float) -> None:
@@ -171,10 +187,13 @@ class HttpReceiver:
             self._refuse(request, Refusal.ABORTED, "the body broke off")
             reply = error_reply(None, 400, f"the body broke off: {error}")
         headers = {"Server": SERVER, **reply.headers}
+        origin = request.headers.get("Origin")
+        if not self._origins.is_refused(origin):
+            headers.update(self._origins.headers(origin, is_preflight=request.method == "OPTIONS"))
         if reply.content_type:
             headers["Content-Type"] = reply.content_type
         response = web.Response(body=reply.body, status=reply.status, headers=headers)
-        if reply.status in (401, 413) or not request.content.is_eof() or self._is_stopping:
+        if reply.status in (401, 403, 413) or not request.content.is_eof() or self._is_stopping:
             response.force_close()  # the rest of what the client sends is not read
         await self._write(request, response)
         return response
@@ -199,6 +218,14 @@ class HttpReceiver:
         content_type = request.content_type
         if kind is Format.OTLP and content_type == "application/json":
             kind = Format.OTLP_JSON
+        origin = request.headers.get("Origin")
+        if self._origins.is_refused(origin):
+            self._refuse(request, Refusal.ORIGIN, f"a page of {origin!r}")
+            return error_reply(
+                kind, 403, f"pages of {origin!r} may not send; receivers.http.allowed_origins names some"
+            )
+        if origin is not None and request.method == "OPTIONS":
+            return HttpReply(204, b"", "", {})
         if request.method != "POST":
             reply_as = kind if "Content-Type" in request.headers else None  # a browser gets plain text
             return error_reply(reply_as, 405, f"{request.method} is not taken here, POST is", {"Allow": "POST"})
@@ -256,8 +283,14 @@ class HttpReceiver:
             return error_reply(kind, 429, "too many bodies are on their way: send it again")
         waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
         largest = int(limits.max_json if kind in _JSON else limits.max_decompressed)
-        sender = self._sender(request)
-        self._intake.submit(ReceivedRequest(kind, body, encoding, largest, waiting, self._thread.deliver, sender))
+        sender, key = self._sender(request), request.headers.get("Idempotency-Key", "")
+        # Several tokens tell several senders apart, also those with many connections.
+        turns_of = sender if len(self._tokens) > 1 else _connection_of(request)
+        self._intake.submit(
+            ReceivedRequest(
+                kind, body, encoding, largest, waiting, self._thread.deliver, sender, turns_of=turns_of, key=key
+            )
+        )
         return http_reply(kind, await waiting)
 
     def _sender(self, request: web.BaseRequest) -> str:
@@ -293,3 +326,9 @@ class HttpReceiver:
     def samples(self) -> Iterator[Sample]:
         """For `Telemetry.watch`."""
         yield Sample("penstock_receive_connections", self._server.open if self._server else 0, ("http",))
+
+
+def _connection_of(request: web.BaseRequest) -> Hashable:
+    """Returns the address and port that the client sends from."""
+    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+    return peer if isinstance(peer, tuple) else None

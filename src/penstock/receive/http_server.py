@@ -29,10 +29,13 @@ class HttpServer(web.Server):
         self.on_refusal = on_refusal
         self.open = 0
         self.is_stopping = False
+        self._generation = 0  # of connections: those of an earlier one are closed
         self._all_gone = asyncio.Event()
 
     def __call__(self) -> RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
+        connection = _Connection(self, loop=self._loop, **self._kwargs)
+        connection.generation = self._generation
+        return connection
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -43,7 +46,7 @@ class HttpServer(web.Server):
             self.on_refusal(
                 Refusal.CONNECTIONS, sender=client, detail=f"more than {self._max_connections} connections at a time"
             )
-        if is_too_many or self.is_stopping:
+        if is_too_many or self.is_stopping or handler.generation != self._generation:
             transport.abort()
 
     def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
@@ -55,6 +58,11 @@ class HttpServer(web.Server):
     def pre_shutdown(self) -> None:
         """Closes idle connections at once, and the others after their answers."""
         self.is_stopping = True
+        self.close_connections()
+
+    def close_connections(self) -> None:
+        """Closes those that are open or being made: idle ones at once, the others after their answers."""
+        self._generation += 1
         for connection in self.connections:
             if isinstance(connection, _Connection) and connection.is_idle:
                 connection.force_close()
@@ -73,7 +81,9 @@ class HttpServer(web.Server):
 
 
 class _Connection(RequestHandler):
-    __slots__ = ()
+    __slots__ = ("generation",)
+
+    generation: int
 
     @property
     def is_idle(self) -> bool:

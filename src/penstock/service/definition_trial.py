@@ -65,7 +65,7 @@ class DefinitionTrial:
         self._taken: dict[str, int] = {}
         self._minutes: set[int] = set()
 
-    def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
+    def submit(self, chunks: Sequence[Chunk], done: Done, requests: bytes = b"") -> bool:
         for chunk in chunks:
             self.take(chunk.metric, chunk.kind, chunk.finite().points)
         done(None)

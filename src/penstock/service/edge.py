@@ -5,6 +5,7 @@ receivers ─┬─► relay ─► a send queue for each destination
 """
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # these bring pyarrow, which a relay does without
     from penstock.model.definition import Definitions
 
 log = logging.getLogger(__name__)
+SEAL_TIMEOUT = 10.0  # seconds of a start: the blocks of the last run take one, unless the disk fails
 CLOSED = "Queue is closed. queue=%s left=%d"
 
 
@@ -91,12 +93,22 @@ class Edge:
         opened = SegmentQueue.open(self.config)
         self._pace = opened.pace
         self._senders[SEGMENTS] = opened.sender.start()
+        if float(self.config.intake.repeat_window):
+            self._wait_until_sealed(opened.sender)
         self._telemetry.watch(opened.sender.samples, queue=SEGMENTS)
         self._telemetry.watch(opened.samples)
         settings = replace(self.config.l1, durability=Durability(self.config.segments.queue.durability))
         l1 = self._l1 = L1.with_own_queue("l1", opened.queue.push_many, settings, definitions=self._defined)
         self._telemetry.watch(l1.samples)
         self._telemetry.watch(lambda: l1.queue.stats().samples())
+
+    def _wait_until_sealed(self, sender: SendQueue) -> None:
+        """Wait for the blocks that the last run left: their segments say which requests need not be counted again."""
+        deadline, pause = self._clock.monotonic() + SEAL_TIMEOUT, threading.Event()
+        while len(sender) and self._clock.monotonic() < deadline:
+            pause.wait(0.01)
+        if len(sender):
+            log.warning("Blocks of the last run wait: requests that come again may count twice. blocks=%d", len(sender))
 
     # -- stop: front to back -------------------------------------------------------------------------------------------
 

@@ -15,14 +15,17 @@ from penstock.receive.sink import RawSink, Sink
 from penstock.service.doctor import require_extra
 from penstock.service.queues import make_private_folder, path_for_process
 from penstock.service.stream_handover import MEMORY
+from penstock.spool import Durability
 from penstock.telemetry import Buckets, Sample
 
 if TYPE_CHECKING:
     from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig, RabbitReceiverConfig
     from penstock.receive.intake import Intake
     from penstock.receive.peers import Peers
+    from penstock.receive.recent_requests import RecentRequests
 
 log = logging.getLogger(__name__)
+REQUESTS = "requests.table"  # in the data folder: the requests of late, of all processes
 PEERS = "peers"  # in the data folder: where the processes hand cumulative points to the owner of their stream
 
 
@@ -147,6 +150,31 @@ def _peers(config: ServiceConfig, index: int) -> "Peers":
     )
 
 
+def _recent_requests(config: ServiceConfig, index: int) -> "RecentRequests | None":
+    """The requests of late; None where `intake.repeat_window` is 0. Before the process takes any."""
+    window = float(config.intake.repeat_window)
+    if not window:
+        return None
+    from penstock.receive.recent_requests import RecentRequests
+    from penstock.receive.request_memory import restore_from_segments
+
+    table = make_private_folder(config.resolved(".")) / REQUESTS
+    recent = RecentRequests(table, config.intake.max_remembered, window, index)
+    recent.forget_own(unanswered_only=_is_durable(config))
+    if config.pipelines.rollup:
+        folder = config.resolved(config.segments.location)
+        found = restore_from_segments(recent, folder, config.segments.writer, window)
+        log.info("Requests of the last run are known. requests=%d", found)
+    return recent
+
+
+def _is_durable(config: ServiceConfig) -> bool:
+    """Whether what was answered outlives the process: else it must be taken again."""
+    queues = [section.queue for section in config.relays().values()]
+    is_relayed = all(one.enabled and one.type == "disk" and one.durability is not Durability.MEMORY for one in queues)
+    return is_relayed and (not config.pipelines.rollup or config.segments.queue.durability is not Durability.MEMORY)
+
+
 MakeReceiverSet = Callable[[ServiceConfig, Sink | None, RawSink | None], ReceiverSet]
 
 
@@ -165,7 +193,8 @@ def make_receiver_set(
     if sink is not None:  # otherwise nothing is counted
         memory = Path(path_for_process(config.resolved(MEMORY), index))
         peers = _peers(config, index) if config.processes > 1 else None
-    intake = Intake(sink, relay, config.intake, began=began, memory=memory, peers=peers)
+    recent = _recent_requests(config, index)
+    intake = Intake(sink, relay, config.intake, began=began, memory=memory, peers=peers, recent=recent)
     receivers: dict[str, Receiver] = {}
     for name, section in config.receivers.enabled().items():
         kind = RECEIVERS[name]

@@ -20,7 +20,7 @@ from penstock.config.show import as_yaml, entries
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, PenstockError
 from penstock.receive.config import ListenerConfig
-from penstock.service.admin import AdminServer
+from penstock.service.admin import AdminGuard, AdminServer
 from penstock.service.child import Child
 from penstock.service.definition_watch import DefinitionWatch
 from penstock.service.edge import Edge
@@ -57,6 +57,7 @@ class Service:
         self._workers: list[Child] = []
         self._spark: Child | None = None
         self._admin: AdminServer | None = None
+        self._guard: AdminGuard | None = None
         self._orphan_queues = OrphanQueues(config, self.telemetry, clock=self._clock)
         self._definition_watch = DefinitionWatch(
             self.telemetry.values, float(config.definitions_warn_after), config.definitions_path, clock=self._clock
@@ -86,7 +87,8 @@ class Service:
         if config.admin.enabled:
             host, port = parse_address(config.admin.listen, "admin.listen")
             try:
-                self._admin = AdminServer(host, port, self)
+                self._guard = AdminGuard(config.admin)
+                self._admin = AdminServer(host, port, self, self._guard)
             except OSError as error:
                 raise PenstockError(
                     f"admin.listen {config.admin.listen}: {error.strerror}; if another penstock runs here, "
@@ -205,12 +207,16 @@ class Service:
         changed += [name for name in before if name not in after]
         text = as_yaml(_reloaded(self.loaded, fresh), with_secrets=True)
         config = _reloaded(self.loaded, fresh).config
+        if self._guard is not None:
+            self._guard.check_secrets()
         if self._edge is not None:
             self._edge.check(config)
         for worker in self._workers:
             if problem := _ask(worker, "check", config=text):
                 raise ConfigError(problem)
         self._given, self.loaded, self.config = _reloaded(self._given, fresh), _reloaded(self.loaded, fresh), config
+        if self._guard is not None:
+            self._guard.reload()
         if self._spark is not None:  # before the edge: a level must not receive metrics that it does without
             _ask(self._spark, "reload", config=text)
         if self._edge is not None:

@@ -56,11 +56,13 @@ class Trends:
             self._thread.join(1.0)
 
     def _run(self) -> None:
-        while not self._closing.wait(_EVERY):
+        while True:
             try:
                 self.look()
             except Exception:
                 log.exception("The metrics could not be looked at.")
+            if self._closing.wait(_EVERY):
+                return
 
     def look(self) -> None:
         """Remember what the metrics say now."""
@@ -72,9 +74,10 @@ class Trends:
                 self._seen.popleft()
 
     def notes(self) -> list[str]:
-        """What needs an operator, as of now."""
-        self.look()
+        """What needs an operator, as of the last look: no process is asked, since one that hangs would hold us up."""
         with self._lock:
+            if not self._seen:
+                return []
             (then, before), (now, after) = self._seen[0], self._seen[-1]
         return list(_notes(before, after, now - then))
 

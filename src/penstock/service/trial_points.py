@@ -13,7 +13,8 @@ from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoder
 from penstock.decode.outcome import Format
 from penstock.errors import PenstockError
-from penstock.model.chunk_partials import FUNCTION_OF
+from penstock.model.chunk_partials import KEPT
+from penstock.model.point import PointKind
 from penstock.model.segment import read, sealed
 from penstock.receive.config import HttpReceiverConfig
 from penstock.receive.http_receiver import HttpReceiver
@@ -21,7 +22,7 @@ from penstock.receive.intake import Intake
 from penstock.service.definition_trial import DefinitionTrial
 
 # The kind of a metric that is kept by its own labels, by its function.
-_KIND_OF = {str(function): kind for kind, function in FUNCTION_OF.items()}
+_KIND_OF = {str(functions[0]): kind for kind, functions in KEPT.items() if kind is not PointKind.EVENT}
 
 
 def take_requests(trial: DefinitionTrial, paths: list[Path], intake: IntakeConfig) -> None:

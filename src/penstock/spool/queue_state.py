@@ -152,7 +152,7 @@ class QueueState:
             is_evicted = self.backlog.evict(self._monotonic())
         except OSError as error:
             self.capacity.disk_failures += 1
-            self.capacity.drop("disk_full", demand.blocks)
+            self.capacity.refused_by_disk(error, demand.blocks)
             raise disk_error(error) from error
         if is_evicted:
             self.capacity.drop("oldest", 1)
@@ -279,14 +279,14 @@ class QueueState:
             may_wait = error.errno in DISK_FULL and self.capacity.behavior is FullBehavior.BLOCK
             if may_wait and self._wait_for_room_locked(demand.deadline, _DISK_RETRY):
                 return
-            self.capacity.drop("disk_full", demand.blocks)
+            self.capacity.refused_by_disk(error, demand.blocks)
         raise disk_error(error) from error
 
     def sync_failed(self, error: OSError, count: int) -> NoReturn:
         """Refuse `count` blocks that were written and could not be synced. They may be delivered all the same."""
         with self._lock:
             self.capacity.disk_failures += 1
-            self.capacity.drop("disk_full", count)
+            self.capacity.refused_by_disk(error, count)
         raise disk_error(error) from error
 
     # -- syncing ---------------------------------------------------------------------------------------------------
@@ -332,11 +332,6 @@ class QueueState:
             if error.errno in DISK_FULL:
                 store.reclaim(store.acked, is_disk_full=True)
             return store.chunks.size_bytes < before, store.chunks.take_deleted_handles()
-
-    def disk_bytes(self) -> int:
-        """Returns the bytes of the log."""
-        with self._lock:
-            return self.backlog.store.chunks.size_bytes
 
     def spill(self) -> None:
         """Move the memory layer into the log. Raises OSError if there is no room for all of it."""

@@ -29,7 +29,7 @@ class QueueStats:
     redelivered: int
     dead_lettered: int
     dead_letters_dropped: int  # there was no room for more of them
-    dropped: dict[str, int]  # by reason: oldest, newest, timeout, disk_full
+    dropped: dict[str, int]  # by reason: oldest, newest, timeout, disk_full, disk_failed
     disk_full: int = 0
     disk_failures: int = 0
     meta_syncs: int = 0

@@ -68,6 +68,8 @@ def explicit_histograms(points: ScannedPoints, context: DecodeContext, deltas: H
             lengths[cumulative],
             _of_points(counts, lengths, cumulative),
             edges.shapes[edges.index[cumulative]],
+            totals.least[cumulative],
+            totals.greatest[cumulative],
             context.table.capacity,
         )
         context.undos.append(partial(deltas.undo, changed.undo))
@@ -76,11 +78,16 @@ def explicit_histograms(points: ScannedPoints, context: DecodeContext, deltas: H
         counts = np.concatenate([_of_points(counts, lengths, plain), changed.counts])
         summed = ~np.isnan(totals.sums[cumulative[changed.rows]])
         sums = np.concatenate([totals.sums[plain], np.where(summed, changed.sums, np.nan)])
-        totals = replace(totals.take(kept), sums=sums)
-        is_cumulative, lengths, edge_index = is_cumulative[kept], lengths[kept], edges.index[kept]
+        totals = replace(
+            totals.take(kept),
+            sums=sums,
+            is_least=np.concatenate([totals.is_least[plain], changed.is_least]),
+            is_greatest=np.concatenate([totals.is_greatest[plain], changed.is_greatest]),
+        )
+        lengths, edge_index = lengths[kept], edges.index[kept]
     else:
         edge_index = edges.index
-    return bucket_rows(totals, is_cumulative, lengths, counts, edges, edge_index, context)
+    return bucket_rows(totals, lengths, counts, edges, edge_index, context)
 
 
 def _of_points(counts: Ints, lengths: Ints, points: Ints) -> Ints:

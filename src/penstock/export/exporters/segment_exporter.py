@@ -19,6 +19,7 @@ from penstock.model.segment import (
     check_writer,
     decode_encoded,
     parse_name,
+    requests_of,
     seal,
     sealed,
     sync_folder,
@@ -117,9 +118,10 @@ class SegmentExporter:
         refused = []
         fresh = []
         tables = []
+        requests = []  # their digests, which stay with their points
         for lease in leases:
             try:
-                table = decode_encoded(lease.data)
+                table, digests = decode_encoded(lease.data), requests_of(lease.data)
             except (pa.ArrowException, ValueError) as error:
                 refused.append((lease, f"not a block of partials: {error}"))
                 continue
@@ -131,11 +133,12 @@ class SegmentExporter:
                 )
             fresh.append(lease)
             tables.append(table)
+            requests.append(digests)
         if fresh:
             segment = Segment(self._writer, self._covered + 1, fresh[-1].sequence)
             partials = pa.concat_tables(tables)
             try:
-                seal(self._folder, segment, partials, (self._queue, fresh[0].sequence))
+                seal(self._folder, segment, partials, (self._queue, fresh[0].sequence), b"".join(requests))
             except OSError:
                 if (self._folder / segment.name).exists():  # whole, but not known to survive a power cut
                     self._covered_before = self._covered = segment.last
