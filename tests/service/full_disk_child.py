@@ -39,6 +39,7 @@ class FullDisk:
             queue_retry_interval="0.1",
             queue_max_retry_delay="0.2",
             shutdown_timeout="5s",
+            intake_repeat_window="0",  # its table takes more than this disk has
         )
         self.durability = durability
         self.answered: list[int] = []

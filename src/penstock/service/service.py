@@ -25,6 +25,7 @@ from penstock.service.child import Child
 from penstock.service.definition_watch import DefinitionWatch
 from penstock.service.edge import Edge
 from penstock.service.orphan_queues import OrphanQueues
+from penstock.service.queues import LOCK_PATIENCE
 from penstock.service.receiver_set import make_receiver_set
 from penstock.service.status import flow
 from penstock.service.stream_handover import distribute_stream_files
@@ -289,17 +290,29 @@ def _reloaded(loaded: LoadedConfig[ServiceConfig], fresh: LoadedConfig[ServiceCo
 
 
 def _check_free(key: str, host: str, port: int) -> None:
-    """PenstockError if the port is in use: with SO_REUSEPORT our processes would share it with a foreign one."""
+    """PenstockError if the port stays in use: with SO_REUSEPORT our processes would share it with a foreign one."""
+    deadline, pause = time.monotonic() + LOCK_PATIENCE, threading.Event()
+    while time.monotonic() < deadline:  # processes of the last run may still be ending
+        try:
+            _bind_once(host, port)
+        except OSError:
+            pause.wait(0.1)
+        else:
+            return
     try:
-        where = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = where[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are over do not count
-            probe.bind(address)
+        _bind_once(host, port)
     except OSError as error:
         raise PenstockError(
             f"{key} cannot listen on {host}:{port}: {error.strerror or error}; choose another port"
         ) from error
+
+
+def _bind_once(host: str, port: int) -> None:
+    where = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = where[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are over do not count
+        probe.bind(address)
 
 
 def _ask(child: Child, what: str, **more: Any) -> Any:

@@ -18,6 +18,7 @@ from penstock.model.segment import (
     Segment,
     check_writer,
     decode_encoded,
+    parse_name,
     requests_of,
     seal,
     sealed,
@@ -94,6 +95,9 @@ class SegmentExporter:
         self._owner = owner
         self._is_closed = False
         self._queue = queue_id
+        for entry in self._folder.glob(f".{self._writer}-*.arrow"):  # of a seal that was interrupted
+            if (left := parse_name(entry.name[1:])) and left.writer == self._writer:
+                entry.unlink()
         self._covered_before = self._covered = max((segment.last for segment in mine), default=-1)
 
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
