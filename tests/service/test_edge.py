@@ -230,7 +230,7 @@ def test_a_queue_that_could_not_be_emptied_in_time_is_said(
     one = rig("pipelines: {rollup: false}\nexporter: {type: console, queue: {workers: 1}}")
     assert one.relay.submit_raw(Format.OTLP, [b"a", b"b"], lambda _: None)
 
-    assert one.edge.close(soon(1.0)) == ["queue relay holds 2 batches, the next start goes on with what is on the disk"]
+    assert one.edge.close(soon(1.0)) == ["queue relay holds 2 batches, the next start goes on with them"]
     assert "Queue is closed. queue=relay left=2" in [record.getMessage() for record in caplog.records]
 
 

@@ -84,7 +84,8 @@ def full(folder: Path) -> Iterator[None]:
 
 
 def test_a_full_disk_is_not_ready_takes_nothing_and_logs_one_line(on_small_disk: list[str], tmp_path: Path) -> None:
-    running = Running(tmp_path, EDGE_ONLY, data_dir=str(tmp_path / "data"))
+    # The table of requests would take the whole of so small a disk.
+    running = Running(tmp_path, f"{EDGE_ONLY}intake: {{repeat_window: 0}}\n", data_dir=str(tmp_path / "data"))
     running.before = on_small_disk
     with running:
         assert running.process is not None

@@ -159,7 +159,11 @@ def _recent_requests(config: ServiceConfig, index: int) -> "RecentRequests | Non
     from penstock.receive.request_memory import restore_from_segments
 
     table = make_private_folder(config.resolved(".")) / REQUESTS
-    recent = RecentRequests(table, config.intake.max_remembered, window, index)
+    try:
+        recent = RecentRequests(table, config.intake.max_remembered, window, index)
+    except OSError as error:  # a service whose disk is full must come up: only then its queues are emptied
+        log.warning("Requests that come again are not recognised until the next start. path=%s reason=%s", table, error)
+        return None
     recent.forget_own(unanswered_only=_is_durable(config))
     if config.pipelines.rollup:
         folder = config.resolved(config.segments.location)
