@@ -27,6 +27,7 @@ SOAK_amqp    := tests/consume/test_soak.py
 SOAK_export  := tests/export
 SOAK_l1      := tests/aggregate
 SOAK_spark   := tests/spark
+SOAK_tables  := tests/tables
 
 .PHONY: help setup demo test test-fast lint types contract doctor lock clean wheel bench bench-spark soak docs
 .DEFAULT_GOAL := help

@@ -46,7 +46,7 @@ class Service:
         self.tables = folder / "tables"
         (folder / "penstock.yaml").write_text(
             f"data_dir: {folder}\ntables: {{location: {self.tables}}}\nadmin: {{listen: '127.0.0.1:{self.admin}'}}\n"
-            f"receivers: {{http: {{port: {self.port}}}, grpc: {{enabled: false}}}}\n"
+            f"receivers: {{http: {{listen: '127.0.0.1:{self.port}'}}, grpc: {{enabled: false}}}}\n"
             "segments: {queue: {max_bytes: 4Gi}}\n"
         )
         self.log = folder / "log.jsonl"

@@ -36,7 +36,7 @@ def running(processes: int) -> Iterator[tuple[int, list[psutil.Process]]]:
     """The port and the receiving processes of a service."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         port, admin = _free_port(), _free_port()
-        flags = ["--processes", str(processes), "--receivers-http-port", str(port), "--admin-listen"]
+        flags = ["--processes", str(processes), "--receivers-http-listen", f"127.0.0.1:{port}", "--admin-listen"]
         flags += [f"127.0.0.1:{admin}", "--receivers-grpc-enabled", "false", "--spark-enabled", "false"]
         with open(Path(folder) / "log", "wb") as log:
             command = [sys.executable, "-m", "penstock", "run", *flags]

@@ -36,6 +36,7 @@ from penstock.export.send_queue import SendQueue
 from penstock.receive.config import HttpReceiverConfig
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
+from penstock.receive.recent_requests import RecentRequests
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
 
 EDGE_CORE = 0
@@ -50,7 +51,7 @@ HEADERS = {
 # -- the edge ----------------------------------------------------------------------------------------------------------
 
 
-def edge(folder: str, pipe: Connection) -> None:
+def edge(folder: str, pipe: Connection, knows_repeats: bool) -> None:
     """A whole edge in one process; ends when the pipe says so."""
     os.sched_setaffinity(0, {EDGE_CORE})
     config = FastQueueConfig(durability=Durability.DISK, full_behavior=FullBehavior.BLOCK, max_bytes="8Gi")
@@ -60,7 +61,8 @@ def edge(folder: str, pipe: Connection) -> None:
     l1 = L1.with_own_queue(
         "bench", queue.push_many, L1Config(durability=Durability.DISK, max_bytes="256Mi"), threads=ThreadPolicy.fixed(1)
     )
-    intake = Intake(l1).start()
+    recent = RecentRequests(Path(folder) / "requests", 1_000_000, 900.0) if knows_repeats else None
+    intake = Intake(l1, recent=recent).start()
     receiver = HttpReceiver(HttpReceiverConfig(port=0), intake).start()
     pipe.send(receiver.port)
     pipe.recv()
@@ -74,11 +76,11 @@ def edge(folder: str, pipe: Connection) -> None:
 
 
 @contextmanager
-def running_edge() -> Iterator[tuple[int, int]]:
-    """The port and process id of an edge."""
+def running_edge(*, knows_repeats: bool = True) -> Iterator[tuple[int, int]]:
+    """The port and process id of an edge, which recognises requests that come again."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         ours, theirs = multiprocessing.Pipe()
-        process = multiprocessing.get_context("spawn").Process(target=edge, args=(folder, theirs))
+        process = multiprocessing.get_context("spawn").Process(target=edge, args=(folder, theirs, knows_repeats))
         process.start()
         try:
             port = ours.recv()
@@ -233,6 +235,8 @@ def main() -> None:
             feeder = partial(Feeder, kind=kind, fills=fills, senders=chosen.senders)
             with running_edge() as (port, pid):
                 show(f"penstock, {kind}", series, measure(pid, feeder(port=port), chosen.seconds))
+            with running_edge(knows_repeats=False) as (port, pid):
+                show(f"penstock, {kind}, repeats count", series, measure(pid, feeder(port=port), chosen.seconds))
             for name, peer in peers() if kind == "remote_write" and not chosen.no_peers else ():
                 with peer() as (port, pid, path):
                     show(f"{name}, {kind}", series, measure(pid, feeder(port=port, path=path), chosen.seconds))

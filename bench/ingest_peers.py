@@ -7,26 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from tests.servers import Prometheus, Server, provide
+from tests.scrapers import VictoriaMetrics
+from tests.servers import Prometheus, Server
 
 from penstock.errors import MissingRequirement
 
 Running = AbstractContextManager[tuple[int, int, str]]
 CORE = 0
-
-
-class VictoriaMetrics(Server):
-    """A single node with its data in a folder of its own."""
-
-    name = "VictoriaMetrics"
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._program = provide("victoria-metrics", "victoria-metrics")
-
-    def command(self) -> tuple[list[str], dict[str, str]]:
-        arguments = [f"-storageDataPath={self.folder / 'data'}", f"-httpListenAddr=127.0.0.1:{self.port}"]
-        return [self._program, *arguments], {"GOMAXPROCS": "1"}
 
 
 def peers() -> Iterator[tuple[str, Callable[[], Running]]]:

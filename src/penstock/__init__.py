@@ -107,7 +107,9 @@ def _home_of(name: str) -> object:
     except ModuleNotFoundError as error:
         if home not in _EXTRAS:
             raise
-        advice = f"which is not installed: pip install 'penstock[{_EXTRAS[home]}]'"
+        from penstock.machine import how_to_install
+
+        advice = f"which is not installed: {how_to_install(_EXTRAS[home])}"
         raise ModuleNotFoundError(f"penstock.{name} needs {error.name}, {advice}", name=error.name) from error
 
 

@@ -73,3 +73,8 @@ def _groups(root: Path, controller: str, membership: Path) -> Iterator[Path]:
     while folder != root:
         folder = folder.parent
         yield folder
+
+
+def how_to_install(extra: str) -> str:
+    """The command that brings an extra, for messages."""
+    return f"pip install '.[{extra}]' in the checkout of Penstock, or make setup for everything"

@@ -72,19 +72,42 @@ DECLARATIONS: dict[str, Declaration] = {
     declaration.name: declaration
     for declaration in (
         # the pipeline at the edge
-        Declaration("penstock_points_received_total", "counter", "Points handed to L1", ("metric",)),
+        Declaration("penstock_l1_points_total", "counter", "Points handed to L1"),
+        Declaration(
+            "penstock_points_received_total", "counter", "Points handed to L1, by the metrics of most", ("metric",)
+        ),
         Declaration("penstock_l1_partials_total", "counter", "Merged rows that left L1"),
         Declaration("penstock_l1_blocks_total", "counter", "Blocks of merged rows that left L1"),
         Declaration("penstock_l1_held_bytes", "gauge", "Bytes of points and merged rows that L1 holds"),
         Declaration("penstock_l1_limit_bytes", "gauge", "Bytes that L1 may hold"),
         Declaration("penstock_l1_turned_away_total", "counter", "Requests that L1 had no room for"),
         Declaration("penstock_l1_failed_chunks_total", "counter", "Chunks that could not be merged", ("metric",)),
+        Declaration(
+            "penstock_l1_definition_points_total", "counter", "Rows of points that a definition took", ("definition",)
+        ),
+        Declaration(
+            "penstock_l1_definition_label_seen",
+            "gauge",
+            "Whether a point had this label of the definition's entity, 1 or 0",
+            ("definition", "label"),
+        ),
         Declaration("penstock_points_not_numbers_total", "counter", "NaN and infinite points left out", ("metric",)),
         # the receivers
         Declaration("penstock_receive_requests_total", "counter", "Requests answered", ("format", "status")),
         Declaration("penstock_receive_bytes_total", "counter", "Bytes of requests, decompressed", ("format",)),
-        Declaration("penstock_receive_points_total", "counter", "Rows of points handed over", ("format",)),
+        Declaration(
+            "penstock_receive_points_total",
+            "counter",
+            "Points of requests that were answered with success",
+            ("format",),
+        ),
         Declaration("penstock_receive_refused_total", "counter", "Requests or points not taken", ("reason",)),
+        Declaration("penstock_receive_repeated_total", "counter", "Requests that came again, answered and not counted"),
+        Declaration(
+            "penstock_receive_repeats_forgotten_total",
+            "counter",
+            "Requests forgotten before intake.repeat_window had passed",
+        ),
         Declaration("penstock_receive_held_bytes", "gauge", "Bytes of requests that wait for their answer"),
         Declaration("penstock_receive_waiting_requests", "gauge", "Requests that wait for their answer"),
         Declaration("penstock_receive_connections", "gauge", "Open connections", ("receiver",)),
@@ -99,7 +122,10 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("penstock_receive_series", "gauge", "Series that they make up"),
         Declaration("penstock_receive_metrics", "gauge", "Metrics by name and kind"),
         Declaration("penstock_receive_shapes", "gauge", "OTLP metrics that are known by their bytes"),
-        Declaration("penstock_receive_overflowed_total", "counter", "Streams that went to an overflow series"),
+        Declaration("penstock_receive_overflowed_total", "counter", "Series that were added up in an overflow series"),
+        Declaration("penstock_receive_metric_series", "gauge", "Series of the ten metrics with the most", ("metric",)),
+        Declaration("penstock_receive_rules_total", "counter", "Series that a rule was applied to", ("rule",)),
+        Declaration("penstock_receive_rule_dropped_total", "counter", "Points of series that a rule drops"),
         Declaration("penstock_receive_expired_total", "counter", "Streams forgotten after their silence"),
         Declaration("penstock_receive_resets_total", "counter", "Resets of cumulative streams"),
         Declaration("penstock_receive_out_of_order_total", "counter", "Cumulative points that were not younger"),
@@ -154,7 +180,9 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("penstock_fastqueue_disk_bytes", "gauge", "Bytes of the chunk files"),
         Declaration("penstock_fastqueue_meta_sync_total", "counter", "Meta files written"),
         Declaration("penstock_fastqueue_chunk_rotations", "counter", "Chunk files begun after the first"),
+        Declaration("penstock_fastqueue_chunk_rotations_total", "counter", "The same, named by convention"),
         Declaration("penstock_fastqueue_inmemory_flushes", "counter", "Spills of the memory layer to the disk"),
+        Declaration("penstock_fastqueue_inmemory_flushes_total", "counter", "The same, named by convention"),
         Declaration("penstock_fastqueue_damaged_regions_total", "counter", "Damaged places set aside in quarantine"),
         Declaration("penstock_fastqueue_damaged_bytes_total", "counter", "Bytes set aside in quarantine"),
         Declaration("penstock_fastqueue_lost_blocks_total", "counter", "Blocks lost to damage"),
@@ -171,7 +199,8 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("penstock_queue_retry_success_total", "counter", "Of these, taken"),
         Declaration("penstock_queue_retry_failure_total", "counter", "Of these, failed again", ("error_type",)),
         Declaration("penstock_queue_workers_active", "gauge", "Workers that are at a batch"),
-        Declaration("penstock_queue_workers_total", "gauge", "Workers that there are to be"),
+        Declaration("penstock_queue_workers", "gauge", "Workers that there are to be"),
+        Declaration("penstock_queue_workers_total", "gauge", "The same; a gauge, though its name sounds otherwise"),
         Declaration("penstock_queue_preparers_active", "gauge", "Preparers that are at a batch"),
         Declaration("penstock_queue_senders_active", "gauge", "Senders that have a send under way"),
         Declaration("penstock_queue_sends_inflight", "gauge", "Sends under way"),

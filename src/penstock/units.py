@@ -110,3 +110,20 @@ def exact_duration(seconds: float) -> str:
     if milliseconds.is_integer() and seconds:
         return f"{int(milliseconds)}ms"
     return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+
+
+def parse_address(text: str, field: str, *, may_be_all: bool = False) -> tuple[str, int]:
+    """Host and port of `127.0.0.1:4318` or `[::1]:4318`; port 0 is any that is free. `field` names it in the error.
+
+    `may_be_all`: without a host, as `:4318`, it is every address of the machine.
+    """
+    host, found, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not found or not (host or may_be_all) or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"must be HOST:PORT with a port of 0 to 65535, as 127.0.0.1:4318, got {text!r}", field=field)
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """As `parse_address` reads it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

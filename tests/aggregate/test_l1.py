@@ -239,6 +239,38 @@ def test_points_that_are_no_numbers_are_left_out_and_counted(made: Callable[[Chu
     assert _value(l1, "penstock_points_not_numbers_total") == 3
 
 
+def test_a_source_that_is_kept_is_merged_by_its_definition_and_by_its_own_labels() -> None:
+    downstream = Downstream()
+    entries = [{"name": "load", "source": "cpu", "entity": [], "function": "max", "keep_source": True}]
+    definitions = parse_definitions({"metrics": entries})
+    l1 = L1.with_own_queue("l1-kept", downstream.push, NEVER, definitions=definitions, threads=ONE_THREAD)
+    assert l1.submit([points(Cpu, 30)], lambda error: None)
+    l1.close()
+
+    series = {(row["metric"], row["entity"]): row["count"] for row in downstream.rows().to_pylist()}
+    own = {("cpu", f'{{"host":"e{n}"}}'): 10 for n in range(3)}
+    assert series == {("load", "{}"): 30, **own}
+
+
+def test_a_scrape_shows_what_each_definition_took_and_which_labels_of_its_entity_came() -> None:
+    entries = [
+        {"name": "fits", "source": "cpu", "entity": ["host", "region"]},
+        {"name": "misses", "source": "cpus"},
+    ]
+    l1 = L1.with_own_queue("l1-fit", Downstream().push, NEVER, threads=ONE_THREAD)
+    l1.redefine(parse_definitions({"metrics": entries}))
+    l1.submit([points(Cpu, 30)], lambda error: None)
+    l1.close()
+
+    telemetry = Telemetry()
+    telemetry.watch(l1.samples)
+    text = telemetry.render().decode()
+    assert 'penstock_l1_definition_points_total{definition="fits"} 30.0' in text
+    assert 'penstock_l1_definition_points_total{definition="misses"} 0.0' in text
+    assert 'penstock_l1_definition_label_seen{definition="fits",label="host"} 1.0' in text
+    assert 'penstock_l1_definition_label_seen{definition="fits",label="region"} 0.0' in text
+
+
 def test_defined_metrics_grow_the_partitions_and_meters_hardly_do() -> None:
     sources = [f"defined{n}" for n in range(30)]
     definitions = parse_definitions({"metrics": [{"name": f"{name}_max", "source": name} for name in sources]})

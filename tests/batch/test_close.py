@@ -1,5 +1,6 @@
 """Closing: nothing accepted is lost, no producer waits in vain, and a handler that hangs is not waited for for ever."""
 
+import asyncio
 import threading
 import time
 from typing import Any
@@ -186,6 +187,31 @@ def test_a_queue_closes_at_the_end_of_its_with() -> None:
         queue.produce_many([A(), A()])
 
     assert not queue.running
+    assert len(handler.items) == 2
+
+
+def test_a_queue_closes_at_the_end_of_its_async_with_and_the_loop_goes_on() -> None:
+    handler = Recorder()
+
+    async def main() -> int:
+        turns = 0
+
+        async def turn() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        turning = asyncio.create_task(turn())
+        async with BatchQueue("test", config()) as queue:
+            queue.add_handler(A, handler)
+            assert await queue.produce_many_async([A(), A()]) == 2
+            before = turns
+        turning.cancel()
+        assert not queue.running
+        return turns - before
+
+    assert asyncio.run(main()) > 0
     assert len(handler.items) == 2
 
 

@@ -75,8 +75,8 @@ def test_other_differences_are_warned_about_and_the_first_settings_stay(
 
     assert again is queue
     assert queue.config.buffer_size == 10
-    assert "buffer_size=10 asked=20" in caplog.text
-    assert "strategy=BufferStrategy.BLOCKING asked=BufferStrategy.IF_POSSIBLE" in caplog.text
+    assert "setting=buffer_size has=10 asked=20" in caplog.text
+    assert "setting=strategy has=BufferStrategy.BLOCKING asked=BufferStrategy.IF_POSSIBLE" in caplog.text
 
 
 def test_every_setting_that_differs_is_warned_about(
@@ -93,7 +93,7 @@ def test_every_setting_that_differs_is_warned_about(
     manager.create("io", config(shared_scheduler=("pool", ThreadPolicy.fixed(1))))
     manager.get_or_create("io", config())
 
-    warned = {name for name in FIELDS if f" {name}=" in caplog.text}
+    warned = {name for name in FIELDS if f" setting={name} " in caplog.text}
     assert warned == set(FIELDS)
     assert set(FIELDS) == {*others, "shared_scheduler"}
 

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 
 from penstock.cli import main as cli
 from penstock.cli.main import main
+from penstock.cli.spark_options import lifetimes, pauses
+from penstock.spool import FastQueue
 
 
 def commands(command: click.Command = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -27,7 +29,20 @@ COMMANDS = sorted(commands())
 
 def test_the_commands_are_those_that_the_documentation_names() -> None:
     names = {path[0] for path in COMMANDS if path}
-    wanted = {"bench", "completion", "config", "demo", "doctor", "query", "queue", "relay", "run", "spark", "tables"}
+    wanted = {
+        "bench",
+        "completion",
+        "config",
+        "definitions",
+        "demo",
+        "doctor",
+        "query",
+        "queue",
+        "relay",
+        "run",
+        "spark",
+        "tables",
+    }
     assert names == wanted
 
 
@@ -104,12 +119,12 @@ def test_flags_made_from_the_configuration_are_completed(tmp_path: Path) -> None
     environ = {
         **os.environ,
         "_PENSTOCK_COMPLETE": "bash_complete",
-        "COMP_WORDS": "penstock run --receivers-http-p",
+        "COMP_WORDS": "penstock run --receivers-http-l",
         "COMP_CWORD": "2",
     }
     program = "from penstock.cli.main import main; main(prog_name='penstock')"
     ran = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
-    assert "--receivers-http-port" in ran.stdout
+    assert "--receivers-http-listen" in ran.stdout
 
 
 @pytest.mark.parametrize("module", ["penstock.cli", "click", "penstock.export", "penstock.spool"])
@@ -149,3 +164,35 @@ def test_segments_that_are_waited_for_in_a_folder_that_is_not_there_are_noted(tm
 
     assert ran.exit_code == 2
     assert f"note: there is no folder {tmp_path / 'none'} yet" in ran.output
+
+
+def test_a_file_says_where_tables_segments_and_queues_are(tmp_path: Path) -> None:
+    text = f"data_dir: {tmp_path}\nexporter: {{type: console}}\ntables: {{location: parquet:tables}}\n"
+    (tmp_path / "penstock.yaml").write_text(text)
+    (tmp_path / "tables").mkdir()
+    with FastQueue(tmp_path / "queue") as queue:
+        queue.push(b"one")
+    file = str(tmp_path / "penstock.yaml")
+    for command in (["queue", "inspect", "relay"], ["queue", "check", "relay"]):
+        ran = CliRunner().invoke(main, [*command, "-c", file])
+        assert (ran.exit_code, "1 " in ran.output) == (0, True), ran.output
+    for command in (["spark", "compact"], ["spark", "expire"], ["spark", "tables"]):
+        ran = CliRunner().invoke(main, [*command, "-c", file])
+        assert (ran.exit_code, "minute" in ran.output) == (0, True), ran.output
+    ran = CliRunner().invoke(main, ["spark", "compact"])
+    assert ran.exit_code == 2
+    assert "--tables must be set, or -c FILE for tables.location" in ran.output
+    days = ["--from", "2026-01-01", "--to", "2026-01-02"]
+    ran = CliRunner().invoke(main, ["spark", "backfill", "--tables", str(tmp_path / "tables"), *days])
+    assert "--segments must be set, or -c FILE for segments.location" in ran.output
+
+
+def test_a_file_says_how_often_and_how_long_where_the_command_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("tables: {fold_every: 0, maintain_every: 2h, keep: {minute: 3d}}\n")
+    with click.Context(main):
+        assert pauses(None, None, file) == (0.0, 7200.0)
+        assert pauses(60.0, None, file) == (60.0, 7200.0)
+        assert pauses(None, None, None) == (300.0, 3600.0)
+        kept = lifetimes(("hour=1d",), file)
+    assert (kept["minute"], kept["hour"]) == (3 * 86400.0, 86400.0)

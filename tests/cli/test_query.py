@@ -17,15 +17,19 @@ from click.testing import CliRunner
 
 from penstock.cli.main import main
 from penstock.cli.query_screen import plot
+from penstock.model.chunk_partials import KEPT, LATEST, Kept, newest_of_chunks, partials_of_chunks
 from penstock.model.finals import nearest_rank
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
 from penstock.model.partial import merged, of_columns
-from penstock.model.point import entity_of
+from penstock.model.point import Chunk, PointKind, chunk_type, entity_of
 from penstock.tables import delta
 from penstock.tables.port import TOP_N, Batch, Tables, open_tables
 from penstock.tables.query import QueryRow, Question, answer, grouped, metrics_of
 from penstock.tables.table_rows import RECORDS
+from tests.decode.support import decode, decoder, histogram
+from tests.receive.support import NOW as OTLP_NOW
+from tests.receive.support import SECOND, request
 from tests.tables.adding import land
 
 NOW = datetime(2026, 3, 16, 12, 0, 30, tzinfo=UTC)
@@ -83,7 +87,7 @@ def test_without_labels_every_bucket_is_one_row_of_all_series(tables: Tables) ->
 
     assert [row.time for row in rows] == [NOW.replace(second=0) - timedelta(minutes=n) for n in reversed(range(10))]
     newest = [value for _, moment, value in points() if moment == NOW]
-    assert (rows[-1].count, rows[-1].value) == (4, sum(newest) / 4)
+    assert (rows[-1].points, rows[-1].value) == (4, sum(newest) / 4)
     assert (rows[-1].min, rows[-1].max) == (min(newest), max(newest))
 
 
@@ -112,7 +116,7 @@ def test_only_what_is_recent_enough_counts(tables: Tables) -> None:
 def test_the_top_is_taken_over_the_whole_time(tables: Tables) -> None:
     rows = ask(tables, by=("path",), top=1)
 
-    assert [(row.group, row.count) for row in rows] == [({"path": "/pay"}, 20)]
+    assert [(row.group, row.points) for row in rows] == [({"path": "/pay"}, 20)]
     values = [value for labels, _, value in points() if labels["path"] == "/pay"]
     assert rows[0].value == pytest.approx(sum(values) / 20)
 
@@ -166,8 +170,8 @@ def test_json_and_csv_say_the_same(tables: Tables) -> None:
     as_csv = list(csv.DictReader(io.StringIO(CliRunner().invoke(main, [*arguments, "--csv"]).stdout)))
 
     assert len(as_json) == 20
-    assert [{name: str(value) for name, value in row.items()} for row in as_json] == as_csv
-    assert as_json[0].keys() == {"host", "time", "function", "count", "value", "min", "max"}
+    assert [{name: "" if value is None else str(value) for name, value in row.items()} for row in as_json] == as_csv
+    assert as_json[0].keys() == {"host", "time", "function", "points", "value", "min", "max", "last"}
 
 
 def test_the_help_names_every_column_of_csv_in_its_place(tables: Tables) -> None:
@@ -177,6 +181,65 @@ def test_the_help_names_every_column_of_csv_in_its_place(tables: Tables) -> None
     named = explained.partition("Examples:")[0]
 
     assert re.findall(r"(?m)^    ([a-z]\w*)  ", named) == header.split(",")
+
+
+def of_chunks(folder: Path, chunks: list[Chunk], kept: Kept = KEPT) -> str:
+    """Tables that hold these chunks as metrics without a definition."""
+    made = delta.DeltaTables(folder / "tables")
+    rows = pa.concat_tables([partials_of_chunks(chunks, kept), newest_of_chunks(chunks, kept)])
+    add(made, "minute", merged(rows), "one")
+    return made.location
+
+
+def asked_of(location: str, *arguments: str) -> Any:
+    return CliRunner().invoke(
+        main, ["query", *arguments, "--since", "9000d", "--level", "minute", "--tables", location]
+    )
+
+
+def test_the_last_value_stands_beside_the_average_where_a_group_is_one_series(tmp_path: Path) -> None:
+    hosts = [entity_of({"host": host}) for host in ("a", "a", "a", "b")]
+    times = [NOW + timedelta(seconds=second) for second in (0, 2, 1, 3)]
+    cpu = chunk_type("cpu").of(hosts, [round(time.timestamp() * 1e6) for time in times], [1.0, 5.0, 9.0, 7.0])
+    location = of_chunks(tmp_path, [cpu], {**KEPT, PointKind.GAUGE: (AVG, LATEST)})
+
+    by_host = json.loads(asked_of(location, "cpu", "--by", "host", "--json").stdout)
+    assert [(row["host"], row["points"], row["value"], row["last"]) for row in by_host] == [
+        ("a", 3, 5.0, 5.0),
+        ("b", 1, 7.0, 7.0),
+    ]
+    (both,) = json.loads(asked_of(location, "cpu", "--json").stdout)
+    assert (both["points"], both["last"]) == (4, None)
+    assert "last" in asked_of(location, "cpu", "--by", "host").stdout
+    listed = metrics_of(open_tables(location), NOW)
+    assert [(one.metric, one.function, one.points) for one in listed] == [("cpu", "avg", 4)]
+
+
+def test_a_counter_has_no_percentiles_and_nothing_advises_to_make_some(tmp_path: Path) -> None:
+    orders = chunk_type("orders", PointKind.COUNTER).of(["{}"], [round(NOW.timestamp() * 1e6)], [750.0])
+
+    ran = asked_of(of_chunks(tmp_path, [orders]), "orders", "--percentile", "95")
+
+    assert ran.exit_code == 1
+    assert "a counter has no percentiles" in ran.output
+    assert "function: percentile" not in ran.output
+
+
+@pytest.mark.parametrize(("bounds", "is_said"), [((5.0, 10.0), True), ((0.51, 0.52, 0.53, 0.54), False)])
+def test_a_percentile_that_the_senders_buckets_cannot_resolve_says_so(
+    tmp_path: Path, bounds: tuple[float, ...], *, is_said: bool
+) -> None:
+    counts = [0] * (len(bounds) + 1)
+    counts[sum(bound < 0.523 for bound in bounds)] = 20
+    using = decoder(initial_value="keep")
+    decoded = decode(request(histogram(OTLP_NOW + SECOND, counts, 20 * 0.194, bounds=bounds)), using=using)
+    location = of_chunks(tmp_path, decoded.chunks)
+
+    for shape in ([], ["--json"], ["--csv"]):
+        ran = asked_of(location, "h", "--percentile", "95", *shape)
+        assert ("p95 lies between 0 and 5: the sender's buckets are too wide" in ran.stderr) is is_said
+    (row,) = json.loads(asked_of(location, "h", "--percentile", "95", "--json").stdout)
+    assert (row["p95_low"], row["p95_high"]) == ((0.0, 5.0) if is_said else (row["p95_low"], row["p95_high"]))
 
 
 @pytest.mark.parametrize("arguments", [[], ["--by", "host"], ["--by", "host", "--plot"], ["--plot"], ["--top", "3"]])
@@ -216,10 +279,11 @@ def test_a_command_that_changes_tables_wants_to_be_told_which(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "penstock.yaml").write_text(f"tables: {{location: {tables.location}}}")
-    for command in ("compact", "expire"):
-        ran = CliRunner().invoke(main, ["spark", command])
+    for command in (["spark", "compact"], ["spark", "expire"], ["tables", "upgrade"]):
+        ran = CliRunner().invoke(main, command)
         assert ran.exit_code == 2
-        assert "Missing option '--tables'" in ran.output
+        assert "--tables must be set, or -c FILE" in ran.output
+    assert CliRunner().invoke(main, ["tables", "upgrade", "-c", "penstock.yaml"]).exit_code == 0
 
 
 def test_no_java_is_started_and_pyspark_is_not_even_imported(tables: Tables) -> None:

@@ -14,13 +14,17 @@ from penstock.config.load import LoadedConfig, load
 from penstock.config.schema import NAME, Key, KeyKind, schema_of
 from penstock.config.show import as_yaml, template
 from penstock.config.tree import ServiceConfig
+from penstock.config.yaml_document import parse_document
 from penstock.errors import ConfigError
+from penstock.model.definition_file import load_definitions
 from penstock.receive.config import ReceiversConfig
 from penstock.service.receiver_set import RECEIVERS
+from penstock.spool import FullBehavior
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key for key in schema_of(ServiceConfig).walk() if NAME not in key.path]
 OWN = {
+    "rules": "drop debug.*,drop_labels http.* user session",
     "listen": "127.0.0.1:4999",
     "host": "localhost",
     "url": "amqp://elsewhere/",
@@ -104,7 +108,7 @@ def test_the_queue_section_of_the_seed_is_taken_as_it_is() -> None:
     queue = of(SEED).config.exporter.queue
 
     assert queue.max_bytes == 2**30
-    assert queue.full_behavior.value == "drop_oldest"
+    assert queue.full_behavior is FullBehavior.DROP_OLDEST
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
@@ -183,7 +187,9 @@ def test_problems_name_key_value_bound_and_line_and_come_all_at_once() -> None:
         ("receivers: {grpc: {limits: {max_json: 1Mi}}}", "1: receivers.grpc.limits.max_json has no effect here: gRPC"),
         ("a: [\n", "2: not YAML"),
         ("processes: 1\nprocesses: 2", "2: processes is set twice, first in line 1"),
-        ("a: &a [*a]", "1: nested more than"),
+        ("a: &a [*a]", " not YAML: a value contains itself"),
+        ("a: " + "[" * 5000, " not YAML: it is nested too deep"),
+        ("a: 2026-99-99", " not YAML: month must be in 1..12"),
         ("a: !!python/object/apply:os.system ['true']", "1: not YAML: !!python/object/apply:os.system is not allowed"),
     ],
 )
@@ -212,8 +218,7 @@ RABBIT = "receivers: {amqp: {enabled: true, url: 'amqp://me:secret@localhost/', 
 )
 def test_a_destination_that_is_our_own_receiver_is_refused(text: str, key: str) -> None:
     (problem,) = problems(text)
-    assert f": {key} must not be where receivers.http listens (receivers.http.host " in problem
-    assert "receivers.http.port 4" in problem
+    assert f": {key} must not be where receivers.http listens (receivers.http.listen " in problem
 
 
 @pytest.mark.parametrize(
@@ -416,6 +421,24 @@ def test_check_reads_the_metric_definitions_too(tmp_path: Path) -> None:
         assert ("minute, hour, day is expected" if code else "not here") in ran.output
 
 
+def test_relative_definitions_are_found_beside_the_file_that_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "metrics.yaml").write_text("metrics: [{name: x, source: y, levels: [week]}]")
+    file = tmp_path / "etc" / "penstock.yaml"
+    file.write_text("data_dir: /var/lib/penstock\ndefinitions: metrics.yaml\n")
+    monkeypatch.chdir(tmp_path)
+
+    ran = CliRunner().invoke(main, ["config", "check", "-c", "etc/penstock.yaml"])
+
+    assert ran.exit_code == 2
+    assert f"{tmp_path}/etc/metrics.yaml: metrics[0] (x).levels" in ran.output
+    assert load(ServiceConfig, file).config.definitions_path == tmp_path / "etc" / "metrics.yaml"
+    by_flag = load(ServiceConfig, file, flags={"--definitions": "metrics.yaml"}).config
+    assert by_flag.definitions_path == Path("/var/lib/penstock/metrics.yaml")
+
+
 def test_check_notes_what_is_allowed_and_deserves_a_look(tmp_path: Path) -> None:
     flags = ["--exporter-type", "console", "--queue-durability", "memory", "--queue-full-behavior", "drop_oldest"]
     assert "exporter.type is none" in CliRunner().invoke(main, ["config", "check", "--exporter-url", "http://h"]).output
@@ -427,9 +450,61 @@ def test_check_notes_what_is_allowed_and_deserves_a_look(tmp_path: Path) -> None
         assert note in ran.output, note
 
 
+@pytest.mark.parametrize("how", ["- *{before}", "<<: *{before}"])
+def test_aliases_that_explode_are_refused_at_once(tmp_path: Path, how: str) -> None:
+    lines = ["a0: &a0 [x, x]" if how.startswith("-") else "a0: &a0 {x: 1}"]
+    for level in range(1, 40):
+        part = how.format(before=f"a{level - 1}")
+        lines += (
+            [f"a{level}: &a{level}", f"  {part}", f"  {part}"]
+            if how.startswith("-")
+            else [f"a{level}: &a{level}", f"  <<: [*a{level - 1}, *a{level - 1}]"]
+        )
+    text = "\n".join(lines)
+    with pytest.raises(ConfigError, match="with its aliases it has more than 100000 values"):
+        parse_document(text, "bomb.yaml")
+    (tmp_path / "definitions.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="with its aliases it has more than 100000 values"):
+        load_definitions(tmp_path / "definitions.yaml")
+
+
 def test_a_folder_is_a_path_or_a_file_uri_and_no_bucket_becomes_a_folder_of_that_name() -> None:
-    given = load(ServiceConfig, text="segments: {path: 'file:///data/segments'}").config
-    assert given.resolved(given.segments.path) == Path("/data/segments")
-    for text in ("segments: {path: 's3://bucket/segments'}", "tables: {location: 's3://bucket/tables'}"):
+    given = load(ServiceConfig, text="segments: {location: 'file:///data/segments'}").config
+    assert given.resolved(given.segments.location) == Path("/data/segments")
+    for text in ("segments: {location: 's3://bucket/segments'}", "tables: {location: 's3://bucket/tables'}"):
         with pytest.raises(ConfigError, match="must be a path or a file:// URI, got 's3://bucket/"):
             load(ServiceConfig, text=text)
+
+
+@pytest.mark.parametrize("text", ["exporter: {headers: 'X-Key: s3cret'}", "spark: {conf: [s3cret]}"])
+def test_what_stands_where_secrets_belong_is_not_quoted(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(ServiceConfig, text=text)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_secrets_of_spark_are_masked_by_their_names() -> None:
+    text = "spark: {conf: {spark.hadoop.fs.s3a.secret.key: s3cret, spark.driver.memory: 2g}}"
+    shown = as_yaml(load(ServiceConfig, text=text))
+    assert "s3cret" not in shown
+    assert "2g" in shown
+
+
+def test_old_spellings_are_taken_with_a_warning() -> None:
+    text = "receivers: {http: {host: 127.0.0.1, port: 5000}}\nsegments: {path: ./old}"
+    loaded = of(text)
+    assert loaded.config.receivers.http.listen == "127.0.0.1:5000"
+    assert str(loaded.config.segments.location) == "./old"
+    assert loaded.warnings == (
+        "configuration:1: receivers.http.host is an old spelling, write receivers.http.listen: HOST:PORT in one.",
+        "configuration:1: receivers.http.port is an old spelling, write receivers.http.listen: HOST:PORT in one.",
+        "configuration:2: segments.path is an old spelling, write segments.location: the same folder.",
+    )
+    assert " port:" not in as_yaml(loaded)
+
+
+def test_of_an_old_spelling_and_a_new_one_the_later_origin_wins() -> None:
+    text = "receivers: {http: {port: 5000}, grpc: {listen: '127.0.0.1:6000'}}"
+    flags = {"--receivers-http-listen": "[::1]:7000", "--receivers-grpc-port": "8000"}
+    receivers = of(text, flags=flags).config.receivers
+    assert (receivers.http.listen, receivers.grpc.listen) == ("[::1]:7000", "127.0.0.1:8000")

@@ -168,7 +168,7 @@ class Files:
             given |= {key.name: "300"} if key.path[-2:] == ("queue", "max_size") else {}  # room for what comes
         for name in ("otlp_path", "remote_write_path", "events_path"):
             given[f"receivers.http.{name}"] = f"/{name}"
-        given |= {f"receivers.{name}.port": "0" for name in ("http", "grpc")}
+        given |= {f"receivers.{name}.listen": "127.0.0.1:0" for name in ("http", "grpc")}
         given |= {f"receivers.{name}.auth.token_env": "PATH" for name in ("http", "grpc")}
         return given
 
@@ -189,7 +189,7 @@ RELAY_AND_ROLLUP = {
     "admin.listen": "127.0.0.1:0",
     **destination(type="otlp_http", url="https://127.0.0.1:9", queue__enabled=AS_IT_IS, queue__type=AS_IT_IS),
     **destination(queue__adaptive_enabled=AS_IT_IS, queue__failover__enabled=AS_IT_IS),
-    **destination(queue__failover__drain_interval="10ms"),
+    **destination(queue__failover__drain_interval="10ms", queue__max_size=AS_IT_IS),
 }
 RELAY_ONLY = {
     **RELAY_AND_ROLLUP,
@@ -198,7 +198,7 @@ RELAY_ONLY = {
     **destination(type="remote_write", url="https://127.0.0.1:9/write", queue__enabled="false", queue__order=AS_IT_IS),
     **destination(queue__pipeline_split__enabled=AS_IT_IS, queue__backoff__enabled=AS_IT_IS),
     "segments.queue.backoff.enabled": AS_IT_IS,
-    **destination(queue__adaptive_enabled="false", queue__failover__enabled="false"),
+    **destination(queue__adaptive_enabled="false", queue__failover__enabled="false", queue__max_size="300"),
 }
 FROM_MEMORY = {
     **RELAY_ONLY,
@@ -240,8 +240,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
             config = loaded({**FROM_MEMORY, **destination(type=kind, url=url)}).config
             for name in config.relays():
                 queues.open_relay_queue(config, name).start().close(5.0)
+        with_failover = loaded({**RELAY_AND_ROLLUP, **destination(queue__durability="memory")}).config
         for name in ("relay", "backup"):
-            push_to_full_disk(whole.config, name, probe.seen, patch)
+            push_to_full_disk(with_failover, name, probe.seen, patch)
         for one in (whole, relay):
             fail_twice(one.config)
         Service(off)

@@ -1,15 +1,19 @@
 """Dispatch, acknowledgement, failures and dead letters on a real broker."""
 
+import asyncio
+import json
 import logging
 import threading
 
 import pytest
 
-from penstock.amqp import Declarations, Message, Reject, Retry
+from penstock.amqp import ConsumerRegistry, Declarations, Message, Reject, Retry
 from penstock.consume.attempts import QUEUE, REASON, TRIED
+from penstock.service.logs import JsonFormatter
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
 from tests.consume.conftest import SOON, Client, Consume
+from tests.servers import RabbitMQ
 
 pytestmark = pytest.mark.server
 
@@ -30,6 +34,21 @@ def test_each_event_type_has_its_handler_and_the_rest_the_default_one(
 
     wait_until(lambda: len(seen) == 4)
     assert sorted(seen) == [("created", "created"), ("deleted", "deleted"), ("other", ""), ("other", "renamed")]
+
+
+def test_a_registry_runs_within_an_async_with(shared_rabbitmq: RabbitMQ, client: Client, queue: str) -> None:
+    seen: list[bytes] = []
+    declarations = Declarations()
+    declarations.queue(queue)
+    declarations.consumer(queue=queue, handler=lambda message: seen.append(message.body))
+
+    async def main() -> ConsumerRegistry:
+        async with ConsumerRegistry(shared_rabbitmq.url, declarations) as registry:
+            client.publish(queue, b"order")
+            await asyncio.to_thread(wait_until, lambda: seen == [b"order"])
+        return registry
+
+    assert not asyncio.run(main()).health().healthy
 
 
 def test_a_header_may_name_the_event_type(client: Client, queue: str, consume: Consume) -> None:
@@ -165,6 +184,25 @@ def test_the_start_and_each_failure_are_logged_with_workers_and_worker(
     assert "attempt=1 verdict=retry reason=ValueError: boom" in caplog.text
     assert "worker=" in caplog.text
     assert 'raise ValueError("boom")' in caplog.text  # the traceback
+    (failed,) = [record for record in caplog.records if record.getMessage().startswith("Handler failed")]
+    line = json.loads(JsonFormatter().format(failed))
+    assert (line["event"], line["attempt"], line["reason"]) == ("Handler failed", 1, "ValueError: boom")
+    assert 'raise ValueError("boom")' in line["exception"]
+
+
+def test_a_retry_that_the_handler_asks_for_is_no_warning(
+    client: Client, queue: str, consume: Consume, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handle(message: Message) -> None:
+        if message.attempt == 1:
+            raise Retry(0.0, "not yet")
+
+    registry = consume(handler=handle)
+    client.publish(queue, b"")
+    wait_until(lambda: registry.stats().consumers[queue].total("acked") == 1)
+
+    assert registry.stats().consumers[queue].total("retried") == 1
+    assert [record.getMessage() for record in caplog.records if "not yet" in record.getMessage()] == []
 
 
 def test_every_count_moves(client: Client, queue: str, consume: Consume) -> None:

@@ -1,10 +1,23 @@
 """Mistakes are found before anything is connected, and all at once."""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from penstock.amqp import BackoffPolicy, ConsumerOptions, DeadLetters, Declarations, Execution, Message, Retry
+from penstock.amqp import (
+    BackoffPolicy,
+    ConsumerOptions,
+    DeadLetters,
+    Declarations,
+    Exchange,
+    Execution,
+    Message,
+    Queue,
+    Retry,
+)
 from penstock.errors import ConfigError
 
 
@@ -57,6 +70,32 @@ def test_a_handler_is_a_function_a_coroutine_function_or_an_object() -> None:
     assert ConsumerOptions(queue="q", handler=handle).runs_as is Execution.THREAD
     assert ConsumerOptions(queue="q", handler=handle_async).runs_as is Execution.ASYNC
     assert ConsumerOptions(queue="q", handler=Handler()).call.__name__ == "handle"
+
+
+@pytest.mark.parametrize(
+    ("declare", "kind", "named_before"),
+    [
+        (Declarations.consumer, ConsumerOptions, {"options"}),
+        (Declarations.exchange, Exchange, set()),
+        (Declarations.queue, Queue, set()),
+    ],
+    ids=["consumer", "exchange", "queue"],
+)
+def test_what_is_declared_has_the_same_fields_and_defaults_by_name(
+    declare: Callable[..., Any], kind: type[Any], named_before: set[str]
+) -> None:
+    parameters = inspect.signature(declare).parameters.keys() - {"self"} - named_before
+    assert parameters == {field.name for field in fields(kind)}
+
+    made = declare(Declarations(), **({"queue": "q", "handler": handle} if kind is ConsumerOptions else {"name": "q"}))
+    assert made == (kind(queue="q", handler=handle) if kind is ConsumerOptions else kind(name="q"))
+
+
+def test_a_consumer_is_declared_by_options_or_by_fields_and_needs_a_handler() -> None:
+    with pytest.raises(ConfigError, match="consumer 'q': handler must be set, got None"):
+        Declarations().consumer(queue="q")
+    with pytest.raises(ConfigError, match="give one of the two"):
+        Declarations().consumer(ConsumerOptions(queue="q", handler=handle), queue="other")
 
 
 def test_declarations_name_every_mistake_at_once() -> None:

@@ -9,6 +9,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from pika import BasicProperties
 
 from penstock.amqp import Message, Reject, Retry
+from penstock.consume.consumer_options import WORKERS_PER_CPU, cpus
 from penstock.decode.outcome import Format
 from penstock.errors import BrokerError, ConfigError
 from penstock.protobuf import field_bytes, field_double, field_varint
@@ -203,16 +204,33 @@ def test_nothing_is_acknowledged_before_its_points_are_safe(
 
 
 @pytest.mark.server
+def test_several_queues_are_consumed_each_with_the_prefetch_that_is_set(
+    client: Client, queue: str, shared_rabbitmq_url: str, intake: Intake, sink: KeepingSink
+) -> None:
+    queues = (queue, f"{queue}.second")
+    config = RabbitReceiverConfig(url=shared_rabbitmq_url, queue=queues, declare=True, prefetch_count=7, batch_size=5)
+    receiver = RabbitReceiver(config, intake).start()
+    for name in queues:
+        client.publish(name, EVENT, content_type="application/json")
+    wait_until(lambda: sink.values("orders") == [2.0, 2.0])
+    consumers = receiver._registry.stats().consumers
+    assert {name: (one.prefetch, one.workers) for name, one in consumers.items()} == dict.fromkeys(
+        queues, (7, WORKERS_PER_CPU * cpus())
+    )
+    receiver.close(10.0)
+
+
+@pytest.mark.server
 def test_a_broker_over_tls_is_consumed_with_the_certificates_that_the_configuration_names(
     client: Client, queue: str, tls_port: int, certificates: Path, intake: Intake, sink: KeepingSink
 ) -> None:
     cert, key = certificates / "cert.pem", certificates / "key.pem"
     url = f"amqps://localhost:{tls_port}/"
     with pytest.raises(BrokerError, match="CERTIFICATE_VERIFY_FAILED"):
-        RabbitReceiver(RabbitReceiverConfig(url=url, queue=queue), intake).start()
+        RabbitReceiver(RabbitReceiverConfig(url=url, queue=(queue,)), intake).start()
 
     tls = BrokerTlsConfig(ca_file=cert, cert_file=cert, key_file=key)
-    receiver = RabbitReceiver(RabbitReceiverConfig(url=url, queue=queue, declare=True, tls=tls), intake).start()
+    receiver = RabbitReceiver(RabbitReceiverConfig(url=url, queue=(queue,), declare=True, tls=tls), intake).start()
     client.publish(queue, EVENT, content_type="application/json")
 
     wait_until(lambda: sink.values("orders") == [2.0])

@@ -97,7 +97,7 @@ def test_without_the_client_library_the_import_says_how_to_get_it() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
-    assert "MissingRequirement: RabbitMQ needs the client library pika: pip install 'penstock[amqp]'" in ran.stderr
+    assert "MissingRequirement: RabbitMQ needs the client library pika: pip install '.[amqp]'" in ran.stderr
 
 
 def test_a_port_without_a_listener_fails_the_start(queue: str) -> None:

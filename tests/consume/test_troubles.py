@@ -176,6 +176,17 @@ def test_a_dead_letter_that_came_back_too_often_is_tried_afresh_when_it_is_sent_
     assert handled.wait(10)
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_a_count_of_deliveries_that_the_publisher_sent_costs_the_message_no_attempt(
+    client: Client, queue: str, consume: Consume, kind: str
+) -> None:
+    handled = threading.Event()
+    consume(handler=lambda message: handled.set(), workers=2, max_deliveries=2, kind=kind)
+    client.publish(queue, b"forged", headers={"x-delivery-count": 1000})
+    assert handled.wait(10)
+    assert client.depth(f"{queue}.dead") == 0
+
+
 def test_a_handler_that_stops_its_own_consumers_is_told_so(client: Client, queue: str, consume: Consume) -> None:
     registry: ConsumerRegistry
 

@@ -35,7 +35,8 @@ def test_a_name_whose_extra_is_not_installed_says_which_one_to_install(name: str
     program = f"import sys; sys.modules[{module!r}] = None\nfrom penstock import {name}"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ran.stderr.splitlines()[-1] == (
-        f"ModuleNotFoundError: penstock.{name} needs {module}, which is not installed: pip install 'penstock[{extra}]'"
+        f"ModuleNotFoundError: penstock.{name} needs {module}, which is not installed: pip install '.[{extra}]' in the "
+        "checkout of Penstock, or make setup for everything"
     )
 
 

@@ -77,15 +77,15 @@ def exponential(
     return metric
 
 
-def cumulative(kind: str, time: int, value: int) -> Metric:
+def cumulative(kind: str, time: int, value: int, start: int = NOW) -> Metric:
     """Returns a point of that kind that has counted so many."""
     match kind:
         case "counter":
-            return counter("c", (time, value), start=NOW)
+            return counter("c", (time, value), start=start)
         case "histogram":
-            return histogram(time, [0, value, 0], 15.0 * value)
+            return histogram(time, [0, value, 0], 15.0 * value, start=start)
         case _:
-            return exponential(time, [value], 1.5 * value)
+            return exponential(time, [value], 1.5 * value, start=start)
 
 
 class RandomStream:

@@ -14,7 +14,7 @@ from penstock.errors import QueueFull
 from penstock.protobuf import field_bytes, field_varint
 from penstock.receive.intake import Intake
 from penstock.testing import FakeClock, wait_until
-from tests.decode.support import RandomStream, cumulative, increments, sum_of
+from tests.decode.support import RandomStream, cumulative, decode, increments, sum_of
 from tests.decode.test_remote_write import MILLIS, rows, write
 from tests.receive.support import NOW, SECOND, KeepingSink, Sender, counter, request
 
@@ -260,3 +260,45 @@ def test_an_intake_that_cannot_answer_all_requests_keeps_nothing(tmp_path: Path,
 
     assert not (tmp_path / "streams.arrow").exists()
     sink.release()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("sender_ahead", "we_go_back"), [(300, 0.0), (0, 7200.0), (300, 7200.0), (-300, 0.0), (0, -7200.0)]
+)
+def test_after_a_kill_nothing_is_counted_twice_whatever_the_clocks_say(
+    runs: Runs, kind: str, sender_ahead: int, we_go_back: float
+) -> None:
+    began = NOW + (sender_ahead + 1) * SECOND
+
+    def count(after: int, value: int) -> float:
+        point = cumulative(kind, began + after * SECOND, value, start=began)
+        return sum_of(decode(request(point), using=runs.now))
+
+    runs.crash()
+    runs.clock.advance(10.0)
+    assert count(5, 100) == (0 if sender_ahead < 0 else 100)  # one that is behind seems to have begun before us
+    runs.clock = FakeClock(runs.clock.time() + 50.0 - we_go_back)
+    runs.crash()
+    assert count(60, 120) == 0
+    assert count(61, 150) == 30
+
+
+def test_a_stream_that_is_ahead_and_begins_after_a_kill_is_counted_whole(runs: Runs) -> None:
+    ahead = NOW + 300 * SECOND
+    runs.crash()
+    decode(request(counter("c", (ahead + 2 * SECOND, 100), start=ahead + SECOND)), using=runs.now)
+    runs.clock.advance(10.0)
+    runs.crash()
+    begun = ahead + 11 * SECOND
+    assert sum_of(decode(request(counter("c", (begun + SECOND, 7), start=begun)), using=runs.now)) == 7
+
+
+def test_a_stream_that_is_ahead_and_was_forgotten_is_not_counted_again(runs: Runs) -> None:
+    began = NOW + 301 * SECOND
+    runs.crash()
+    decode(request(counter("c", (began + SECOND, 100), start=began)), using=runs.now)
+    runs.clock.advance(3601.0)
+    assert runs.now.expire() == 1
+    late = began + 3620 * SECOND
+    assert sum_of(decode(request(counter("c", (late, 120), start=began)), using=runs.now)) == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.decode.outcome import Refusal
 from penstock.spool import FastQueue, FastQueueConfig
 from tests.docs.pages import DOCS, ROOT, snippets
 from tests.export.misbehaving import Misbehaving
@@ -28,9 +29,17 @@ def test_an_alarm_of_lost_data_is_silent_where_the_caller_was_told(tmp_path: Pat
 
 
 def test_every_alarm_says_where_to_go() -> None:
-    rows = re.findall(r"(?m)^\| [a-z].*`(?:increase|penstock).*$", section("What to alarm on"))
-    assert len(rows) == 15
+    rows = re.findall(r"(?m)^\| [a-z].*`(?:increase|predict|penstock).*$", section("What to alarm on"))
+    assert len(rows) == 24
     assert all(row.rstrip("| ").rpartition(" | ")[2] for row in rows)
+
+
+def test_every_reason_of_a_refusal_has_a_row_and_an_alarm() -> None:
+    reasons = {reason.value for reason in Refusal}
+    rows = re.findall(r"^\| `(\w+)` \|", section("Requests or points are refused"), re.MULTILINE)
+    assert set(rows) == reasons
+    alarms = re.findall(r'refused_total\{reason=~?"([^"]+)"', section("What to alarm on"))
+    assert {reason for alarm in alarms for reason in alarm.replace("\\", "").split("|")} == reasons
 
 
 def test_the_first_snippet_of_the_send_queue_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

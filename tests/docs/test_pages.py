@@ -15,7 +15,9 @@ from docs.generate import pages as generated
 from penstock.config.load import load
 from penstock.config.schema import schema_of
 from penstock.config.tree import ServiceConfig
-from penstock.model.definition_file import parse_definitions
+from penstock.model.definition import BOUNDS
+from penstock.model.definition_file import KEYS, parse_definitions
+from penstock.model.function import FUNCTIONS
 from penstock.telemetry import DECLARATIONS
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors_of, name_of, prose_of, snippets
 
@@ -92,7 +94,9 @@ def names_used(tree: ast.AST) -> set[str]:
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
                 read.add(name)
-            case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.ClassDef(name=name):
+                made.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 made.add(name)
             case ast.alias(name=name, asname=other):
                 made.add((other or name).partition(".")[0])
@@ -152,6 +156,18 @@ def test_configurations_and_definitions_that_are_shown_are_accepted(page: Path) 
                 parse_definitions(document)
         elif set(document) <= sections and "service" not in document:
             load(ServiceConfig, text=re.sub(r"/etc/[\w/.]+", "/dev/null", text))
+
+
+def test_the_page_of_definitions_has_every_key() -> None:
+    text = (DOCS / "reference" / "definitions.md").read_text()
+    rows = re.findall(r"(?m)^\| `(\w+)` \|(?: `(\w+)` \|)?", text)
+    for key in ("metrics", "undefined", *KEYS):
+        assert key in {first for first, _ in rows}, key
+    for function, spec in FUNCTIONS.items():
+        for key in spec.keys:
+            assert (function, key) in rows, f"{function}: {key}"
+    for bound in BOUNDS:
+        assert f"`{bound}`" in text or f"{bound}:" in text, bound
 
 
 def key_paths(section: object) -> list[tuple[str, ...]]:

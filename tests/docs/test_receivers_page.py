@@ -21,7 +21,8 @@ def test_the_calls_work_as_printed(http: HttpReceiver, sink: KeepingSink) -> Non
         ran = subprocess.run(["bash", "-c", printed], capture_output=True, text=True, timeout=20, check=False)
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
-    assert len(calls) == 2
+    assert len(calls) == 3
+    assert sink.values("orders") == [129.9]
     assert sink.values("order.value") == [129.9]
     assert sink.points("queue.depth")[0]["labels"] == {"service.name": "shop", "queue": "mail"}
 

@@ -33,8 +33,8 @@ class Reader:
         http = free_port()
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")},
-            "PENSTOCK_RECEIVERS_HTTP_PORT": str(http),
-            "PENSTOCK_RECEIVERS_GRPC_PORT": str(free_port()),
+            "PENSTOCK_RECEIVERS_HTTP_LISTEN": f"127.0.0.1:{http}",
+            "PENSTOCK_RECEIVERS_GRPC_LISTEN": f"127.0.0.1:{free_port()}",
             "PENSTOCK_ADMIN_LISTEN": f"127.0.0.1:{free_port()}",
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{http}",
             "COLUMNS": "120",

@@ -19,7 +19,7 @@ from tests.export.quick import numbered, push_all, quick
     ("behavior", "reason"), [("drop_oldest", "oldest"), ("drop_newest", "newest"), ("block", "timeout")]
 )
 def test_the_limit_of_blocks_follows_their_size(tmp_path: Path, kind: str, behavior: str, reason: str) -> None:
-    config = quick(type=kind, path=tmp_path / "queue", max_bytes=100_000, full_behavior=behavior, max_size=10,
+    config = quick(type=kind, path=tmp_path / "queue", max_bytes=100_000, full_behavior=behavior,
                    target_utilization=0.8, block_timeout=0.0)  # fmt: skip
     sender = SendQueue.open(MemoryExporter(), config)
     refused = 0
@@ -29,9 +29,10 @@ def test_the_limit_of_blocks_follows_their_size(tmp_path: Path, kind: str, behav
         except QueueFull:
             refused += 1
     stats = sender.stats()
-    assert stats.queue.size == stats.queue.max_size == 80
-    assert stats.queue.dropped[reason] == 170
-    assert refused == (0 if behavior == "drop_oldest" else 170)
+    assert stats.queue.max_size == 80
+    assert stats.queue.size == (80 if behavior == "drop_oldest" else 99)  # what came before the first mean
+    assert stats.queue.dropped[reason] == 250 - stats.queue.size
+    assert refused == (0 if behavior == "drop_oldest" else 151)
     sender.close(timeout=0.0)
 
 
@@ -65,8 +66,10 @@ def test_a_queue_of_yours_keeps_its_own_limits(tmp_path: Path) -> None:
         assert queue.stats().max_size == 20_000
 
 
-def test_without_it_max_size_holds(tmp_path: Path) -> None:
-    config = quick(path=tmp_path / "queue", max_size=10, adaptive_enabled=False)
+@pytest.mark.parametrize("is_adaptive", [False, True])
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_a_max_size_that_is_set_holds(tmp_path: Path, kind: str, is_adaptive: bool) -> None:
+    config = quick(type=kind, path=tmp_path / "queue", max_size=10, adaptive_enabled=is_adaptive)
     sender = SendQueue.open(MemoryExporter(), config)
     for _ in range(150):
         sender.push(bytes(10))

@@ -6,6 +6,7 @@ from penstock.errors import CircuitOpen, PermanentExportError, TransientExportEr
 from penstock.export import (
     BreakerConfig,
     CircuitState,
+    FailoverConfig,
     Prepared,
     SendQueue,
 )
@@ -30,7 +31,8 @@ def test_try_direct_sends_on_the_callers_thread_and_queues_what_failed(queue: Fa
 
 def test_without_a_queue_the_pusher_gets_the_error(queue: FastQueue) -> None:
     exporter = FailingExporter([None, DOWN, PermanentExportError("400")])
-    config = quick(enabled=False, circuit_breaker=BreakerConfig(threshold=1, reset_timeout=60.0))
+    breaker = BreakerConfig(threshold=1, reset_timeout=60.0)
+    config = quick(enabled=False, circuit_breaker=breaker, failover=FailoverConfig(enabled=False))
     with SendQueue(queue, exporter, config) as sender:
         sender.push(b"one")
         with pytest.raises(TransientExportError, match="no server listens"):
@@ -48,7 +50,8 @@ def test_a_batch_that_cannot_be_prepared_says_nothing_about_the_destination(queu
             return super().prepare(batch)
 
     exporter = Picky([DOWN])
-    config = quick(enabled=False, circuit_breaker=BreakerConfig(threshold=1, reset_timeout=0.0))
+    breaker = BreakerConfig(threshold=1, reset_timeout=0.0)
+    config = quick(enabled=False, circuit_breaker=breaker, failover=FailoverConfig(enabled=False))
     with SendQueue(queue, exporter, config) as sender:
         with pytest.raises(PermanentExportError, match="cannot be prepared: ValueError: cannot be decoded"):
             sender.push(b"undecodable")

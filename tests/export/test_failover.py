@@ -1,4 +1,4 @@
-"""The failover holds and sends what the durable queue's disk refuses."""
+"""The failover holds and sends what could not be queued or sent, where memory is as safe as a success promises."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import DiskFailed, DiskFull, PermanentExportError, QueueClosed
+from penstock.errors import DiskFailed, DiskFull, PermanentExportError, QueueClosed, TransientExportError
 from penstock.export import (
     BreakerConfig,
     CircuitState,
@@ -18,7 +18,7 @@ from penstock.export import (
     SendQueue,
     send_workers,
 )
-from penstock.spool import FastQueue
+from penstock.spool import Durability, FastQueue, FastQueueConfig, MemoryQueue
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, Deaf, dead_letters, failing, numbered, push_all, quick
 
@@ -305,6 +305,48 @@ def test_what_the_destination_refuses_of_it_is_a_dead_letter_of_the_queue_once_i
     queue.close()
     assert exporter.batches == [b"good...."] * (batch != letter)
     assert dead_letters(tmp_path) == [(letter, "400")]
+
+
+@pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
+def test_it_never_answers_for_a_queue_that_promises_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
+) -> None:
+    with FastQueue(tmp_path / "durable", FastQueueConfig(durability=durability)) as queue:
+        monkeypatch.setattr(queue, "push", refuse)
+        sender = SendQueue(queue, failing(), quick())
+        with pytest.raises(DiskFull):
+            sender.push(b"one")
+        assert len(sender) == 0
+        sender.close()
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_without_a_queue_it_takes_what_the_destination_does_not_take_now(in_order: bool) -> None:
+    exporter = FailingExporter([DOWN], in_order=in_order)
+    config = quick(enabled=False, failover=FailoverConfig(drain_interval=0.01))
+    with SendQueue(MemoryQueue(), exporter, config) as sender:
+        push_all(sender, numbered(3))
+        assert sender.flush()
+    assert sorted(exporter.batches) == numbered(3)
+    assert sender.lost == 0
+    if in_order:
+        assert exporter.batches == numbered(3)
+
+
+def test_without_a_queue_what_it_holds_at_the_end_is_counted_as_lost() -> None:
+    sender = SendQueue(MemoryQueue(), failing(), quick(enabled=False)).start()
+    sender.push(b"one")
+    sender.close(timeout=0.2)
+    assert sender.lost == sender.stats().data_loss == 1
+
+
+@pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
+def test_without_a_queue_it_does_not_answer_where_memory_is_not_enough(durability: Durability) -> None:
+    sender = SendQueue(MemoryQueue(), failing(), quick(enabled=False, durability=durability))
+    with pytest.raises(TransientExportError):
+        sender.push(b"one")
+    assert sender.stats().failover_size == 0
+    sender.close()
 
 
 @pytest.mark.parametrize(("failover", "lost"), [({"max_bytes": 3}, 1), ({"enabled": False}, 0)])

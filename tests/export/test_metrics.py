@@ -1,6 +1,7 @@
 """Every metric that a user of the system we follow knows is here under its name, and moves."""
 
 import errno
+import os
 import re
 import threading
 from collections import defaultdict
@@ -70,15 +71,15 @@ class Seen:
         return any(max(values) > 0 and (len(values) > 1 or name in CONFIGURED) for values in found)
 
 
-class FullDisk(OsFiles):
-    """A disk that takes nothing while it is full."""
+class FailingDisk(OsFiles):
+    """A disk that takes nothing while it has an error."""
 
     def __init__(self) -> None:
-        self.is_full = False
+        self.error = 0
 
     def pwritev(self, handle: int, buffers: Any, offset: int, /) -> int:  # type: ignore[override]
-        if self.is_full:
-            raise OSError(errno.ENOSPC, "No space left on device")
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
         return super().pwritev(handle, buffers, offset)
 
 
@@ -141,16 +142,16 @@ def a_full_queue(folder: Path, seen: Seen) -> None:
 
 
 def a_full_disk(folder: Path, seen: Seen) -> None:
-    files = FullDisk()
+    files = FailingDisk()
     queue = FastQueue(folder, FastQueueConfig(inmemory_blocks=1), files=files)
     config = quick(failover=FailoverConfig(max_size=2, drain_interval=60.0))
     sender = SendQueue(queue, MemoryExporter(), config, owns_queue=True)
     seen.look(sender)
-    files.is_full = True
-    for batch in numbered(6):
-        sender.push(batch)
-        seen.look(sender)
-    files.is_full = False
+    for files.error in (errno.ENOSPC, errno.EIO):
+        for batch in numbered(6):
+            sender.push(batch)
+            seen.look(sender)
+    files.error = 0
     sender.close()
     seen.look(sender)
 
@@ -191,7 +192,7 @@ def test_every_metric_exists_and_moves(seen: Seen, name: str) -> None:
     ("name", "label"),
     [
         *[("circuit_breaker_state", state) for state in ("closed", "open", "half_open")],
-        *[("queue_dropped_total", reason) for reason in ("oldest", "newest", "timeout", "disk_full")],
+        *[("queue_dropped_total", reason) for reason in ("oldest", "newest", "timeout", "disk_full", "disk_failed")],
         *[("queue_retry_failure_total", kind.value) for kind in ErrorClass],
         *[("export_errors_total", kind.value) for kind in ErrorClass],
     ],

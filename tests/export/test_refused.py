@@ -18,6 +18,7 @@ from penstock.errors import (
 from penstock.export import (
     BreakerConfig,
     CircuitState,
+    FailoverConfig,
     PartialSuccess,
     Prepared,
     SendQueue,
@@ -374,7 +375,7 @@ class Flaky(MemoryExporter):
 @pytest.mark.parametrize("settings", [{"workers": 1}, {"pipeline_split": SPLIT}, {"enabled": False}])
 def test_what_prepare_itself_calls_transient_is_met_by_the_send(queue: FastQueue, settings: dict[str, Any]) -> None:
     exporter = Flaky()
-    with SendQueue(queue, exporter, quick(**settings)) as sender:
+    with SendQueue(queue, exporter, quick(**settings, failover=FailoverConfig(enabled=False))) as sender:
         if settings.get("enabled") is False:
             for _ in range(2):
                 with pytest.raises(TransientExportError, match="the vault sleeps"):

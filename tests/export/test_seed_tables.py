@@ -88,7 +88,9 @@ def loaded(text: str = "", **flags: str) -> RelayQueueConfig:
 @pytest.mark.parametrize(("name", "default"), seed_flags())
 def test_every_flag_exists_and_its_default_is_the_known_one(name: str, default: str) -> None:
     if name == "queue-full-behavior":
-        assert SendQueueConfig().full_behavior.value == default  # a relay refuses the newest: its senders are told
+        assert SendQueueConfig().full_behavior is FullBehavior(
+            default
+        )  # a relay refuses the newest: its senders are told
         return
     assert _plain(loaded(**{name: default})) == _plain(loaded())
 
@@ -98,7 +100,7 @@ def _plain(config: SendQueueConfig) -> dict[str, Any]:
     queue = config.queue_config(2**34)
     own = {name: getattr(config, name) for name in config.__dataclass_fields__}
     own |= {name: getattr(queue, name) for name in ("chunk_size", "meta_sync_interval", "stale_flush",
-                                                    "write_buffer_size")}  # fmt: skip
+                                                    "write_buffer_size", "max_size")}  # fmt: skip
     return own
 
 

@@ -1,5 +1,6 @@
 """The send queue: always-queue, in place, once acknowledged, never lost."""
 
+import asyncio
 import os
 import re
 import threading
@@ -42,6 +43,21 @@ def test_everything_pushed_arrives_once_and_is_acknowledged(queue: FastQueue, sp
         wait_until(lambda: not len(sender))
         assert sender.stats().exported_batches == 500
     assert sorted(exporter.batches) == numbered(500)
+
+
+def test_it_starts_and_closes_with_an_async_with(queue: FastQueue) -> None:
+    exporter = MemoryExporter()
+
+    async def main() -> SendQueue:
+        async with SendQueue(queue, exporter, quick()) as sender:
+            push_all(sender, numbered(10))
+            await asyncio.to_thread(wait_until, lambda: not len(sender))
+        return sender
+
+    closed = asyncio.run(main())
+    assert sorted(exporter.batches) == numbered(10)
+    with pytest.raises(QueueClosed):
+        closed.push(b"late")
 
 
 @pytest.mark.parametrize("split", [PipelineSplitConfig(), SPLIT])

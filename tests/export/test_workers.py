@@ -231,7 +231,7 @@ class TestWorkers:
         exporter = MemoryExporter()
         breaker = BreakerConfig(threshold=1, reset_timeout=0.0)
         sender = SendQueue(queue, exporter, quick(workers=1, circuit_breaker=breaker)).start()
-        wait_until(lambda: queue._state._waiting_to_lease)  # so the gate has let it pass
+        wait_until(lambda: queue._state._not_empty.waiting)  # so the gate has let it pass
         gate = sender._gate
         gate.failed(begun(gate), TransientExportError("503"), attempts=1)
         assert gate.begin() is not None  # the probe

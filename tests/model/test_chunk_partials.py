@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model.chunk_partials import partials_of_chunks
+from penstock.model.chunk_partials import KEPT, LATEST, PERCENTILE, Kept, newest_of_chunks, partials_of_chunks
 from penstock.model.columns import Columns
 from penstock.model.definition import Definition
-from penstock.model.function import Function
+from penstock.model.function import AVG
 from penstock.model.partial import ENCODED, IDENTITY, merged, merged_encoded
 from penstock.model.point import Chunk, PointKind, chunk_type
 
@@ -48,22 +48,36 @@ def as_rows(partials: pa.Table) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     return found
 
 
-def by_texts(made: list[Chunk]) -> pa.Table:
+def by_texts(made: list[Chunk], kept: Kept) -> pa.Table:
     """The same through a definition of each metric that keeps all labels."""
-    functions = {PointKind.GAUGE: "avg", PointKind.COUNTER: "sum", PointKind.DISTRIBUTION: "percentile(6)"}
     tables = []
     for chunk in made:
-        function = Function.parse(functions[chunk.kind])
+        function = kept[chunk.kind][0]
         tables.append(Definition(name=chunk.metric, source=chunk.metric, function=function).partials(chunk.points))
     return merged(pa.concat_tables([ENCODED.empty_table(), *tables]))
 
 
-@given(chunks())
-def test_the_partials_are_those_of_a_group_by_over_texts(made: list[Chunk]) -> None:
-    found = merged_encoded(partials_of_chunks(made))
+ASKED = {**KEPT, PointKind.EVENT: (PERCENTILE, LATEST), PointKind.GAUGE: (AVG, LATEST)}
+
+
+@given(chunks(), st.sampled_from([KEPT, ASKED]))
+def test_the_partials_are_those_of_a_group_by_over_texts(made: list[Chunk], kept: Kept) -> None:
+    found = merged_encoded(partials_of_chunks(made, kept))
 
     assert found.schema == ENCODED
-    assert as_rows(found) == as_rows(by_texts(made))
+    assert as_rows(found) == as_rows(by_texts(made, kept))
+
+
+@given(chunks())
+def test_the_newest_points_are_those_that_merging_leaves(made: list[Chunk]) -> None:
+    found = merged(newest_of_chunks(made, ASKED))
+
+    some = [chunk for chunk in made if chunk.kind in (PointKind.EVENT, PointKind.GAUGE)]
+    expected = [Definition(name=one.metric, source=one.metric, function=LATEST).partials(one.points) for one in some]
+    rows = as_rows(merged(pa.concat_tables([ENCODED.empty_table(), *expected])))
+    assert {key: states[3] for key, states in as_rows(found).items()} == {key: one[3] for key, one in rows.items()}
+    assert not any(found["count"].to_pylist())  # they are counted by the other function
+    assert not newest_of_chunks(made, KEPT).num_rows
 
 
 def test_only_texts_that_are_needed_travel() -> None:

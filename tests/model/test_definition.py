@@ -12,7 +12,7 @@ from penstock.model.definition_file import load_definitions, parse_definitions
 from penstock.model.finals import with_finals
 from penstock.model.level import Level
 from penstock.model.partial import IDENTITY, STATES, merged
-from penstock.model.point import DISTRIBUTIONS, POINTS, chunk_type, entity_of
+from penstock.model.point import DISTRIBUTIONS, POINTS, PointKind, chunk_type, entity_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "definitions" / "services.yaml"
 REQUESTS = [  # service, endpoint, status, milliseconds
@@ -110,12 +110,78 @@ def test_a_top_n_keeps_the_labels_that_are_not_of_the_entity_as_its_record() -> 
     }
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"function": "percent", "match": {"code": {"matches": "5.."}}}, 10.0),
+        ({"function": "rate", "numerator": {"code": "500"}, "denominator": {"code": {"not": "404"}}}, 20.0),
+    ],
+    ids=["percent", "rate"],
+)
+def test_in_a_share_an_increment_of_a_counter_counts_as_often_as_it_says(keys: dict[str, Any], expected: float) -> None:
+    counter = chunk_type("requests", PointKind.COUNTER)
+    entities = [entity_of({"code": code}) for code in ("200", "200", "404", "500")]
+    chunk = counter.of(entities, [0, 1, 2, 3], [39.0, 1.0, 50.0, 10.0])
+
+    partials = define(entity=[], **keys).partials(chunk.points, chunk.kind)
+
+    assert [row["value"] for row in with_finals(partials, Level.MINUTE).to_pylist()] == [expected]
+
+
+def test_a_definition_knows_which_labels_it_names_and_which_of_its_entity_came() -> None:
+    definition = define(
+        entity=["service", "region"],
+        filter={"endpoint": {"not": "/health"}},
+        function="rate",
+        numerator={"status": "500"},
+        denominator={"tier": "gold"},
+    )
+    assert definition.labels == {
+        "service": "entity", "region": "entity", "endpoint": "filter", "status": "numerator", "tier": "denominator"
+    }  # fmt: skip
+    assert dict(definition.seen_labels) == {"service": False, "region": False}
+    values(definition)
+    assert dict(definition.seen_labels) == {"service": True, "region": False}
+
+
+def test_a_source_is_removed_unless_one_of_its_definitions_keeps_it() -> None:
+    entries = [
+        {"name": "a", "source": "x"},
+        {"name": "b", "source": "x", "keep_source": True},
+        {"name": "c", "source": "y"},
+    ]
+    definitions = parse_definitions({"metrics": entries, "undefined": "drop"})
+    assert (definitions.keeps("x"), definitions.keeps("y"), definitions.keeps("z")) == (True, False, False)
+    assert definitions.removed == ["y"]
+
+
+def test_what_is_kept_without_a_definition_may_be_asked_for_by_kind() -> None:
+    asked = {"gauge": "drop", "event": ["percentile", "latest"], "histogram": "keep"}
+    definitions = parse_definitions(
+        {"metrics": [{"name": "a", "source": "x", "keep_source": True}], "undefined": asked}
+    )
+
+    assert [kind for kind in PointKind if definitions.keeps("y", kind)] == [
+        PointKind.EVENT,
+        PointKind.COUNTER,
+        PointKind.DISTRIBUTION,
+    ]
+    assert definitions.keeps("x", PointKind.GAUGE)
+    found = {kind.value: [str(function) for function in functions] for kind, functions in definitions.kept.items()}
+    assert found == {
+        "gauge": ["avg"],
+        "event": ["percentile(6)", "latest"],
+        "counter": ["sum"],
+        "distribution": ["percentile(6)"],
+    }
+
+
 def test_the_example_holds_the_well_known_metrics() -> None:
     definitions = load_definitions(EXAMPLE)
 
     made = {metric.name: str(metric.function) for metric in definitions.of("http.server.request.duration")}
     assert made["service_percentile"] == "percentile(6)"
-    assert made["service_apdex"] == "apdex(500)"
+    assert made["service_apdex"] == "apdex(0.5)"
     assert "endpoint_percentile" in definitions.not_at(Level.DAY)
     assert definitions.ttls(Level.MINUTE)["endpoint_sla"] == 3 * 86400
 
@@ -130,7 +196,25 @@ def test_the_example_holds_the_well_known_metrics() -> None:
         ({"metrics": [{"source": "x"}]}, r"metrics\[0\]\.name: a text is expected, got None"),
         ({"metrics": [{"name": "a", "source": "x"}, {"name": "b"}]}, r"metrics\[1\] \(b\)\.source: a text is expected"),
         ({"metrics": [{"name": "a", "source": "x"}] * 2}, r"metrics\[1\]\.name: 'a' is defined twice"),
-        ({"undefined": "maybe"}, "undefined: keep or drop is expected, got 'maybe'"),
+        (
+            {"metrics": [{"name": "x", "source": "x", "keep_source": True}]},
+            r"metrics\[0\]\.name: 'x' is the source that keep_source of 'x' keeps; choose another name",
+        ),
+        (
+            {"metrics": [{"name": "a", "source": "x", "keep_source": "yes"}]},
+            r"metrics\[0\] \(a\)\.keep_source: true or false is expected, got 'yes'",
+        ),
+        ({"undefined": "maybe"}, "undefined: keep, drop or a mapping of gauge, event, counter, histogram is expected"),
+        ({"undefined": {"events": "keep"}}, "undefined.events: unknown; known are counter, event, gauge, histogram"),
+        (
+            {"undefined": {"counter": "percentile"}},
+            "undefined.counter: one of drop, keep is expected, got 'percentile'",
+        ),
+        ({"undefined": {"histogram": ["latest"]}}, "undefined.histogram: one of drop, keep, percentile is expected"),
+        (
+            {"undefined": {"gauge": "p95"}},
+            "undefined.gauge: one of drop, keep, percentile, latest is expected, got 'p95'",
+        ),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_by_place(document: Any, complaint: str) -> None:

@@ -44,7 +44,7 @@ class KeepingSink:
         self._holds = False
         self._held: list[Done] = []
 
-    def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
+    def submit(self, chunks: Sequence[Chunk], done: Done, requests: bytes = b"") -> bool:
         return self._take(lambda: self.chunks.extend(chunks), done)
 
     def takes(self, kind: Format) -> bool:

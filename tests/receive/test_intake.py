@@ -135,7 +135,7 @@ def test_a_body_for_which_there_is_no_memory_is_answered_so(intake: Intake, monk
 
     sender = Sender(intake)
     with monkeypatch.context() as full:
-        full.setattr("penstock.receive.intake.decompress_body", fails)
+        full.setattr("penstock.receive.request_group.decompress_body", fails)
         sender.send(BODY, "first")
         assert sender.wait(1) == [Status.BROKEN]
     sender.send(BODY, "again")
@@ -233,7 +233,8 @@ def test_everything_is_counted(intake: Intake, sink: KeepingSink) -> None:
 
     rendered = telemetry.render().decode()  # what was answered is counted
 
-    assert 'penstock_receive_requests_total{format="otlp",status="taken"} 2.0' in rendered
+    assert 'penstock_receive_requests_total{format="otlp",status="taken"} 1.0' in rendered
+    assert 'penstock_receive_requests_total{format="otlp",status="rejected"} 1.0' in rendered
     assert 'penstock_receive_requests_total{format="otlp",status="bad"} 1.0' in rendered
     assert 'penstock_receive_points_total{format="otlp"} 1.0' in rendered
     assert 'penstock_receive_refused_total{reason="malformed"} 1.0' in rendered

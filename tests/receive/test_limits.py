@@ -172,7 +172,7 @@ def test_a_metrics_name_fits_into_every_table_however_long_a_labels_may_be() -> 
         (lambda: IntakeConfig(expiry="5s"), "intake.expiry must be >= 60 s, got 5"),
         (lambda: IntakeConfig(initial_value=cast(Any, "maybe")), "initial_value must be one of auto, keep, drop, got"),
         (lambda: HttpReceiverConfig(port=70000), "port must be within 0 and 65535, got 70000"),
-        (lambda: HttpReceiverConfig(host="0.0.0.0"), "host '0.0.0.0' is open to the network: set tls"),
+        (lambda: HttpReceiverConfig(host="0.0.0.0"), "listen '0.0.0.0:4318' is open to the network: set tls"),
         (lambda: HttpReceiverConfig(otlp_path="v1"), "otlp_path must start with /"),
         (lambda: AuthConfig(), "auth must have token_file or token_env"),
         (lambda: AuthConfig(token_env="NO_SUCH_TOKEN").tokens(), "auth has no token in \\$NO_SUCH_TOKEN"),

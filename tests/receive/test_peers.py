@@ -344,7 +344,7 @@ def test_a_process_that_dies_with_a_part_is_reported(tmp_path: Path) -> None:
         assert not here.sink.values("load")
 
 
-@pytest.mark.parametrize("nonsense", [bytes(8) + b"\xff" + bytes(4), b"\xff" * 200])
+@pytest.mark.parametrize("nonsense", [bytes(8) + b"\xff" + bytes(4) + b"\x02\0\0\0[]", b"\xff" * 200])
 def test_a_connection_that_sends_nonsense_is_closed_and_the_others_go_on(
     make: Make, tmp_path: Path, nonsense: bytes
 ) -> None:

@@ -4,6 +4,7 @@ import gc
 import gzip
 import http.client
 import logging
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.receive.support import (
     BODY,
     EXPORT,
     HEAD,
+    call,
     connected,
     count,
     post,
@@ -115,6 +117,60 @@ def test_http_serves_new_certificates_and_trusts_new_clients_only_after_a_reload
             post_securely(receiver.port, certificates, with_certificate=True)
         with pytest.raises((ssl.SSLError, ConnectionError)):
             post_securely(receiver.port, fresh, with_certificate=True, of=certificates)
+
+
+def resumed_post(
+    port: int, context: ssl.SSLContext, session: ssl.SSLSession | None
+) -> tuple[int, ssl.SSLSession, bool]:
+    """Returns the status of a request, the TLS session, and whether that was an earlier one."""
+    plain = socket.create_connection(("127.0.0.1", port), timeout=10)
+    with context.wrap_socket(plain, server_hostname="localhost", session=session) as client:
+        client.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
+        status = int(client.recv(65536).split()[1])
+        assert client.session is not None
+        return status, client.session, bool(client.session_reused)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("has_tickets", [True, False])
+def test_a_session_from_before_a_reload_does_not_let_a_removed_authority_in(
+    intake: Intake,
+    certificates: ServerTlsConfig,
+    renewal: tuple[ServerTlsConfig, ServerTlsConfig],
+    version: ssl.TLSVersion,
+    has_tickets: bool,
+) -> None:
+    live, fresh = renewal
+    context = ssl.create_default_context(cafile=certificates.cert_file)
+    context.load_cert_chain(certificates.cert_file, certificates.key_file)
+    context.minimum_version = context.maximum_version = version
+    if not has_tickets:
+        context.options |= ssl.OP_NO_TICKET
+    with running(intake, tls=live) as receiver:
+        _, session, _ = resumed_post(receiver.port, context, None)
+        assert resumed_post(receiver.port, context, session)[::2] == (200, True)
+        assert live.client_ca_file is not None
+        assert fresh.client_ca_file is not None
+        Path(live.client_ca_file).write_bytes(Path(fresh.client_ca_file).read_bytes())
+        receiver.reload()
+        with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):  # IndexError: closed without an answer
+            resumed_post(receiver.port, context, session)
+
+
+def test_connections_from_before_a_reload_end_where_clients_show_certificates(
+    intake: Intake, certificates: ServerTlsConfig
+) -> None:
+    context = ssl.create_default_context(cafile=certificates.cert_file)
+    context.load_cert_chain(certificates.cert_file, certificates.key_file)
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    with running(intake, tls=certificates) as receiver:
+        plain = connected(receiver)
+        with context.wrap_socket(plain, server_hostname="localhost") as client:
+            client.sendall(request)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+            receiver.reload()
+            assert client.recv(1) == b""
+        assert post_securely(receiver.port, certificates, with_certificate=True) == 200
 
 
 def test_grpc_serves_new_certificates_and_trusts_new_clients_only_after_a_reload(
@@ -236,4 +292,24 @@ def test_connections_beyond_the_limit_are_closed_at_once_and_without_a_word(
             read_all(second)
         assert count(intake, "penstock_receive_refused_total", "connections") == 1
     gc.collect()  # what asyncio says of a task that failed, it says when the task is gone
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "reason=connections" in line
+
+
+@pytest.mark.parametrize("path", ["/v1/metrics", "/v1/events", "/api/v1/write"])
+def test_a_page_of_another_site_is_refused_and_an_allowed_one_may_send(intake: Intake, path: str) -> None:
+    shop = "https://shop.example"
+    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    with running(intake, allowed_origins=(shop,)) as receiver:
+        for origin in ("https://evil.example", "null", "https://shop.example.evil.example"):
+            for method in ("POST", "OPTIONS"):
+                refused = call(method, receiver.port, path, BODY, {**PROTOBUF, **asking, "Origin": origin})
+                assert refused.status == 403
+                assert "Access-Control-Allow-Origin" not in refused.headers
+        asked = call("OPTIONS", receiver.port, path, b"", {**asking, "Origin": shop})
+        assert asked.status == 204
+        assert asked.headers["Access-Control-Allow-Origin"] == shop
+        assert "content-type" in asked.headers["Access-Control-Allow-Headers"]
+        sent = call("POST", receiver.port, "/v1/metrics", BODY, {**PROTOBUF, "Origin": shop})
+        assert (sent.status, sent.headers["Access-Control-Allow-Origin"]) == (200, shop)
+    assert count(intake, "penstock_receive_refused_total", "origin") == 6

@@ -37,15 +37,16 @@ class Running:
         self.port = free_port()
         self.settings = {
             "admin-listen": f"127.0.0.1:{self.admin}",
-            "receivers-http-port": str(self.port),
+            "receivers-http-listen": f"127.0.0.1:{self.port}",
             "receivers-grpc-enabled": "false",
             **{name.replace("_", "-"): value for name, value in settings.items()},
         }
         self.process: subprocess.Popen[bytes] | None = None
+        self.before: list[str] = []  # what the command is an argument of
 
     def start(self) -> Self:
         flags = [word for name, value in self.settings.items() for word in (f"--{name}", value)]
-        command = [sys.executable, "-m", "penstock", "run", "-c", str(self.file), *flags]
+        command = [*self.before, sys.executable, "-m", "penstock", "run", "-c", str(self.file), *flags]
         with open(self.folder / "log.jsonl", "ab") as log:
             self.process = subprocess.Popen(command, cwd=self.folder, stderr=log, start_new_session=True)
         try:

@@ -50,6 +50,15 @@ class FakeIntake:
         self.diary.append("intake closed")
         return True
 
+    def unready(self) -> list[str]:
+        return []
+
+    def notes(self) -> list[str]:
+        return []
+
+    def dead_threads(self) -> list[str]:
+        return []
+
     def samples(self) -> Iterable[Sample]:
         return []
 

@@ -326,11 +326,11 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
         assert f"cannot listen on 127.0.0.1:{running.port}" in ran.stderr
 
 
-def test_nonsense_at_any_port_leaves_no_word_in_the_log(tmp_path: Path) -> None:
+def test_nonsense_at_any_port_leaves_one_line_in_the_log(tmp_path: Path) -> None:
     tls = certified(tmp_path)
     grpc_port = free_port()
     files = f"{{cert_file: {tls.cert_file}, key_file: {tls.key_file}}}"
-    text = f"spark: {{enabled: false}}\nreceivers: {{grpc: {{port: {grpc_port}, tls: {files}}}}}\n"
+    text = f"spark: {{enabled: false}}\nreceivers: {{grpc: {{listen: '127.0.0.1:{grpc_port}', tls: {files}}}}}\n"
     with Running(tmp_path, text, receivers_grpc_enabled="true") as running:
         for port in (running.port, grpc_port, running.admin):
             for sent in (b"", b"GET", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"\xff" * 1000):
@@ -342,4 +342,5 @@ def test_nonsense_at_any_port_leaves_no_word_in_the_log(tmp_path: Path) -> None:
                             pass
         assert running.ask("/readyz")[0] == 200
         assert running.stop() == 0
-        assert [line for line in running.log() if line["level"] not in ("info", "debug")] == []
+        (line,) = [line for line in running.log() if line["level"] not in ("info", "debug")]
+        assert (line["event"], line["reason"]) == ("Requests or points are refused", "malformed")

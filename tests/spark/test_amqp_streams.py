@@ -95,7 +95,7 @@ def test_without_fail_on_loss_what_is_lost_is_counted_and_the_rest_is_read(
 
     first = found[0].offset
     assert lenient.lost == first - 3 > 0
-    assert f"Stream has lost messages. stream={stream} offsets=3-{first - 1}" in caplog.text
+    assert f"Stream has lost messages. stream={stream} from=3 to={first - 1}" in caplog.text
     bodies = publisher.published[stream]
     assert [delivery.body for delivery in found] == bodies[len(bodies) - len(found) :]
 

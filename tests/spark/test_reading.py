@@ -22,11 +22,11 @@ from tests.model.worked_example import added_function, example_definitions
 from tests.spark.pipeline import Job
 
 pytestmark = pytest.mark.spark
-EXAMPLE = Path(__file__).parents[2] / "examples" / "definitions" / "services.yaml"
+GENERATED_DAY = Path(__file__).with_name("generated_day.yaml")
 
 
 def test_every_function_reads_the_same_in_spark_and_without_a_jvm(spark: SparkSession, tmp_path: Path) -> None:
-    definitions = load_definitions(EXAMPLE)
+    definitions = load_definitions(GENERATED_DAY)
     (tmp_path / "segments").mkdir()
     partials = [
         definition.partials(chunk.points)

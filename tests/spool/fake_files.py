@@ -165,6 +165,9 @@ class FakeFiles:
         inode = self._open(handle)
         inode.durable = bytes(inode.written)
 
+    def check_room(self, folder: str, length: int) -> None:
+        self._call("write")
+
     def sync_folder(self, path: str) -> None:
         self._call("sync_folder")
         for name in [name for name in self.names_durable if os.path.dirname(name) == path]:

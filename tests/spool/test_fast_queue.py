@@ -224,7 +224,7 @@ def test_lease_waits_for_a_push(open_queue: Open) -> None:
     leased: list[Lease] = []
     thread = threading.Thread(target=lambda: leased.extend(queue.lease(timeout=30)))
     thread.start()
-    wait_until(lambda: queue._state._waiting_to_lease)
+    wait_until(lambda: queue._state._not_empty.waiting)
     queue.push(b"late")
     thread.join()
     assert [lease.data for lease in leased] == [b"late"]

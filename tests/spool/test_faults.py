@@ -250,7 +250,7 @@ def test_a_block_that_cannot_be_read_to_be_evicted_costs_the_new_one_only(order:
     files.reads_fail = True
     with pytest.raises(DiskFailed):
         queue.push(b"refused")
-    assert queue.stats().dropped["disk_full"] == queue.stats().disk_failures == 1
+    assert queue.stats().dropped["disk_failed"] == queue.stats().disk_failures == 1
     files.reads_fail = False
     queue.push(b"3")
     assert sorted(drain(queue)) == [b"1", b"2", b"3"]

@@ -120,7 +120,8 @@ def test_a_sync_that_fails_raises_in_every_push_that_shared_it() -> None:
     pushers.finish()
     assert pushers.outcomes[b"leader"] == 1
     assert all(isinstance(pushers.outcomes[block], DiskFailed) for block in blocks)
-    assert pushers.queue.stats().dropped["disk_full"] == 5
+    assert pushers.queue.stats().dropped["disk_failed"] == 5
+    assert pushers.queue.stats().dropped["disk_full"] == 0
     pushers.queue.push(b"after")
     pushers.queue._syncer.close()
     pushers.files.cut_power(random.Random(2))

@@ -28,7 +28,7 @@ def test_close_wakes_waiting_leases(open_queue: Open) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_until(lambda: queue._state._waiting_to_lease)
+    wait_until(lambda: queue._state._not_empty.waiting)
     queue.close()
     thread.join()
     assert len(raised) == 1

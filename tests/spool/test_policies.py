@@ -26,7 +26,7 @@ def test_drop_oldest_makes_room_and_counts(tmp_path: Path, durability: Durabilit
             queue.push(b"%02d" % i)
             assert len(queue) <= 10
         queue.push_many([b"25", b"26", b"27"])
-        assert queue.stats().dropped == {"oldest": 18, "newest": 0, "timeout": 0, "disk_full": 0}
+        assert queue.stats().dropped == {"oldest": 18, "newest": 0, "timeout": 0, "disk_full": 0, "disk_failed": 0}
         left = [b"%02d" % i for i in range(18, 28)]
         assert drain(queue) == (left if order == "fifo" else left[::-1])
         assert len(queue) == queue.size_bytes == 0
@@ -153,7 +153,7 @@ def test_nonsense_is_refused_where_it_is_declared(settings: dict[str, object], m
 
 
 def test_settings_may_be_written_as_a_configuration_file_has_them() -> None:
-    config = FastQueueConfig(max_bytes="1Gi", stale_flush="30s", full_behavior="block", durability="fsync")  # type: ignore[arg-type]
+    config = FastQueueConfig(max_bytes="1Gi", stale_flush="30s", full_behavior="block", durability="fsync")
     assert (config.max_bytes, config.stale_flush) == (2**30, 30.0)
     assert (config.full_behavior, config.durability) == (FullBehavior.BLOCK, Durability.FSYNC)
 

@@ -18,8 +18,7 @@ class L1Config:
     flush_rows: int = 50_000
     """Merged rows in one block at most, about 4 MB."""
     max_metrics: int = 1_000
-    """Metrics that are counted by name and, where a definition names them, merged by a handler of their own; the others
-    share one."""
+    """Metrics that a definition names and that are merged by a handler of their own; the others share one."""
     # When a sender is answered: at `memory` as soon as the points are held, else once they are pushed. Not a key of the
     # file: the service takes it from the queue behind L1, `segments.queue.durability`.
     durability: Durability = field(default=Durability.MEMORY, metadata={"is_key": False})

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
+from penstock.aggregate.definition_counts import DefinitionCounts
 from penstock.aggregate.pending import PendingPoints, PushRound, QueuedChunk, Submission
 from penstock.aggregate.point_counts import OTHERS, PointCounts
 from penstock.batch import BatchQueue
@@ -25,10 +26,18 @@ class MetricHandlers:
     Threads: every method may be called from any thread.
     """
 
-    def __init__(self, queue: BatchQueue, pending: PendingPoints, counts: PointCounts, max_metrics: int) -> None:
+    def __init__(
+        self,
+        queue: BatchQueue,
+        pending: PendingPoints,
+        counts: PointCounts,
+        definition_counts: DefinitionCounts,
+        max_metrics: int,
+    ) -> None:
         self._queue = queue
         self._pending = pending
         self._counts = counts
+        self._definition_counts = definition_counts
         self._max_metrics = max_metrics
         # _lock guards the registration of handlers.
         self._lock = threading.Lock()
@@ -47,7 +56,8 @@ class MetricHandlers:
     def _registered(self, name: str, weight: float) -> type[QueuedChunk]:
         if name == OTHERS:
             log.warning("Metrics without a handler of their own share one. most=%d", self._max_metrics)
-        kind = type(f"QueuedChunk[{name}]", (QueuedChunk,), {"__slots__": ()})
+        # One qualified name: the queue's metrics show it, and must not grow with the metrics.
+        kind = type(f"QueuedChunk[{name}]", (QueuedChunk,), {"__slots__": (), "__qualname__": "QueuedChunk"})
         with suppress(QueueClosed):  # then `produce` says so
             self._queue.add_handler(kind, self._consume, weight)
         return kind
@@ -60,7 +70,7 @@ class MetricHandlers:
             groups.setdefault(key, []).append(queued)
         for (round_, _, _), group in groups.items():
             try:
-                partials = _partials([queued.chunk for queued in group], group[0].definitions)
+                partials = self._partials([queued.chunk for queued in group], group[0].definitions)
             except Exception as error:  # noqa: BLE001 - whatever a definition makes of a chunk, the others go on
                 self._consume_apart(group, error)
                 continue
@@ -77,8 +87,12 @@ class MetricHandlers:
         log.error("A chunk cannot be merged. metric=%s", metric, exc_info=error)
         self._pending.fail_queued(group[0], error)
 
-
-def _partials(chunks: list[Chunk], definitions: tuple[Definition, ...]) -> list[pa.Table]:
-    points = pa.concat_tables([chunk.points for chunk in chunks])
-    made = [definition.partials(points) for definition in definitions]
-    return [merged_encoded(rows) if rows.num_rows > FEW else rows for rows in made if rows.num_rows]
+    def _partials(self, chunks: list[Chunk], definitions: tuple[Definition, ...]) -> list[pa.Table]:
+        points = pa.concat_tables([chunk.points for chunk in chunks])
+        made = []
+        for definition in definitions:
+            rows = definition.partials(points, chunks[0].kind)
+            self._definition_counts.add(definition, rows.num_rows)
+            if rows.num_rows:
+                made.append(merged_encoded(rows) if rows.num_rows > FEW else rows)
+        return made

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Self
 
 from penstock.aggregate.config import L1Config
+from penstock.aggregate.definition_counts import DefinitionCounts
 from penstock.aggregate.handlers import MetricHandlers
 from penstock.aggregate.pending import Done, PendingPoints, Submission
 from penstock.aggregate.point_counts import PointCounts
@@ -63,15 +64,16 @@ class L1:
         self._definitions = definitions or Definitions()
         self._clock: Clock = clock or SystemClock()
         self._answers_late = config.durability is not Durability.MEMORY
-        self._counts = PointCounts(config.max_metrics)
+        self._definition_counts = DefinitionCounts(self._definitions)
+        self._counts = PointCounts()
         self._pending = PendingPoints(
             max_bytes=int(config.max_bytes),
             max_chunks=queue.config.buffer_size,  # all of them may be of one partition
             flush_interval=float(config.flush_interval),
             clock=self._clock,
         )
-        self._handlers = MetricHandlers(queue, self._pending, self._counts, config.max_metrics)
-        self._pusher = Pusher(queue.name, self._pending, push, config.flush_rows)
+        self._handlers = MetricHandlers(queue, self._pending, self._counts, self._definition_counts, config.max_metrics)
+        self._pusher = Pusher(queue.name, self._pending, push, config.flush_rows, lambda: self._definitions.kept)
 
     @classmethod
     def with_own_queue(
@@ -97,13 +99,15 @@ class L1:
 
     # In
 
-    def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
+    def submit(self, chunks: Sequence[Chunk], done: Done, requests: bytes = b"") -> bool:
         """Admit these chunks, all or none; False if there is no room, or it is closed.
 
         `done(error)` is called once, in any thread, as soon as they are as safe as the durability says: with None, or
-        with the error for which they are not. At `memory` that is before this returns.
+        with the error for which they are not. At `memory` that is before this returns. `requests` are digests that
+        travel with the points: both are in the durable queue, or neither is.
         """
         submission = self._submission(chunks, done if self._answers_late and chunks else None)
+        submission.requests = requests
         if not self._pending.admit(submission):
             return False
         refusal = self._put(submission)
@@ -124,7 +128,7 @@ class L1:
             submission.received.append((chunk.metric, len(chunk), len(chunk) - len(numbers)))
             if made := definitions.of(chunk.metric):
                 submission.queued.append(self._handlers.queued(numbers, made, submission))
-            elif definitions.undefined == "keep":
+            if definitions.keeps(chunk.metric, chunk.kind):
                 submission.plain.append(numbers)
         return submission
 
@@ -141,6 +145,7 @@ class L1:
 
     def redefine(self, definitions: Definitions) -> None:
         """Apply these to what is submitted from now on."""
+        self._definition_counts.redefine(definitions)
         self._definitions = definitions
 
     def close(self, timeout: float = 30.0) -> None:
@@ -159,6 +164,14 @@ class L1:
         if errors:
             raise errors[0]
 
+    def fullness(self) -> float:
+        """The share of `max_bytes` that is held: at 1 requests are refused."""
+        return self._pending.held_bytes / int(self.config.max_bytes)
+
+    def dead_threads(self) -> list[str]:
+        """The threads that have ended though they should not, before `close`."""
+        return self._pusher.dead_threads()
+
     def samples(self) -> Iterable[Sample]:
         """For `Telemetry.watch`."""
         yield Sample("penstock_l1_held_bytes", self._pending.held_bytes)
@@ -167,3 +180,4 @@ class L1:
         yield Sample("penstock_l1_blocks_total", self._pusher.blocks)
         yield Sample("penstock_l1_partials_total", self._pusher.partials)
         yield from self._counts.samples()
+        yield from self._definition_counts.samples()

@@ -34,6 +34,7 @@ class Submission:
     plain: list[Chunk] = field(default_factory=list)  # merged with those of all metrics when the round is pushed
     queued: list["QueuedChunk"] = field(default_factory=list)  # merged by the handler of their metric
     round: "PushRound | None" = None  # None if no answer is awaited
+    requests: bytes = b""  # the digests of the requests that the chunks are of
 
     def answer(self, error: BaseException | None) -> None:
         assert self.done is not None

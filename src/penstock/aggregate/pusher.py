@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.aggregate.pending import PendingPoints, PushRound
 from penstock.errors import QueueClosed
-from penstock.model.chunk_partials import partials_of_chunks
+from penstock.model.chunk_partials import Kept, newest_of_chunks, partials_of_chunks
 from penstock.model.partial import merged_encoded
 from penstock.model.segment import encode
 
@@ -25,15 +25,21 @@ class Pusher:
     Threads: one of its own, from the constructor to `close`.
     """
 
-    def __init__(self, name: str, pending: PendingPoints, push: Push, flush_rows: int) -> None:
+    def __init__(
+        self, name: str, pending: PendingPoints, push: Push, flush_rows: int, kept: Callable[[], Kept]
+    ) -> None:
         self._name = name
         self._pending = pending
         self._push = push
         self._flush_rows = flush_rows
+        self._kept = kept  # of metrics without a definition
         self.blocks = 0
         self.partials = 0
         self._thread = threading.Thread(target=self._push_rounds, name=f"penstock-{name}-push", daemon=True)
         self._thread.start()
+
+    def dead_threads(self) -> list[str]:
+        return [] if self._thread.is_alive() else [self._thread.name]
 
     def _push_rounds(self) -> None:
         while (round_ := self._pending.next_round()) is not None:
@@ -48,7 +54,8 @@ class Pusher:
                     self._push_blocks(round_.partials[:1])
                     del round_.partials[0]
             elif round_.waiting:
-                self._push_blocks(round_.partials)
+                requests = b"".join(submission.requests for submission in round_.waiting)
+                self._push_blocks(round_.partials, requests)
         except Exception as error:  # noqa: BLE001 - whatever it is, submissions are answered and the thread goes on
             return self._give_up(round_, error)
         if self._pending.end_round(round_):
@@ -57,12 +64,15 @@ class Pusher:
 
     def _blocks_of(self, round_: PushRound) -> list[pa.Table]:
         """All points of a round as one row per identity, cut into blocks."""
-        table = merged_encoded(pa.concat_tables([partials_of_chunks(round_.chunks), *round_.partials]))
+        kept = self._kept()
+        table = merged_encoded(pa.concat_tables([partials_of_chunks(round_.chunks, kept), *round_.partials]))
+        table = pa.concat_tables([table, newest_of_chunks(round_.chunks, kept)])
         return [table.slice(start, self._flush_rows) for start in range(0, table.num_rows, self._flush_rows)]
 
-    def _push_blocks(self, blocks: Sequence[pa.Table]) -> None:
+    def _push_blocks(self, blocks: Sequence[pa.Table], requests: bytes = b"") -> None:
+        """Push all of them or none. The last has the digests of the requests."""
         if blocks:
-            self._push([encode(block) for block in blocks])
+            self._push([*map(encode, blocks[:-1]), encode(blocks[-1], requests)])
             self.blocks += len(blocks)
             self.partials += sum(block.num_rows for block in blocks)
 

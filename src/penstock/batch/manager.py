@@ -60,7 +60,13 @@ class BatchQueueManager:
         for field in fields(config):
             has, asked = getattr(existing.config, field.name), getattr(config, field.name)
             if has != asked:
-                log.warning("Queue exists with another setting. queue=%s %s=%s asked=%s", name, field.name, has, asked)
+                log.warning(
+                    "Queue exists with another setting. queue=%s setting=%s has=%s asked=%s",
+                    name,
+                    field.name,
+                    has,
+                    asked,
+                )
         return existing
 
     def _running_locked(self, name: str) -> BatchQueue | None:

@@ -13,6 +13,7 @@ Invariants
 How 1 to 4 are kept without a lock per item is told in `partition`.
 """
 
+import asyncio
 import atexit
 import logging
 import math
@@ -336,6 +337,12 @@ class BatchQueue:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:
         return f"<BatchQueue {self.name!r} {'running' if self.running else 'closed'}>"

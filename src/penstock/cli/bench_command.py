@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from penstock.errors import PenstockError
+from penstock.machine import how_to_install
 
 
 @click.command()
@@ -47,7 +48,7 @@ def bench(name: str | None, seconds: float, as_json: bool, arguments: tuple[str,
         cost = f"{one.cpu_per_million:,.1f} CPU-seconds per million"
         click.echo(f"{one.name:<16} {one.rate:>12,.0f} {one.unit}/s   {cost}")
     if not has_receivers:
-        click.echo("ingest is left out: pip install 'penstock[receive]'", err=True)
+        click.echo(f"ingest is left out: {how_to_install('receive')}", err=True)
     click.echo("one process; figures of record: `penstock bench NAME` in a checkout", err=True)
 
 

@@ -27,6 +27,18 @@ def config_option(command: Any) -> Any:
     )(command)
 
 
+def named_config_option(command: Any) -> Any:
+    """`-c FILE` for commands that change something: no file is read that was not named."""
+    return click.option(
+        "--config",
+        "-c",
+        "file",
+        envvar="PENSTOCK_CONFIG",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="A configuration file, or PENSTOCK_CONFIG: what it says where this command is not told.",
+    )(command)
+
+
 def load_config(ctx: click.Context, file: Path | None) -> Any:
     """The configuration that the file, the environment and the flags of this command give, with its origins."""
     from penstock.config.load import load
@@ -101,9 +113,9 @@ def _is_heading(path: Any, given: Any) -> bool:
 
 def _definitions(configured: Any) -> list[str]:
     """Read the metric definitions, too: ConfigError names their mistakes. A file that is elsewhere is only noted."""
-    if configured.definitions is None:
+    path = configured.definitions_path
+    if path is None:
         return []
-    path = configured.resolved(configured.definitions)
     if not path.exists():
         return [f"definitions {path}: not here; it must be where the service runs"]
     from penstock.model.definition_file import load_definitions

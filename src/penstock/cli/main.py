@@ -8,6 +8,7 @@ Exit codes:
   130  Ctrl-C, where a command does not end in good order by itself, as `run` and `relay` do
 """
 
+import os
 import sys
 
 import click
@@ -15,6 +16,7 @@ import click
 from penstock.cli.bench_command import bench
 from penstock.cli.completion_command import completion
 from penstock.cli.config_command import config
+from penstock.cli.definitions_command import definitions
 from penstock.cli.demo_command import demo
 from penstock.cli.doctor_command import doctor
 from penstock.cli.query_command import query
@@ -24,6 +26,7 @@ from penstock.cli.run_command import run
 from penstock.cli.spark_command import spark
 from penstock.cli.tables_command import tables
 from penstock.errors import ConfigError, PenstockError
+from penstock.secret_text import redacted
 from penstock.service.exit_codes import INTERRUPTED
 
 
@@ -34,9 +37,9 @@ class _PenstockGroup(click.Group):
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(redacted(str(error))) from error
         except PenstockError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(redacted(str(error))) from error
         except KeyboardInterrupt:
             if sys.stderr.isatty():
                 click.echo(err=True)  # the prompt goes below the ^C
@@ -45,7 +48,8 @@ class _PenstockGroup(click.Group):
 
 @click.group(cls=_PenstockGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="penstock", prog_name="penstock")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Takes telemetry in, holds it under pressure without losing any, and turns it into tables on Spark.
 
     \b
@@ -63,11 +67,14 @@ def main() -> None:
       4  run: not everything was drained in time; it stays in the durable queues
       130  interrupted with Ctrl-C; run and relay end in good order, with 0, 1 or 4
     """
+    if ctx.invoked_subcommand != "spark":  # its tables are made with the umask of the shell
+        os.umask(0o077)
 
 
 main.add_command(bench)
 main.add_command(completion)
 main.add_command(config)
+main.add_command(definitions)
 main.add_command(demo)
 main.add_command(doctor)
 main.add_command(query)

@@ -61,11 +61,14 @@ def query(
       LABEL…     of --by, one column each (label_LABEL if it is called like one of the others)
       time       when the bucket begins, UTC; with --top: where the time that was asked for begins
       function   how the metric is kept: avg, sum, percentile(6), …
-      count      points
+      points     how many: reports of a counter, values of a gauge, measurements of a histogram
       value      what the function gives; of a percentile the mean
       min        the least of the points
       max        the greatest of them
+      last       the newest, where it is kept; empty where a group has several series
       p95        of --percentile 95, and so on
+      p95_low    where a sender's buckets are wide: the true value is not below that
+      p95_high   and not above that
     \b
     Examples:
       penstock query --tables penstock-demo/tables
@@ -85,6 +88,7 @@ def query(
     require_extra("spark", "pyarrow", "deltalake")
     from datetime import timedelta
 
+    from penstock.cli.query_screen import resolution_notes
     from penstock.errors import PenstockError
     from penstock.model.level import Level
     from penstock.tables.port import open_tables
@@ -109,6 +113,8 @@ def query(
     )
     with _readable(place):
         rows = answer(tables, question)
+    for note in resolution_notes(rows):
+        click.echo(note, err=True)
     if as_json:
         click.echo(json.dumps([row.flat() for row in rows], indent=2, ensure_ascii=False))
     elif as_csv:

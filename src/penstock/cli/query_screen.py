@@ -1,5 +1,6 @@
 """Answers of `penstock query` in a terminal: a table, a plot."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.tables.query import MetricSummary, QueryRow
 MOST_LINES = 6  # of a plot: more cannot be distinguished
 _MARKS = "o+x*#@"  # what lines are drawn with where colours do not tell them apart
 _HEIGHT = 16
+_FAR_OFF = 0.25  # of a percentile, relative to its value: beyond it, its range is said
 
 
 def rows_table(rows: Sequence[QueryRow], title: str, *, is_top: bool) -> Table:
@@ -27,15 +29,42 @@ def rows_table(rows: Sequence[QueryRow], title: str, *, is_top: bool) -> Table:
     if len(functions) > 1:
         table.add_column("function")
     heading = _heading(Function.parse(functions.pop())) if len(functions) == 1 else "value"
-    for name in ("count", heading, "min", "max", *(rows[0].ranks if rows else ())):
+    has_last = any(row.last is not None for row in rows)
+    named = ("points", heading, "min", "max", *(["last"] if has_last else []), *(rows[0].ranks if rows else ()))
+    for name in named:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         cells: list[str | Text] = [] if is_top else [f"{row.time:%Y-%m-%d %H:%M}"]
         cells += [_text(row.group.get(label, "")) for label in labels]
         cells += [row.function] if heading == "value" else []
-        cells += [f"{row.count:,}", *map(number, (row.value, row.min, row.max, *row.ranks.values()))]
+        values = (row.value, row.min, row.max, *([row.last] if has_last else []), *row.ranks.values())
+        cells += [f"{row.points:,}", *map(number, values)]
         table.add_row(*cells)
     return table
+
+
+def resolution_notes(rows: Sequence[QueryRow]) -> list[str]:
+    """A line for each percentile that may be far off because a sender's buckets are wide, with its worst row."""
+    notes = []
+    for name in rows[0].ranks if rows else ():
+        worst, of_row = max(((_error(row, name), row) for row in rows), key=lambda pair: pair[0])
+        if worst > _FAR_OFF:
+            low, high = of_row.ranges[name] or (math.nan, math.nan)
+            group = f" of {group_text(of_row)}" if of_row.group else ""
+            notes.append(
+                f"{name}{group} lies between {number(low)} and {number(high)}: the sender's buckets are too wide to "
+                "say more. Narrower bounds or exponential histograms do"
+            )
+    return notes
+
+
+def _error(row: QueryRow, name: str) -> float:
+    """How far off a percentile may be, relative to its value."""
+    value, range_ = row.ranks[name], row.ranges.get(name)
+    if value is None or range_ is None:
+        return 0.0
+    distance = max(value - range_[0], range_[1] - value)
+    return distance / abs(value) if value else math.inf * (distance > 0)
 
 
 def _heading(function: Function) -> str:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import IO
 
 import click
 
 from penstock.errors import PenstockError
 from penstock.service.printable import printable
-from penstock.service.queue_folder import QueueFolder
+from penstock.service.queue_folder import FILE, QueueFolder
 from penstock.spool import (
     Durability,
     FastQueue,
@@ -39,6 +40,16 @@ BATCH = 256
 _MOST_REASONS = 10
 _LONGEST_REASON = 200  # signs: two lines of a terminal, and more than tells it from the others
 QUEUE = QueueFolder()
+_CONFIG = click.option(
+    "--config",
+    "-c",
+    envvar="PENSTOCK_CONFIG",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    is_eager=True,  # PATH is understood by it
+    expose_value=False,
+    callback=lambda ctx, _, file: ctx.meta.__setitem__(FILE, file),
+    help="A configuration file: PATH may be the name of one of its queues, as rollup or relay.",
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 
 
@@ -57,6 +68,7 @@ def queue() -> None:
 
 @queue.command()
 @click.argument("path", type=QUEUE)
+@_CONFIG
 @JSON
 def inspect(path: str, as_json: bool) -> None:
     """Show what the queue in PATH holds, and why its dead letters were given up, the most frequent reasons first.
@@ -67,7 +79,7 @@ def inspect(path: str, as_json: bool) -> None:
     \b
     Examples:
       penstock queue inspect ./queue
-      penstock queue inspect ./queue --json
+      penstock queue inspect rollup -c penstock.yaml --json
     """
     found = examine.overview(path)
     reasons = dead_letter_report.by_reason(path if dead_letter_report.holds_dead_letters(path) else _letters_of(path))
@@ -118,6 +130,7 @@ def _state(found: examine.Overview) -> str:
 
 @queue.command()
 @click.argument("path", type=QUEUE)
+@_CONFIG
 @click.option("--repair", is_flag=True, help="Cut the torn tail, set damaged bytes aside. The queue must be closed.")
 @JSON
 def check(path: str, repair: bool, as_json: bool) -> None:
@@ -151,6 +164,7 @@ def check(path: str, repair: bool, as_json: bool) -> None:
 
 @queue.command()
 @click.argument("path", type=QUEUE)
+@_CONFIG
 @click.option("--dead-letters", "from_dead_letters", is_flag=True, help="Bring the dead letters back into the queue.")
 @click.option("--reason", default="", help="Only letters whose reason contains this text.")
 @click.option("--from", "letters_path", type=QUEUE, help="Where `dead_letter` put them, if not in PATH/dead-letters.")
@@ -182,6 +196,7 @@ def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | 
 
 @queue.command()
 @click.argument("path", type=QUEUE)
+@_CONFIG
 @click.option("--to", "target", required=True, type=click.Path(dir_okay=False), help="The file to write.")
 @click.option(
     "--format",

@@ -3,6 +3,7 @@
 import logging
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -36,7 +37,8 @@ def run(ctx: click.Context, file: Path | None) -> None:
 
     \b
     Exit codes: 0 ended in good order, 1 could not start, 2 the configuration is wrong, 4 not everything was drained
-    in time (it stays in the durable queues), 130 interrupted before it had begun to start.
+    in time (what is durable stays, what was only in memory is counted as lost in the last messages), 130 interrupted
+    before it had begun to start.
     \b
     Examples:
       penstock run
@@ -57,6 +59,8 @@ def _run(ctx: click.Context, file: Path | None, loaded: Any) -> int:
     from penstock.service.signals import call_on_signals
 
     set_up_logs(loaded.config.logging.number, loaded.config.logging.format)
+    with suppress(OSError, ValueError):  # no core dumps, of children neither: they would hold every secret
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     for note in (*loaded.warnings, *loaded.config.notes()):
         log.warning("A setting deserves a look. note=%s", note)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -17,6 +17,11 @@ from penstock.cli.spark_options import (
     existing_tables,
     keep_option,
     lifetimes,
+    maintenance_options,
+    named_definitions,
+    named_segments,
+    named_tables,
+    pauses,
     segments_option,
     session_options,
     tables_option,
@@ -49,18 +54,13 @@ def spark() -> None:
 @click.option("--max-rows", type=click.IntRange(1), help="Rows in one batch at most [default: 10 M].")
 @click.option("--max-bytes", type=Size(), help="Bytes in one batch at most, like 512Mi [default: 1Gi].")
 @click.option("--keep-segments", type=Duration(), help="Delete segments of this age that are in all tables, like 1d.")
-@click.option(
-    "--fold-every", default="5m", show_default=True, type=Duration(), help="Make rows final so often; 0: never."
-)
-@click.option(
-    "--maintain-every", default="1h", show_default=True, type=Duration(), help="Delete old rows so often; 0: never."
-)
-@keep_option
+@maintenance_options
 @definitions_option
 @session_options
 def run(
-    segments: Path,
-    location: str,
+    file: Path | None,
+    segments: Path | None,
+    location: str | None,
     checkpoint: str | None,
     available_now: bool,
     trigger: float,
@@ -68,8 +68,8 @@ def run(
     max_rows: int | None,
     max_bytes: int | None,
     keep_segments: float | None,
-    fold_every: float,
-    maintain_every: float,
+    fold_every: float | None,
+    maintain_every: float | None,
     keep: tuple[str, ...],
     definitions: Path | None,
     master: str | None,
@@ -97,7 +97,8 @@ def run(
     from penstock.tables.maintenance import Maintenance
     from penstock.tables.port import open_tables
 
-    defined = _definitions(definitions)
+    segments, location = named_segments(segments, file), named_tables(location, file)
+    defined = named_definitions(definitions, file)
     config = JobConfig(
         segments=segments.absolute(),
         checkpoint=checkpoint or (segments.absolute() / ".checkpoint").as_uri(),
@@ -118,7 +119,8 @@ def run(
 
     if not segments.exists():  # on a cluster it may be the first to come; elsewhere it is misspelt
         click.echo(f"note: there is no folder {segments} yet; it is made, and watched for segments", err=True)
-    ages = lifetimes(keep)
+    ages = lifetimes(keep, file)
+    fold_every, maintain_every = pauses(fold_every, maintain_every, file)
     session = _session(master, conf, ui=ui, event_log=event_log)
     try:
         tables = open_tables(location)
@@ -147,8 +149,9 @@ def run(
 @definitions_option
 @session_options
 def backfill(
-    segments: Path,
-    location: str,
+    file: Path | None,
+    segments: Path | None,
+    location: str | None,
     first: datetime,
     until: datetime,
     allow_loss: bool,
@@ -171,7 +174,8 @@ def backfill(
 
     if first >= until:
         raise ConfigError(f"--from must be before --to, got {first:%Y-%m-%d} and {until:%Y-%m-%d}")
-    defined, tables = _definitions(definitions), existing_tables(location)
+    segments = named_segments(segments, file)
+    defined, tables = named_definitions(definitions, file), existing_tables(named_tables(location, file))
     session = _session(master, conf, ui=ui, event_log=event_log)
     try:
         done = run_backfill(
@@ -193,16 +197,17 @@ def backfill(
 @click.option(
     "--vacuum", default=24, show_default=True, type=click.IntRange(1), help="Remove dead files this old, hours."
 )
-def compact(location: str, vacuum: int) -> None:
+def compact(file: Path | None, location: str | None, vacuum: int) -> None:
     """Fold the rows of each series and bucket into one. The job may keep running; no answer changes.
 
     \b
     Examples:
       penstock spark compact --tables tables
+      penstock spark compact -c penstock.yaml
     """
     from penstock.tables.port import SCHEMAS
 
-    tables = existing_tables(location)
+    tables = existing_tables(named_tables(location, file))
     for name in SCHEMAS:
         done = tables.compact(name)
         click.echo(
@@ -217,7 +222,9 @@ def compact(location: str, vacuum: int) -> None:
 @definitions_option
 @keep_option
 @click.option("--now", type=click.DateTime(), help="Pretend that it is this time (UTC).")
-def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: datetime | None) -> None:
+def expire(
+    file: Path | None, location: str | None, definitions: Path | None, keep: tuple[str, ...], now: datetime | None
+) -> None:
     """Delete what is older than its lifetime: by table, or as a metric's definition says.
 
     \b
@@ -227,10 +234,10 @@ def expire(location: str, definitions: Path | None, keep: tuple[str, ...], now: 
     """
     from penstock.tables.maintenance import expire as expire_tables
 
-    seconds = lifetimes(keep)
-    tables = existing_tables(location)
+    seconds = lifetimes(keep, file)
+    tables = existing_tables(named_tables(location, file))
     moment = (now or datetime.now(UTC)).replace(tzinfo=UTC)
-    for name, gone in expire_tables(tables, seconds, _definitions(definitions), moment):
+    for name, gone in expire_tables(tables, seconds, named_definitions(definitions, file), moment):
         click.echo(f"{name:<7} {gone:>12,} rows deleted")
 
 
@@ -284,13 +291,6 @@ def archive() -> None:
 
     path = make_archive()
     click.echo(f"{path} ({format_bytes(path.stat().st_size)})")
-
-
-def _definitions(path: Path | None) -> Any:
-    from penstock.model.definition import Definitions
-    from penstock.model.definition_file import load_definitions
-
-    return load_definitions(path) if path else Definitions()
 
 
 def _session(master: str | None, conf: tuple[str, ...], *, ui: bool, event_log: str | None) -> Any:

@@ -5,11 +5,13 @@ from typing import Any
 
 import click
 
+from penstock.cli.config_command import load_config, named_config_option
 from penstock.errors import ConfigError
 from penstock.units import parse_bytes, parse_duration
 
 # How long a table keeps its buckets if neither a definition nor the command says so. Records are the largest.
 KEEP = {"minute": "7d", "hour": "30d", "day": "365d", "top_n": "3d"}
+FOLD_EVERY, MAINTAIN_EVERY = "5m", "1h"
 
 TABLES = "Where the tables are: a folder (Delta), parquet:FOLDER or postgresql://…"
 
@@ -41,17 +43,17 @@ class Size(click.ParamType[int]):
 
 
 def tables_option(command: Any) -> Any:
-    """Said each time: a command that changes tables must not find some by itself."""
-    return click.option("--tables", "location", required=True, envvar="PENSTOCK_TABLES", help=TABLES)(command)
+    """Said each time, or by -c: a command that changes tables must not find some by itself."""
+    named = click.option("--tables", "location", envvar="PENSTOCK_TABLES", help=f"{TABLES} Or -c.")(command)
+    return named_config_option(named)
 
 
 def segments_option(command: Any) -> Any:
     return click.option(
         "--segments",
-        required=True,
         envvar="PENSTOCK_SEGMENTS",
         type=Folder(),
-        help="The folder of sealed segments: a path or a file:// URI.",
+        help="The folder of sealed segments: a path or a file:// URI. Or -c.",
     )(command)
 
 
@@ -76,16 +78,31 @@ def keep_option(command: Any) -> Any:
 def maintenance_options(command: Any) -> Any:
     command = keep_option(command)
     command = click.option(
-        "--maintain-every", default="1h", show_default=True, type=Duration(), help="Delete old rows so often; 0: never."
+        "--maintain-every", type=Duration(), help=f"Delete old rows so often; 0: never [default: {MAINTAIN_EVERY}]."
     )(command)
     return click.option(
-        "--fold-every", default="5m", show_default=True, type=Duration(), help="Make rows final so often; 0: never."
+        "--fold-every", type=Duration(), help=f"Make rows final so often; 0: never [default: {FOLD_EVERY}]."
     )(command)
 
 
-def lifetimes(keep: tuple[str, ...]) -> dict[str, float]:
-    """Seconds that each table keeps its rows."""
-    ages = dict(KEEP)
+def pauses(fold: float | None, maintain: float | None, file: Path | None) -> tuple[float, float]:
+    """Seconds between folds and between expiries, as the options or the file of -c say."""
+    every: tuple[float | str, float | str] = FOLD_EVERY, MAINTAIN_EVERY
+    if file is not None:
+        configured = _configured(file).tables
+        every = configured.fold_every, configured.maintain_every
+    return (
+        parse_duration(every[0] if fold is None else fold, "--fold-every"),
+        parse_duration(every[1] if maintain is None else maintain, "--maintain-every"),
+    )
+
+
+def lifetimes(keep: tuple[str, ...], file: Path | None = None) -> dict[str, float]:
+    """Seconds that each table keeps its rows, as --keep or the file of -c says."""
+    ages: dict[str, float | str] = dict(KEEP)
+    if file is not None:
+        configured = _configured(file).tables.keep
+        ages = {name: getattr(configured, name) for name in KEEP}
     for text in keep:
         table, _, age = text.partition("=")
         if table not in KEEP or not age:
@@ -114,3 +131,31 @@ def existing_tables(location: str) -> Any:
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"--tables must be where a job has put its tables, and there is no folder {str(folder)!r}")
     return tables
+
+
+def named_tables(location: str | None, file: Path | None) -> str:
+    """Where the tables are, as --tables or the file of -c says."""
+    if location or file:
+        return location or str(_configured(file).tables_location)
+    raise ConfigError("must be set, or -c FILE for tables.location", field="--tables")
+
+
+def named_segments(folder: Path | None, file: Path | None) -> Path:
+    """Where the segments are, as --segments or the file of -c says."""
+    if folder or file:
+        return folder or _configured(file).resolved(_configured(file).segments.location)
+    raise ConfigError("must be set, or -c FILE for segments.location", field="--segments")
+
+
+def named_definitions(path: Path | None, file: Path | None) -> Any:
+    """The definitions, as --definitions or the file of -c says; none if neither does."""
+    from penstock.model.definition import Definitions
+    from penstock.model.definition_file import load_definitions
+
+    if path is None and file is not None and (named := _configured(file).definitions):
+        path = Path(named)
+    return load_definitions(path) if path else Definitions()
+
+
+def _configured(file: Path | None) -> Any:
+    return load_config(click.get_current_context(), file).config

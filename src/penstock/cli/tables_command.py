@@ -1,5 +1,7 @@
 """`penstock tables …`: what concerns the tables alone, without Spark."""
 
+from pathlib import Path
+
 import click
 
 from penstock.cli.spark_options import tables_option
@@ -20,7 +22,7 @@ def tables() -> None:
 
 @tables.command()
 @tables_option
-def upgrade(location: str) -> None:
+def upgrade(file: Path | None, location: str | None) -> None:
     """Convert tables of the format before. Stop the job first.
 
     Exact: every point is counted before and after. What was cut off is done when the command is called again.
@@ -28,12 +30,13 @@ def upgrade(location: str) -> None:
     \b
     Examples:
       penstock tables upgrade --tables tables
+      penstock tables upgrade -c penstock.yaml
     """
-    from penstock.cli.spark_options import existing_tables
+    from penstock.cli.spark_options import existing_tables, named_tables
     from penstock.tables.upgrade import upgrade as upgrade_tables
 
     found = 0
-    for name, points in upgrade_tables(existing_tables(location)):
+    for name, points in upgrade_tables(existing_tables(named_tables(location, file))):
         click.echo(f"{name:<7} {points:>12,} points converted")
         found += 1
     click.echo("rows become final with the next fold" if found else "all tables have the format of this version")

@@ -29,7 +29,9 @@ class ConfigCommand(click.Command):
         return [*own, *(option for option in self._key_options() if not taken & set(option.opts))]
 
     def _key_options(self) -> Iterable[click.Option]:
-        return [_option(key, flag) for key in _schema().walk() if NAME not in key.path for flag in key.flags]
+        schema = _schema()
+        known = [key for key in (*schema.walk(), *schema.walk_old()) if NAME not in key.path]
+        return [_option(key, flag) for key in known for flag in key.flags]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         flags: dict[str, str] = ctx.meta.setdefault(FLAGS, {})
@@ -100,6 +102,7 @@ def _option(key: Key, flag: str) -> click.Option:
         callback=keep,
         metavar="|".join(key.choices) if key.choices else _METAVARS.get(key.kind, "TEXT"),
         help=key.doc or key.name,
+        hidden=key.replaced_by is not None,
     )
 
 

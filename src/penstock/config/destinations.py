@@ -16,7 +16,7 @@ from penstock.export.exporters.console_exporter import ConsoleExporter
 from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter, Signal
 from penstock.export.exporters.remote_write_exporter import RemoteWriteConfig, RemoteWriteExporter
 from penstock.export.http_client import TlsConfig
-from penstock.spool import Durability, FullBehavior
+from penstock.spool import Durability, DurabilitySetting, FullBehavior, FullBehaviorSetting
 from penstock.units import parse_duration
 
 ExporterType = Literal["none", "otlp_http", "remote_write", "amqp", "console"]
@@ -26,8 +26,8 @@ ExporterType = Literal["none", "otlp_http", "remote_write", "amqp", "console"]
 class RelayQueueConfig(SendQueueConfig):
     """The queue before a destination. Answered requests survive `kill -9`; a full queue refuses new ones."""
 
-    full_behavior: FullBehavior = FullBehavior.DROP_NEWEST
-    durability: Durability = Durability.DISK
+    full_behavior: FullBehaviorSetting = FullBehavior.DROP_NEWEST
+    durability: DurabilitySetting = Durability.DISK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

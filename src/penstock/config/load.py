@@ -7,7 +7,7 @@ is reported.
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -63,17 +63,32 @@ def load(
     if file is not None or text is not None:
         name = str(file or "configuration")
         document = read_document(file) if text is None and file is not None else parse_document(text or "", name)
-        given.update(_values_of_document(schema, document, name, problems))
+        values = dict(_values_of_document(schema, document, name, problems))
+        _add_layer(given, schema, values.items() if file is None else _beside_file(schema, values, file))
     warnings: list[str] = []
-    given.update(_values_of_variables(schema, environ or {}, problems, warnings))
-    given.update(_values_of_flags(schema, flags or {}, aliases or {}, problems))
+    _add_layer(given, schema, _values_of_variables(schema, environ or {}, problems, warnings))
+    _add_layer(given, schema, _values_of_flags(schema, flags or {}, aliases or {}, problems))
     config = _build(schema, path, given, problems)
     if problems or config is None:
         raise ConfigError("\n".join(problems))
+    for key in schema.walk_old():
+        if key.path in given:
+            now = ".".join((*key.path[:-1], str(key.replaced_by)))
+            warnings.append(f"{given[key.path].origin}: {key.name} is an old spelling, write {now}: {key.doc}")
     return LoadedConfig(config, given, tuple(warnings))
 
 
 # -- layers ----------------------------------------------------------------------------------------------------------
+
+
+def _add_layer(given: dict[KeyPath, GivenValue], schema: Section, layer: Iterable[tuple[KeyPath, GivenValue]]) -> None:
+    """Let the layer's values win, over old spellings of the same setting, too."""
+    old = list(schema.walk_old())
+    for path, value in layer:
+        for key in old:
+            if path == (*key.path[:-1], key.replaced_by):
+                given.pop(key.path, None)
+        given[path] = value
 
 
 def _values_of_document(
@@ -88,9 +103,9 @@ def _values_of_document(
         return
     for word, entry in document.value.items():
         here, origin = (*path, word), f"{file}:{entry.line}"
-        if word in section.keys:
+        if key := section.keys.get(word) or section.old_keys.get(word):
             try:
-                yield here, GivenValue(replace(section.keys[word], path=here).checked(entry.plain()), origin)
+                yield here, GivenValue(replace(key, path=here).checked(entry.plain()), origin)
             except ConfigError as error:
                 problems.append(f"{origin}: {error}")
         elif word in section.refused:
@@ -101,6 +116,16 @@ def _values_of_document(
             yield from _values_of_named_section(section.sections[word], entry, file, problems, here)
         else:
             yield from _values_of_document(section.sections[word], entry, file, problems, here)
+
+
+def _beside_file(
+    schema: Section, values: Mapping[KeyPath, GivenValue], file: Path
+) -> Iterator[tuple[KeyPath, GivenValue]]:
+    """The values, with relative paths of keys that say so taken from the folder of the file."""
+    paths = {key.path for key in schema.walk() if key.is_beside_file}
+    for path, one in values.items():
+        is_beside = path in paths and one.value is not None
+        yield path, replace(one, value=str(file.absolute().parent / one.value)) if is_beside else one
 
 
 def _values_of_named_section(
@@ -124,7 +149,7 @@ def _values_of_named_section(
 def _values_of_variables(
     schema: Section, environ: Mapping[str, str], problems: list[str], warnings: list[str]
 ) -> Iterator[tuple[KeyPath, GivenValue]]:
-    known = {key.variable: key for key in schema.walk()}
+    known = {key.variable: key for key in (*schema.walk(), *schema.walk_old())}
     refused = {variable_of(path): remedy for path, remedy in schema.walk_refused()}
     for variable, text in sorted(environ.items()):
         if not variable.startswith(f"{PREFIX}_") or variable in OTHER_VARIABLES:
@@ -139,7 +164,7 @@ def _values_of_variables(
 def _values_of_flags(
     schema: Section, flags: Mapping[str, str], aliases: Mapping[str, KeyPath], problems: list[str]
 ) -> Iterator[tuple[KeyPath, GivenValue]]:
-    by_path = {key.path: key for key in schema.walk()}
+    by_path = {key.path: key for key in (*schema.walk(), *schema.walk_old())}
     known = {flag: key for key in by_path.values() for flag in key.flags}
     known |= {flag: by_path[path] for flag, path in aliases.items()}
     refused = {flag_of(path): remedy for path, remedy in schema.walk_refused()}
@@ -208,7 +233,8 @@ def _is_named_at(schema: Section, path: KeyPath) -> bool:
 
 def _build(section: Section, path: KeyPath, given: Mapping[KeyPath, GivenValue], problems: list[str]) -> Any:
     """Build the class of the section. None if it refuses the values; then `problems` has a new entry."""
-    values = {word: given[(*path, word)].value for word in section.keys if (*path, word) in given}
+    words = (*section.keys, *section.old_keys)
+    values = {word: given[(*path, word)].value for word in words if (*path, word) in given}
     found = len(problems)
     for word, inner in section.sections.items():
         here = (*path, word)

@@ -28,7 +28,7 @@ INTRODUCTION = """\
 `--exporters-backup-url` and `PENSTOCK_EXPORTERS_BACKUP_URL`. Lists are written `a,b`, mappings `key=value,key=value`.
 
 Sizes: `1048576`, `512Mi`, `1Gi`, `10MB`. Durations: `0.5` (seconds), `250ms`, `30s`, `1m30s`, `7d`. Relative paths \
-are taken from `data_dir`.
+are taken from `data_dir`; `definitions` of a file from the folder of that file.
 
 | command | does |
 |---|---|

@@ -27,18 +27,19 @@ def refuse_loop(exporter: ExporterConfig, receivers: ReceiversConfig) -> None:
 def _refuse_own_port(exporter: ExporterConfig, receiver: HttpReceiverConfig) -> None:
     """Refuse a `url` where `receivers.http` listens. A name of this machine is not looked up."""
     host, port = _address(exporter.url)
-    if not receiver.port or port != receiver.port or not _reaches(host, receiver.host):
+    listening, own_port = receiver.address
+    if not own_port or port != own_port or not _reaches(host, listening):
         return
     raise ConfigError(
-        f"must not be where receivers.http listens (receivers.http.host {receiver.host or 'all'}, "
-        f"receivers.http.port {receiver.port}), got {host}:{port}: {_FOREVER}",
+        f"must not be where receivers.http listens (receivers.http.listen {receiver.listen}), "
+        f"got {host}:{port}: {_FOREVER}",
         field="url",
     )
 
 
 def _refuse_own_queue(exporter: ExporterConfig, receiver: RabbitReceiverConfig) -> None:
     """Refuse a `routing_key` that is the queue of `receivers.amqp`. Where an exchange leads is not known here."""
-    if exporter.exchange or exporter.routing_key != receiver.queue:
+    if exporter.exchange or exporter.routing_key not in receiver.queue:
         return
     (host, port), (other, other_port) = _address(exporter.url), _address(receiver.url)
     if port != other_port or not _reaches(host, other) or _vhost(exporter.url) != _vhost(receiver.url):

@@ -13,13 +13,14 @@ import inspect
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import ConfigError
+from penstock.secret_text import redacted
 from penstock.units import parse_bytes, parse_duration
 
 PREFIX = "PENSTOCK"
@@ -72,6 +73,8 @@ class Key:
     doc: str
     is_optional: bool = False
     choices: tuple[str, ...] = ()
+    is_beside_file: bool = False  # a relative path in a file is taken from that file's folder, not from `data_dir`
+    replaced_by: str | None = None  # of an old spelling: the key beside it that says the same
 
     @property
     def name(self) -> str:
@@ -133,8 +136,12 @@ class Key:
             case _:
                 fits = isinstance(value, str)
         if not fits:
-            raise ConfigError(f"must be {self.describes}, got {value!r}", field=name)
+            raise ConfigError(f"must be {self.describes}, got {self._shown(value)}", field=name)
         return value
+
+    def _shown(self, value: Any) -> str:
+        """For a message: what stands where headers and the like belong may be secret."""
+        return f"a {type(value).__name__}" if self.kind is KeyKind.TABLE else redacted(repr(value))
 
     def parsed(self, text: str) -> Any:
         """The value that a flag or an environment variable gives as text."""
@@ -154,7 +161,7 @@ class Key:
             case KeyKind.TABLE:
                 pairs = [part.partition("=") for part in text.split(",") if part.strip()]
                 if not all(found for _, found, _ in pairs):
-                    raise ConfigError(f"must be KEY=VALUE,KEY=VALUE, got {text!r}", field=name)
+                    raise ConfigError("must be KEY=VALUE,KEY=VALUE, got a part without =", field=name)
                 return {key.strip(): value.strip() for key, _, value in pairs}
         return self.checked(text)
 
@@ -167,6 +174,7 @@ class Section:
     kind: type[Any]
     doc: str
     keys: Mapping[str, Key]
+    old_keys: Mapping[str, Key]  # old spellings: still taken, and listed nowhere
     sections: Mapping[str, "Section"]
     is_optional: bool = False  # None unless one of its keys is set
     is_named: bool = False  # one for each name that the user gives
@@ -190,6 +198,12 @@ class Section:
         for section in self.sections.values():
             yield from section.walk()
 
+    def walk_old(self) -> Iterator[Key]:
+        """Every old spelling in it and below."""
+        yield from self.old_keys.values()
+        for section in self.sections.values():
+            yield from section.walk_old()
+
 
 def schema_of(kind: type[Any], path: KeyPath = ()) -> Section:
     """The keys and sections of a configuration class; `path` is its place in the tree."""
@@ -204,6 +218,7 @@ _read: dict[tuple[type[Any], KeyPath], Section] = {}
 def _schema(kind: type[Any], path: KeyPath) -> Section:
     hints = get_type_hints(kind)
     keys: dict[str, Key] = {}
+    old_keys: dict[str, Key] = {}
     sections: dict[str, Section] = {}
     docs = field_docs(kind)
     for field in fields(kind):
@@ -220,14 +235,15 @@ def _schema(kind: type[Any], path: KeyPath) -> Section:
         else:
             value_kind, choices = _kind_of(plain, ".".join(here))
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            keys[field.name] = Key(here, value_kind, default, doc, is_optional, choices)
-    return Section(path, kind, inspect.cleandoc(kind.__doc__ or ""), keys, sections)
+            is_beside_file = field.metadata.get("is_beside_file", False)
+            replaced_by = field.metadata.get("replaced_by")
+            key = Key(here, value_kind, default, doc, is_optional, choices, is_beside_file, replaced_by)
+            (old_keys if replaced_by else keys)[field.name] = key
+    return Section(path, kind, inspect.cleandoc(kind.__doc__ or ""), keys, old_keys, sections)
 
 
 def _with_context(section: Section, doc: str, *, is_optional: bool = False, is_named: bool = False) -> Section:
-    return Section(
-        section.path, section.kind, doc or section.doc, section.keys, section.sections, is_optional, is_named
-    )
+    return replace(section, doc=doc or section.doc, is_optional=is_optional, is_named=is_named)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -242,8 +258,9 @@ def _kind_of(hint: Any, name: str) -> tuple[KeyKind, tuple[str, ...]]:
     parts = set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
     if get_origin(hint) is Literal:
         return KeyKind.CHOICE, get_args(hint)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return KeyKind.CHOICE, tuple(member.value for member in hint)
+    for part in parts:  # beside an enum may stand the texts of its members
+        if isinstance(part, type) and issubclass(part, Enum):
+            return KeyKind.CHOICE, tuple(member.value for member in part)
     if Path in parts:
         return KeyKind.PATH, ()
     if get_origin(hint) is tuple:

@@ -6,13 +6,11 @@ from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from penstock.config.load import GivenValue, LoadedConfig
 from penstock.config.schema import NAME, Key, KeyKind, KeyPath, Section, schema_of
+from penstock.secret_text import HIDDEN, is_secret_name, redacted
 from penstock.units import exact_bytes, exact_duration, parse_bytes, parse_duration
-
-HIDDEN = "***"
 
 
 def as_yaml(loaded: LoadedConfig[Any], *, with_origin: bool = False, with_secrets: bool = False) -> str:
@@ -100,12 +98,12 @@ def _is_plain(text: str) -> bool:
 
 
 def mask_secrets(key: Key, value: Any) -> Any:
-    """`value` without secrets: passwords in URLs and the values of headers are replaced."""
-    if key.kind is KeyKind.TABLE and key.path[-1] == "headers":
-        return dict.fromkeys(value or {}, HIDDEN)
-    if isinstance(value, str) and "://" in value and (password := urlsplit(value).password):
-        return value.replace(f":{password}@", f":{HIDDEN}@", 1)
-    return value
+    """`value` without secrets: passwords in addresses, the values of headers, and settings of Spark by their names."""
+    if key.kind is KeyKind.TABLE:
+        is_header = key.path[-1] == "headers"
+        pairs = (value or {}).items()
+        return {name: HIDDEN if is_header or is_secret_name(name) else redacted(text) for name, text in pairs}
+    return redacted(value) if isinstance(value, str) else value
 
 
 def key_list(kind: type[Any]) -> Iterator[tuple[Key, str]]:

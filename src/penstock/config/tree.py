@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from penstock.aggregate.config import L1Config
-from penstock.config.address import parse_address
 from penstock.config.destinations import ExporterConfig, RelayQueueConfig
 from penstock.config.relay_loops import refuse_loop
 from penstock.decode.config import IntakeConfig
 from penstock.errors import ConfigError
 from penstock.export.config import DurableQueueConfig
-from penstock.receive.config import ReceiversConfig
-from penstock.spool import Durability, FullBehavior
-from penstock.units import parse_bytes, parse_duration
+from penstock.receive.config import LOOPBACK, AuthConfig, ReceiversConfig, ServerTlsConfig
+from penstock.spool import Durability, DurabilitySetting, FullBehavior, FullBehaviorSetting
+from penstock.units import parse_address, parse_bytes, parse_duration
 
 DEFAULT_WRITER = "edge"
 
@@ -61,8 +60,8 @@ class SegmentQueueConfig(DurableQueueConfig):
     """Folder of the queue on disk."""
     max_size: int = 10_000
     """Most blocks."""
-    full_behavior: FullBehavior = FullBehavior.DROP_NEWEST
-    durability: Durability = Durability.DISK
+    full_behavior: FullBehaviorSetting = FullBehavior.DROP_NEWEST
+    durability: DurabilitySetting = Durability.DISK
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         word: f"{remedy} (exporter.queue has the key)" for word, remedy in _WITHOUT_EFFECT_ON_SEGMENTS.items()
@@ -73,7 +72,7 @@ class SegmentQueueConfig(DurableQueueConfig):
 class SegmentsConfig:
     """Sealed files of merged points: what Spark reads."""
 
-    path: str | Path = "./segments"
+    location: str | Path = "./segments"
     """Their folder, as a path or a `file://` URI. On a cluster one that edge machines and Spark share."""
     writer: str = DEFAULT_WRITER
     """Name in the file names. Machines that share a folder need names of their own, the same over restarts."""
@@ -84,12 +83,17 @@ class SegmentsConfig:
     max_bytes: int | str = "64Mi"
     """Bytes of blocks in one segment at most: what one task of Spark reads without spilling."""
     queue: SegmentQueueConfig = field(default_factory=SegmentQueueConfig)
+    path: str | Path | None = field(default=None, metadata={"replaced_by": "location"})
+    """the same folder."""
 
     def __post_init__(self) -> None:
-        if "://" in str(self.path):
+        if self.path is not None:
+            object.__setattr__(self, "location", self.path)
+            object.__setattr__(self, "path", None)
+        if "://" in str(self.location):
             from penstock.tables.location import local_folder  # brings pyarrow, which a relay does without
 
-            object.__setattr__(self, "path", local_folder(self.path, "segments.path"))
+            object.__setattr__(self, "location", local_folder(self.location, "segments.location"))
         if self.writer != DEFAULT_WRITER:
             from penstock.model.segment import check_writer  # brings pyarrow, which a relay does without
 
@@ -165,6 +169,8 @@ class TablesConfig:
     """How often old rows and dead files are deleted, where Spark runs here; 0: never."""
     fold_every: float | str = "5m"
     """How often increments become final rows, where Spark runs here; 0: never."""
+    readable_by: Literal["owner", "group", "all"] = "owner"
+    """Users of this machine that may read tables in a folder. All other files are for their owner only."""
     keep: KeepConfig = field(default_factory=KeepConfig)
 
     def __post_init__(self) -> None:
@@ -185,10 +191,29 @@ class AdminConfig:
     enabled: bool = True
     """False: no admin port."""
     listen: str = "127.0.0.1:9109"
-    """Address and port. It has no TLS and asks for no password: leave it on loopback or a private network."""
+    """Address and port. Beyond loopback set `tls` and `auth`, or have a private network."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which it is asked, beside addresses, `localhost`, this machine's name and the one in `listen`; `*`:
+    any. Others are refused, so that no web page can ask it through a name of its own."""
+    tls: ServerTlsConfig | None = None
+    """Certificates; without them the connection is not encrypted."""
+    auth: AuthConfig | None = None
+    """Tokens. With them `/healthz` and `/readyz` give no reasons without one, and the rest is not answered. A browser
+    takes one as the password of any user."""
 
     def __post_init__(self) -> None:
         parse_address(self.listen, "listen")
+        object.__setattr__(self, "allowed_hosts", tuple(self.allowed_hosts))
+
+    def problems(self) -> Iterator[ConfigError]:
+        """Yields what would keep it from starting here, as files that cannot be read."""
+        if self.tls is not None:
+            yield from self.tls.problems()
+        if self.auth is not None:
+            try:
+                self.auth.tokens()
+            except ConfigError as error:
+                yield error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,11 +247,15 @@ class ServiceConfig:
     """Everything that `penstock run` needs."""
 
     data_dir: str | Path = "."
-    """Relative paths in this file are taken from here; left out: where the process was started."""
+    """Relative paths are taken from here; left out: where the process was started."""
     processes: int = 1
     """Receiving processes that share the ports. Each has queue folders and a writer of its own."""
-    definitions: str | Path | None = None
-    """Metric definitions; left out: every metric is kept by its own labels."""
+    definitions: str | Path | None = field(default=None, metadata={"is_beside_file": True})
+    """Metric definitions; left out: every metric is kept by its own labels. A relative path in this file is taken from
+    the folder of this file, not from `data_dir`."""
+    definitions_warn_after: float | str = "5m"
+    """How long a definition may match nothing, or a label of its entity not come, before the log says so, once; 0:
+    never."""
     receivers: ReceiversConfig = field(default_factory=ReceiversConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     pipelines: PipelinesConfig = field(default_factory=PipelinesConfig)
@@ -243,6 +272,8 @@ class ServiceConfig:
 
     def __post_init__(self) -> None:
         _check_at_least(self, processes=1)
+        warn_after = parse_duration(self.definitions_warn_after, "definitions_warn_after")
+        object.__setattr__(self, "definitions_warn_after", warn_after)
         for name, exporter in self.exporters.items():
             if exporter.type == "none":
                 raise ConfigError("must say what the destination speaks, got 'none'", field=f"exporters.{name}.type")
@@ -266,6 +297,11 @@ class ServiceConfig:
         for name, receiver in receivers.items():
             for problem in receiver.problems():
                 yield str(problem.within(f"receivers.{name}"))
+        if self.admin.enabled:
+            for problem in self.admin.problems():
+                yield str(problem.within("admin"))
+            if parse_address(self.admin.listen, "admin.listen")[0] not in LOOPBACK and not self.admin.auth:
+                yield "admin.listen is open to the network and admin.auth is not set: every client may look"
         if not self.relays() and self.pipelines.relay and not self.pipelines.rollup:
             yield "pipelines.rollup is false and no exporter is set: requests are taken and go nowhere"
         if self.exporter.type == "none" and self.exporter.url:
@@ -304,6 +340,10 @@ class ServiceConfig:
 
     def resolved(self, path: str | Path) -> Path:
         return Path(self.data_dir) / path
+
+    @property
+    def definitions_path(self) -> Path | None:
+        return None if self.definitions is None else self.resolved(self.definitions)
 
     @property
     def tables_location(self) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 
 from penstock.errors import ConfigError
+from penstock.yaml_bounds import compose
 
 _PLAIN = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
-_DEEPEST = 50  # no configuration is nested like that; a file that refers to itself is
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +42,32 @@ def read_document(path: Path) -> LocatedValue:
 def parse_document(text: str, name: str) -> LocatedValue:
     loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        return LocatedValue({}, 1) if node is None else _located(loader, node, name, 0)
+        node = compose(loader)
+        return LocatedValue({}, 1) if node is None else _located(loader, node, name)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{name}:{line}: not YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none, a number of thousands of digits
         raise ConfigError(f"{name}: not YAML: {error}") from error
     finally:
         loader.dispose()
 
 
-def _located(loader: yaml.SafeLoader, node: yaml.Node, name: str, depth: int) -> LocatedValue:
+def _located(loader: yaml.SafeLoader, node: yaml.Node, name: str) -> LocatedValue:
     line = node.start_mark.line + 1
-    if depth > _DEEPEST:
-        raise ConfigError(f"{name}:{line}: nested more than {_DEEPEST} deep")
     if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
         raise ConfigError(f"{name}:{line}: not YAML: {tag} is not allowed")
     if isinstance(node, yaml.SequenceNode):
-        return LocatedValue([_located(loader, one, name, depth + 1) for one in node.value], line)
+        return LocatedValue([_located(loader, one, name) for one in node.value], line)
     if isinstance(node, yaml.MappingNode):
         _refuse_duplicate_keys(loader, node, name)
         loader.flatten_mapping(node)  # `<<: *other`
         entries: dict[str, LocatedValue] = {}
         for key_node, value_node in node.value:
-            found = _located(loader, value_node, name, depth + 1)
+            found = _located(loader, value_node, name)
             # The key's line: a value may begin below it.
             entries[str(loader.construct_object(key_node))] = LocatedValue(found.value, key_node.start_mark.line + 1)
         return LocatedValue(entries, line)

@@ -13,6 +13,7 @@ prefetch.
 from importlib.util import find_spec
 
 from penstock.errors import MissingRequirement
+from penstock.machine import how_to_install
 
 if find_spec("pika") is None:
-    raise MissingRequirement("RabbitMQ needs the client library pika: pip install 'penstock[amqp]'")
+    raise MissingRequirement(f"RabbitMQ needs the client library pika: {how_to_install('amqp')}")

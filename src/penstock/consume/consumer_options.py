@@ -18,6 +18,9 @@ MAX_AUTO_PREFETCH = 500
 MAX_PREFETCH = 1000
 LATENCY_PREFETCH_PER_WORKER = 2  # hides one broker round trip; more only ages messages in our memory
 JOBS_PER_WORKER = 2
+MAX_ATTEMPTS = 5
+MAX_DELIVERIES = 20  # what RabbitMQ itself allows quorum queues since 4.0
+RETRY = BackoffPolicy(first=1.0, limit=60.0)
 
 Answer = Sequence[Retry | Reject | None] | None  # batches may answer for each message
 
@@ -73,9 +76,9 @@ class ConsumerOptions:
     execution: Execution | str | None = None  # None: ASYNC for coroutine functions, THREAD for others
     batch_size: int | None = None
     batch_timeout: float | None = None  # how long a batch may wait to be full; 1 s if it is not said
-    max_attempts: int = 5
-    max_deliveries: int = 20  # what RabbitMQ itself allows quorum queues since 4.0
-    retry: BackoffPolicy = field(default_factory=lambda: BackoffPolicy(first=1.0, limit=60.0))
+    max_attempts: int = MAX_ATTEMPTS
+    max_deliveries: int = MAX_DELIVERIES
+    retry: BackoffPolicy = RETRY
     dead_letter: DeadLetters | str | None = None  # an exchange; None: the queue's own dead-letter exchange
     args: Mapping[str, Any] = field(default_factory=dict)
 

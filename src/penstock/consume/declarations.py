@@ -8,7 +8,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from penstock.consume.consumer_options import ConsumerOptions, DeadLetters, Execution, Handler
+from penstock.consume.backoff_policy import BackoffPolicy
+from penstock.consume.consumer_options import (
+    MAX_ATTEMPTS,
+    MAX_DELIVERIES,
+    RETRY,
+    ConsumerOptions,
+    DeadLetters,
+    Execution,
+    Handler,
+)
 from penstock.errors import ConfigError
 
 ExchangeKind = Literal["direct", "fanout", "topic", "headers", "x-delayed-message", "x-consistent-hash"]
@@ -100,14 +109,56 @@ class Declarations:
         self.bindings: list[Binding] = []
         self._options: list[ConsumerOptions] = []
 
-    def exchange(self, name: str, kind: ExchangeKind = "topic", **settings: Any) -> Exchange:
-        """Declare an exchange."""
-        self.exchanges.append(Exchange(name=name, kind=kind, **settings))
+    def exchange(
+        self,
+        name: str,
+        kind: ExchangeKind = "topic",
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        passive: bool = False,
+        args: Mapping[str, Any] | None = None,
+    ) -> Exchange:
+        """Declare an exchange, by the fields of `Exchange`."""
+        self.exchanges.append(
+            Exchange(
+                name=name,
+                kind=kind,
+                durable=durable,
+                auto_delete=auto_delete,
+                internal=internal,
+                passive=passive,
+                args=args or {},
+            )
+        )
         return self.exchanges[-1]
 
-    def queue(self, name: str, kind: QueueKind = "classic", **settings: Any) -> Queue:
-        """Declare a queue."""
-        self.queues.append(Queue(name=name, kind=kind, **settings))
+    def queue(
+        self,
+        name: str,
+        kind: QueueKind = "classic",
+        *,
+        durable: bool = True,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        passive: bool = False,
+        dead_letter: DeadLetters | str | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> Queue:
+        """Declare a queue, by the fields of `Queue`."""
+        self.queues.append(
+            Queue(
+                name=name,
+                kind=kind,
+                durable=durable,
+                exclusive=exclusive,
+                auto_delete=auto_delete,
+                passive=passive,
+                dead_letter=dead_letter,
+                args=args or {},
+            )
+        )
         return self.queues[-1]
 
     def bind(self, queue: str, exchange: str, routing_key: str = "", **args: Any) -> Binding:
@@ -115,10 +166,60 @@ class Declarations:
         self.bindings.append(Binding(exchange=exchange, queue=queue, routing_key=routing_key, args=args))
         return self.bindings[-1]
 
-    def consumer(self, options: ConsumerOptions | None = None, **settings: Any) -> ConsumerOptions:
-        """Declare a consumer, by options or by their fields."""
-        self._options.append(options if options is not None else ConsumerOptions(**settings))
-        return self._options[-1]
+    def consumer(
+        self,
+        options: ConsumerOptions | None = None,
+        *,
+        queue: str = "",
+        handler: Handler | None = None,
+        consumer: str = "",
+        event_type: str | None = None,
+        event_type_header: str | None = None,
+        workers: int = 0,
+        prefetch_count: int = 0,
+        prefetch: int | Literal["latency"] | None = None,
+        auto_ack: bool = False,
+        exclusive: bool = False,
+        execution: Execution | str | None = None,
+        batch_size: int | None = None,
+        batch_timeout: float | None = None,
+        max_attempts: int = MAX_ATTEMPTS,
+        max_deliveries: int = MAX_DELIVERIES,
+        retry: BackoffPolicy = RETRY,
+        dead_letter: DeadLetters | str | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> ConsumerOptions:
+        """Declare a consumer by `options`, or by the fields of them: then `queue` and `handler` must be set.
+
+        Raises ConfigError if they make no sense.
+        """
+        if options is None:
+            if handler is None:
+                raise ConfigError(f"consumer {consumer or queue!r}: handler must be set, got None")
+            options = ConsumerOptions(
+                queue=queue,
+                handler=handler,
+                consumer=consumer,
+                event_type=event_type,
+                event_type_header=event_type_header,
+                workers=workers,
+                prefetch_count=prefetch_count,
+                prefetch=prefetch,
+                auto_ack=auto_ack,
+                exclusive=exclusive,
+                execution=execution,
+                batch_size=batch_size,
+                batch_timeout=batch_timeout,
+                max_attempts=max_attempts,
+                max_deliveries=max_deliveries,
+                retry=retry,
+                dead_letter=dead_letter,
+                args=args or {},
+            )
+        elif queue or handler is not None:
+            raise ConfigError(f"consumer {options.name!r}: options and single fields were given: give one of the two")
+        self._options.append(options)
+        return options
 
     def consumers(self) -> list[Consumer]:
         """One consumer per queue, in the order of declaration."""

@@ -93,7 +93,7 @@ class ProcessWorkers(ThreadWorkers):
             if self._killed:
                 return [RETURNED] * len(job)
             how = child.end(kill=True) if child else "could not be started"
-            log.warning("Worker process died. consumer=%s worker=%d %s", self._settings.name, number, how)
+            log.warning("Worker process died. consumer=%s worker=%d how=%s", self._settings.name, number, how)
             with contextlib.suppress(EOFError, OSError):
                 self._child(number)  # the next job need not wait for an interpreter to start
             return [HandlerOutcome(Verdict.RETRY, f"the worker process died ({how})")] * len(job)

@@ -1,5 +1,6 @@
 """The front of the package: declarations in, running consumers out."""
 
+import asyncio
 import logging
 import signal
 import threading
@@ -159,6 +160,13 @@ class ConsumerRegistry:
     ) -> None:
         self.stop()
 
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.stop)
+
     def _close_workers(self, deadline: float) -> list[str]:
         return [
             name
@@ -170,7 +178,7 @@ class ConsumerRegistry:
     def _announce(self, subscription: Subscription) -> None:
         pool, size = subscription.consumer.pool, subscription.size
         for cap in size.caps:
-            log.warning("A limit applies. consumer=%s %s", subscription.name, cap)
+            log.warning("A limit applies. consumer=%s limit=%s", subscription.name, cap)
         log.info(
             "Consumer starts. consumer=%s queue=%s workers=%d prefetch=%d execution=%s event_types=%s broker=%s",
             subscription.name, pool.queue, size.workers, size.prefetch, pool.runs_as,

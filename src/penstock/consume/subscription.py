@@ -145,7 +145,8 @@ class Subscription:
             if isinstance(headers, UnreadableHeaders):
                 self._give_up(delivery, headers.reason)
                 return
-            if returned_too_often(headers, route.options.max_deliveries):
+            # A publisher may send any count: the broker's own begins with the second delivery.
+            if message.redelivered and returned_too_often(headers, route.options.max_deliveries):
                 self._give_up(delivery, f"came back unacknowledged {route.options.max_deliveries} times")
                 return
         if route.handled:

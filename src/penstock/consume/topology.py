@@ -52,7 +52,7 @@ class Topology:
             if isinstance(answer, ChannelClosedByBroker):
                 refused[name] = reason_of(answer)
                 if self.refused.get(name) != refused[name]:
-                    log.error("The broker refuses a declaration. %s reason=%s", name, refused[name])
+                    log.error("The broker refuses a declaration. declaration=%s reason=%s", name, refused[name])
         if channel is not None and channel.is_open:
             channel.close()
         self.refused = refused

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.clock import Clock
-from penstock.consume.delivery import RETURNED, Delivery, Job
+from penstock.consume.delivery import RETURNED, Delivery, HandlerOutcome, Job
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,10 @@ class Reports:
             yield waiting.popleft()
 
 
+class HandlerTraceback(Exception):
+    """A handler's traceback as text: it may come from another process, which has the exception."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
     """What a pool of any kind is made of."""
@@ -87,14 +91,23 @@ class PoolSettings:
         """
         for delivery in job:
             while (outcome := delivery.outcome) is not None and outcome is not RETURNED:
-                log.warning(
-                    "Handler failed. consumer=%s worker=%d event_type=%s attempt=%d verdict=%s reason=%s%s",
-                    *(self.name, worker, delivery.route.label, delivery.message.attempt),
-                    *(outcome.verdict.name.lower(), outcome.reason, f"\n{outcome.trace}".rstrip()),
-                )
+                self._log_failure(delivery, outcome, worker)
                 wait = delivery.route.wait_before_retry(outcome, delivery.message.attempt)
                 if wait is None or not self.in_place:
                     break
                 delivery.retries += 1
                 delivery.message.attempt += outcome.counted
                 yield wait, delivery
+
+    def _log_failure(self, delivery: Delivery, outcome: HandlerOutcome, worker: int) -> None:
+        """A handler that raised is a warning, with its traceback. One that raises Retry or Reject has decided so."""
+        message, verdict = delivery.message, outcome.verdict.name.lower()
+        fields = (self.name, worker, delivery.route.label, message.attempt, verdict, outcome.reason)
+        if outcome.trace:
+            log.warning(
+                "Handler failed. consumer=%s worker=%d event_type=%s attempt=%d verdict=%s reason=%s",
+                *fields,
+                exc_info=HandlerTraceback(outcome.trace),
+            )
+        else:
+            log.debug("Handler decided. consumer=%s worker=%d event_type=%s attempt=%d verdict=%s reason=%s", *fields)

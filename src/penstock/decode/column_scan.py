@@ -25,6 +25,8 @@ Bytes = NDArray[np.uint8]
 
 PADDING = bytes(16)  # behind the last request, so that a wrong length never reads outside of the buffer
 MAX_MESSAGES = 1_000_000  # points of a group, or fields of one message: real ones have a hundredth; each costs memory
+_MAX_FIELDS = 8_000_000  # of all points of a group: as many as fit into the largest request of real points
+_MAX_COUNTS = 2_000_000  # bytes of all packed arrays of a group: a bucket of a histogram takes one or more
 FEW_LANES = 48  # messages for which a step of some numpy calls costs as much as a plain loop over them
 FEW_STEPS = 256  # after which messages that are still not read are few, and long
 MAX_STEPS = 50_000  # of some numpy calls each: a second or two
@@ -57,16 +59,19 @@ class Scanned:
 
 
 def scan(data: Bytes, starts: Ints, ends: Ints, layout: MessageLayout) -> Scanned:
-    """Reads the fields of all messages; `data` must end with `PADDING`. TooMany beyond `MAX_MESSAGES` fields."""
+    """Reads the fields of all messages; `data` must end with `PADDING`. TooMany beyond a bound."""
     rows = len(starts)
     names = [*layout.fixed.values(), *layout.varints.values(), *layout.spans.values(), *layout.repeated.values()]
     names += [f"{name}_end" for name in (*layout.spans.values(), *layout.repeated.values())]
     result = Scanned({name: np.zeros(rows, np.int64) for name in names}, np.zeros(rows, bool), np.zeros(rows, bool))
     lanes = np.flatnonzero(starts < ends)
     at, end = starts[lanes], ends[lanes]
-    steps = 0
+    steps = total = 0
     while len(lanes):
         steps += 1
+        total += len(lanes)
+        if total > _MAX_FIELDS:
+            raise TooMany(f"more than {_MAX_FIELDS} fields of points")
         if steps > FEW_STEPS and (len(lanes) < FEW_LANES or steps > MAX_STEPS):
             _scan_one_by_one(data, lanes, at, end, layout, result)
             break
@@ -208,9 +213,14 @@ def within(starts: Ints, lengths: Ints) -> Ints:
 
 
 def packed_varints(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Reads arrays of varints: returns all numbers, how many each array has, and which arrays are malformed."""
+    """Reads arrays of varints: returns all numbers, how many each array has, and which arrays are malformed.
+
+    TooMany beyond a bound.
+    """
     is_malformed = (ends > starts) & (data[np.maximum(ends - 1, 0)] >= 128)
     lengths = np.where(is_malformed, 0, ends - starts)
+    if lengths.sum() > _MAX_COUNTS:
+        raise TooMany(f"more than {_MAX_COUNTS} bytes of buckets")
     stream = data[within(starts, lengths)]
     last = stream < 128
     # One element more, so that an empty array at the end has something to start at.

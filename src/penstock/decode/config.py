@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.decode.rules import parse_rule
 from penstock.errors import ConfigError
 from penstock.model.name import LONGEST_NAME
 from penstock.units import check_count, parse_bytes, parse_duration
@@ -45,13 +46,39 @@ class IntakeConfig:
     """Series of one metric in the tables; what goes beyond is added up in one overflow series, and counted."""
     max_streams: int = 1_000_000
     """Streams in all that are known by their labels; points of further ones are refused until others have expired."""
+    max_streams_per_metric: int | None = None
+    """Streams of one metric; points of further ones are refused. Unset: three quarters of `max_streams`."""
+    max_streams_per_sender: int | None = None
+    """Streams of one sender: of one token, else of one address. Unset: three quarters of `max_streams`."""
+    rules: tuple[str, ...] = ()
+    """What becomes of series at the door, before they are counted: `drop METRIC`, `drop_labels METRIC LABEL …`,
+    `keep_labels METRIC LABEL …`, `hash_labels METRIC LABEL …`, `rename METRIC NAME`; METRIC may have `*` and `?`. What
+    is relayed goes on as it came."""
     max_future: float | str = "1d"
     """How far ahead of our clock a point's time may be: one broken clock must not make tables of the year 2100."""
+
+    repeat_window: float | str = "15m"
+    """For so long a request is known: the same bytes of the same sender are answered with success and not counted
+    again. 0: every request is counted."""
+    max_remembered: int = 1_000_000
+    """Requests that are known at most, of all processes, 24 bytes each; the oldest are forgotten first."""
 
     @property
     def longest_name(self) -> int:
         """Characters of a metric's name."""
         return min(self.max_label_name, LONGEST_NAME)
+
+    @property
+    def streams_per_metric(self) -> int:
+        return self.max_streams_per_metric or self._most_of_streams
+
+    @property
+    def streams_per_sender(self) -> int:
+        return self.max_streams_per_sender or self._most_of_streams
+
+    @property
+    def _most_of_streams(self) -> int:
+        return -(-self.max_streams * 3 // 4)
 
     @property
     def longest_labels(self) -> int:
@@ -72,8 +99,16 @@ class IntakeConfig:
             raise ConfigError(f"must be >= 60 s, got {self.expiry:g}", field="intake.expiry")
         for name in ("max_nesting", "max_labels", "max_label_name", "max_label_value"):
             check_count(getattr(self, name), f"intake.{name}", 1)
-        for name in ("max_metrics", "max_series_per_metric", "max_streams"):
+        window = parse_duration(self.repeat_window, "intake.repeat_window")
+        _set(self, "repeat_window", window)
+        for name in ("max_remembered", "max_metrics", "max_series_per_metric", "max_streams"):
             check_count(getattr(self, name), f"intake.{name}", 1)
+        for name in ("max_streams_per_metric", "max_streams_per_sender"):
+            if getattr(self, name) is not None:
+                check_count(getattr(self, name), f"intake.{name}", 1)
+        _set(self, "rules", tuple(self.rules))
+        for text in self.rules:
+            parse_rule(text)
 
 
 def _set(config: IntakeConfig, name: str, value: object) -> None:

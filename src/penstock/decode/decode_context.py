@@ -1,7 +1,7 @@
 """What the decoding of one group of requests reads and writes."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,8 +20,11 @@ class RequestOutcomes:
     def __init__(self, requests: int) -> None:
         self.errors: dict[int, Answer] = {}  # of requests of which nothing can be taken
         self.reasons: Counter[Refusal] = Counter()
+        self.examples: dict[Refusal, tuple[int, str]] = {}  # a request and what was wrong, for each reason
         self.rejected = np.zeros(requests, np.int64)
         self.messages: dict[int, list[str]] = {}
+        self.untimed: set[int] = set()  # requests with events that have no time of their own
+        self.overflowed: tuple[int, int, str] | None = None  # a request, how many points, and of which metric
         self._taken: list[Ints] = []
 
     def fail(self, request: int, message: str, status: Status = Status.BAD) -> None:
@@ -33,13 +36,21 @@ class RequestOutcomes:
         if not len(requests):
             return
         self.reasons[reason] += len(requests)
+        self.examples.setdefault(reason, (int(requests[0]), message))
         np.add.at(self.rejected, requests, 1)
+        for request in np.unique(requests).tolist():
+            self._add_message(request, message)
+
+    def warn(self, requests: Ints, message: str) -> None:
+        """Records that points of these requests are taken, but not as they were sent; an answer says so."""
+        self.overflowed = (int(requests[0]), len(requests), message)
         for request in np.unique(requests).tolist():
             self._add_message(request, message)
 
     def reject_one(self, request: int, reason: Refusal, message: str) -> None:
         """Records one refused point, without arrays."""
         self.reasons[reason] += 1
+        self.examples.setdefault(reason, (request, message))
         self.rejected[request] += 1
         self._add_message(request, message)
 
@@ -61,9 +72,10 @@ class RequestOutcomes:
         """Returns the answer to a request once the rest of it is safe."""
         if request in self.errors:
             return self.errors[request]
-        if self.rejected[request]:
+        if self.rejected[request] or request in self.messages:
             messages, rejected = self.messages[request], int(self.rejected[request])
-            return Answer(Status.TAKEN, "; ".join(messages), rejected, tuple(messages), request not in self.taken)
+            is_useless = rejected > 0 and request not in self.taken
+            return Answer(Status.TAKEN, "; ".join(messages), rejected, tuple(messages), is_useless)
         return TAKEN
 
 
@@ -77,14 +89,19 @@ class DecodeContext:
     latest: int  # nanoseconds since the epoch: later points are refused
     parts: HandoverParts | None = None
     """Where several processes receive: the parts of the group that others own."""
+    senders: Sequence[str] = ()
+    """The sender of each request; none where they are not known."""
     undos: list[Callable[[], None]] = field(default_factory=list)
     """Each takes the increments of some cumulative streams back."""
 
     def resolve(self, namespaces: list[Namespace], space: Ints, keys: Any, requests: Ints) -> Resolved:
         """Looks up the stream of each point as `SeriesTable.resolve` does, and records the refusals."""
-        resolved = self.table.resolve(namespaces, space, keys, self.now)
+        resolved = self.table.resolve(namespaces, space, keys, self.now, requests, self.senders)
         for rows, refused in resolved.refused:
             self.outcomes.reject(requests[rows], refused.reason, str(refused))
+        if resolved.overflowed is not None:
+            rows, message = resolved.overflowed
+            self.outcomes.warn(requests[rows], message)
         return resolved
 
     def is_foreign(self, owner: int, request: int) -> bool:

@@ -4,9 +4,10 @@ bodies ─ otlp reader ─► scanned points ─┬─► numbers ────�
          remote_write, events           └─► histograms, summaries                      to L1
 """
 
+import heapq
 import json
 import logging
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUMMARY
 from penstock.decode.outcome import Format
 from penstock.decode.remote_write import RemoteWriteReader
 from penstock.decode.rows import DecodedNumbers, Rows
+from penstock.decode.seen_times import SeenTimes
 from penstock.decode.series import Namespace, SeriesTable
 from penstock.decode.stream_memory import RestoredStreams, Snapshot, join_streams, name_of, rows_of, take, write
 from penstock.decode.stream_owners import HandoverBodies, HandoverParts, StreamOwners
@@ -37,6 +39,7 @@ from penstock.model.point import Chunk
 from penstock.telemetry import Sample
 
 log = logging.getLogger(__name__)
+_TOP = 10  # metrics that are named by their series
 
 
 @dataclass(slots=True)
@@ -48,6 +51,13 @@ class Decoded:
     raw: list[bytes]  # the bodies as protobuf, for the relay
     undos: list[Callable[[], None]]
     rows: list[Rows]  # what the chunks are made of
+
+    def points_of(self, places: Sequence[int]) -> list[int]:
+        """Returns how many points each of these requests brings."""
+        counts = np.zeros(len(self.raw), np.int64)
+        for rows in self.rows:
+            counts += np.bincount(rows.requests, minlength=len(counts))
+        return [int(counts[place]) for place in places]
 
     def undo(self) -> None:
         """Takes the increments back: the same bodies give the same chunks again."""
@@ -78,27 +88,37 @@ class Decoder:
         self._histograms = HistogramDeltas(config.initial_value, since)
         self._exponentials = ExponentialDeltas(config.initial_value, since)
         self._otlp = OtlpReader(config)
-        self._remote_write = RemoteWriteReader(config.longest_name, owners)
+        self._remote_write = RemoteWriteReader(config, owners)
         self._events = EventReader()
         self._part = (owners.own, owners.count) if owners is not None else (0, 1)
         self._expired = 0
         self._owners_forgotten = clock.monotonic()
         self._horizon = since  # every stream that began later is known, or is new
         self._restored: RestoredStreams | None = None
+        self._seen: SeenTimes | None = None
 
     def decode(
-        self, kind: Format, bodies: list[bytes], handed_over: Container[int] = (), hand_over: HandOver | None = None
+        self,
+        kind: Format,
+        bodies: list[bytes],
+        handed_over: Container[int] = (),
+        hand_over: HandOver | None = None,
+        senders: Sequence[str] = (),
     ) -> Decoded:
         """Returns all points of the readable bodies whose streams this process owns.
 
         `hand_over` is called with what other processes own as soon as that is known, so that they read their parts at
         the same time. `handed_over` are the numbers of bodies that came from another process: no part of them is
-        handed over again.
+        handed over again. `senders` are the senders of the bodies, whose streams have a quota.
         """
         now = self._clock.time()
+        for deltas in self._all_deltas():
+            deltas.clocks.now = int(now * 1e9)
         latest = int((now + float(self._config.max_future)) * 1e9)
         parts = HandoverParts(self._owners, handed_over) if self._owners is not None else None
-        context = DecodeContext(self._table, RequestOutcomes(len(bodies)), self._clock.monotonic(), latest, parts)
+        context = DecodeContext(
+            self._table, RequestOutcomes(len(bodies)), self._clock.monotonic(), latest, parts, senders
+        )
         try:
             return self._decode(kind, bodies, context, now, hand_over)
         except BaseException:
@@ -114,15 +134,20 @@ class Decoder:
         if kind is Format.EVENTS:
             pieces = [self._events.read(bodies, context, now)]
         elif kind is Format.REMOTE_WRITE:
-            numbers = self._remote_write.read(bodies, context)
+            written = self._remote_write.read(bodies, context)
             _hand_over_parts(context, hand_over)
-            pieces = [numbers.increments(context, self._deltas)]
+            pieces = [written.numbers.increments(context, self._deltas), written.not_numbers]
+            if len(written.buckets.times):
+                histograms = self._remote_write.histograms
+                pieces.append(histograms.rows(written.buckets, context, self._histograms, self._deltas))
         else:
             if kind is Format.OTLP_JSON:
                 bodies = as_protobuf(bodies, context.outcomes)
             points = self._otlp.read(bodies, context)
             _hand_over_parts(context, hand_over)
             pieces = self._otlp_rows(points, context)
+        if self._seen is not None:
+            self._seen.note(max(deltas.clocks.latest for deltas in self._all_deltas()))
         chunks = [chunk for rows in pieces for chunk in rows.chunks(self._table)]
         return Decoded(chunks, context.outcomes, bodies, context.undos, pieces)
 
@@ -165,6 +190,7 @@ class Decoder:
         gone = self._table.expire(namespaces, before)
         for deltas in self._all_deltas():
             deltas.forget(gone)
+        self._remote_write.histograms.forget(gone)
         self._otlp.forget(gone, self._table.capacity)
         for family in [family for family, namespace in self._otlp.namespaces.items() if not namespace.keys]:
             del self._otlp.namespaces[family]
@@ -205,8 +231,11 @@ class Decoder:
     def restore(self, path: Path) -> int:
         """Restores what `save` wrote, if it is young enough and of the same settings; returns how many streams.
 
-        Deletes the file in any case. OSError if it cannot be deleted.
+        Deletes the file in any case. OSError if it cannot be deleted. From here on the times seen are kept beside it.
         """
+        self._seen = SeenTimes(path.with_name(path.name.replace(path.suffixes[0], ".seen", 1)))
+        for deltas in self._all_deltas():
+            deltas.clocks.forgotten_until(self._seen.earlier)
         snapshot = take(path)
         if snapshot is None:
             return 0
@@ -247,6 +276,12 @@ class Decoder:
         yield Sample("penstock_receive_series", sum(len(metric.entities) for metric in metrics))
         yield Sample("penstock_receive_shapes", len(self._otlp.shapes))
         yield Sample("penstock_receive_overflowed_total", table.overflowed)
+        for metric in heapq.nlargest(_TOP, metrics, key=lambda metric: len(metric.entities)):
+            if metric.entities:
+                yield Sample("penstock_receive_metric_series", len(metric.entities), (metric.name,))
+        for rule in table.rules.rules:
+            yield Sample("penstock_receive_rules_total", rule.applied, (rule.text,))
+        yield Sample("penstock_receive_rule_dropped_total", table.rules.dropped)
         yield Sample("penstock_receive_expired_total", self._expired)
         yield Sample("penstock_receive_resets_total", sum(count.resets for count in counts))
         yield Sample("penstock_receive_out_of_order_total", sum(count.out_of_order for count in counts))

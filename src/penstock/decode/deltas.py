@@ -8,7 +8,8 @@ a whole group of points at once:
       anew after the last one
     not younger than the last one       nothing: it was counted, or a later value contains it
     first seen                          `initial_value`: the value if the stream began after this process did, else
-                                        nothing, since an earlier run may have counted it
+                                        nothing, since an earlier run may have counted it. If its times are ahead of our
+                                        clock, it must also have begun after all that earlier runs have seen
 """
 
 from dataclasses import dataclass
@@ -128,6 +129,9 @@ class StreamClocks:
     def __init__(self, initial: Initial, began: int) -> None:
         self._initial = initial
         self._began = began
+        self.now = began  # by our clock
+        self.latest = 0  # the latest time of all streams, by their own clocks
+        self._forgotten = 0  # the latest time of streams that an earlier run has seen, or that were forgotten
         self.last = np.zeros(1024, np.int64)
         self.start = np.zeros(1024, np.int64)
 
@@ -142,7 +146,8 @@ class StreamClocks:
         has_start = (starts > 0) & (starts < times)
         restarted = ~is_new & has_start & (start > 0) & (starts > start) & (starts >= last)
         if self._initial == "auto":
-            counts = has_start & (starts >= self._began)
+            is_ahead = times > self.now  # its sender's clock: when it began cannot be compared with when we did
+            counts = has_start & (starts >= self._began) & (~is_ahead | (starts > self._forgotten))
         else:
             counts = np.full(len(times), self._initial == "keep")
         return is_new, np.where(is_new, counts, restarted)
@@ -153,6 +158,7 @@ class StreamClocks:
         advanced = AdvancedStreams(streams, times[order.is_last], self.last[streams], self.start[streams])
         self.last[streams] = advanced.times
         self.start[streams] = starts[order.is_last]
+        self.latest = max(self.latest, int(advanced.times.max(initial=0)))
         return advanced
 
     def undo(self, advanced: AdvancedStreams) -> Mask:
@@ -164,8 +170,13 @@ class StreamClocks:
         return unchanged
 
     def forget(self, streams: Ints) -> None:
+        self.forgotten_until(int(self.last[streams].max(initial=0)))
         self.last[streams] = 0
         self.start[streams] = 0
+
+    def forgotten_until(self, time: int) -> None:
+        """Sets the latest time, by any sender's clock, of streams that were counted and forgotten."""
+        self._forgotten = max(self._forgotten, time)
 
     def since(self, began: int) -> None:
         """Sets the time before which a stream may have been counted and forgotten."""
@@ -217,6 +228,10 @@ class Deltas:
         self._value[streams] = values[order.is_last]
         self._owed[streams] = 0.0
         return order.rows[is_counted], increments[is_counted], undo
+
+    def last_point(self, stream: int) -> tuple[int, float]:
+        """Returns time and value of a stream's last point; 0 if there was none."""
+        return (int(self.clocks.last[stream]), float(self._value[stream])) if stream < len(self._value) else (0, 0.0)
 
     def undo(self, undo: DeltaUndo) -> None:
         """Takes the increments back: the next value of each stream brings them again."""

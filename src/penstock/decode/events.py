@@ -17,12 +17,16 @@ import pyarrow as pa
 
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.otlp.attributes import text_of
-from penstock.decode.outcome import Refusal
+from penstock.decode.otlp.json_request import refuse_many_values
+from penstock.decode.outcome import Refusal, TooMany
 from penstock.decode.rows import Rows
-from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
+from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.series_description import SeriesDescription
 from penstock.model.name import is_encodable, name_fault
 from penstock.model.point import PointKind, entity_of
 
+_MAX_EVENTS = 200_000  # of one request: each takes microseconds, also one that is refused
+_MAX_VALUES = 1_000_000  # of one request, labels included
 _KEYS = ("metric", "value", "labels", "time")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlong = 60
@@ -39,12 +43,13 @@ class EventReader:
         self.namespaces = {"events": Namespace(_described)}
 
     def read(self, bodies: list[bytes], context: DecodeContext, now: float) -> Rows:
-        """Returns the points of all valid events; `now` in seconds since the epoch."""
+        """Returns the points of all valid events; `now` in seconds since the epoch. TooMany beyond a bound."""
         requests: list[int] = []
         keys: list[bytes] = []
         times: list[int] = []
         values: list[float] = []
         for request, body in enumerate(bodies):
+            refuse_many_values(body, _MAX_VALUES)
             try:
                 events = json.loads(body)
             except (ValueError, RecursionError) as error:
@@ -55,12 +60,16 @@ class EventReader:
             if not isinstance(events, list):
                 context.outcomes.fail(request, f"a list of events is expected, got {type(events).__name__}")
                 continue
+            if len(events) > _MAX_EVENTS:
+                raise TooMany(f"more than {_MAX_EVENTS} events")
             for place, event in enumerate(events):
                 try:
                     key, time, value = _checked(event, now, context.latest)
                 except Refused as refused:
                     context.outcomes.reject_one(request, refused.reason, f"event {place}: {refused}")
                     continue
+                if "time" not in event:
+                    context.outcomes.untimed.add(request)
                 requests.append(request)
                 keys.append(key)
                 times.append(time)
@@ -134,4 +143,4 @@ def _shown(value: Any) -> str:
 
 def _described(key: bytes) -> SeriesDescription:
     metric, _, labels = key.decode().partition(_SEPARATOR)
-    return SeriesDescription(metric, PointKind.GAUGE, False, json.loads(labels))
+    return SeriesDescription(metric, PointKind.EVENT, False, json.loads(labels))

@@ -4,6 +4,7 @@ A stream's scale falls while its range grows, so its buckets change their meanin
 one stream at a time, which takes some 20 µs; a stream of deltas is not compared at all.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -24,6 +25,8 @@ class Exponential:
     scale: int
     sum: float
     counts: Counts
+    least: float = math.nan  # since the stream began; of an increment its own, where it is known
+    greatest: float = math.nan
 
     def at(self, scale: int) -> dict[tuple[int, int], int]:
         """Returns the counts in the wider buckets of that scale."""
@@ -40,14 +43,27 @@ class Exponential:
         if any(newer.get(key, 0) < count for key, count in older.items()):
             return None
         added = {key: count - older.get(key, 0) for key, count in newer.items()}
-        return Exponential(scale, self.sum - before.sum, {key: count for key, count in added.items() if count})
+        return Exponential(
+            scale,
+            self.sum - before.sum,
+            {key: count for key, count in added.items() if count},
+            self.least if self.least < before.least else math.nan,
+            self.greatest if self.greatest > before.greatest else math.nan,
+        )
 
     def plus(self, other: "Exponential") -> "Exponential":
         scale = min(self.scale, other.scale)
         both = self.at(scale)
         for key, count in other.at(scale).items():
             both[key] = both.get(key, 0) + count
-        return Exponential(scale, self.sum + other.sum, both)
+        least, greatest = self.least + other.least, self.greatest + other.greatest  # NaN if one is not known
+        return Exponential(
+            scale,
+            self.sum + other.sum,
+            both,
+            least if math.isnan(least) else min(self.least, other.least),
+            greatest if math.isnan(greatest) else max(self.greatest, other.greatest),
+        )
 
 
 @dataclass(frozen=True, slots=True)

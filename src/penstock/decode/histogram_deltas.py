@@ -11,6 +11,7 @@ from penstock.decode.deltas import (
     DeltaCounts,
     DeltaUndo,
     Floats,
+    Mask,
     StreamClocks,
     StreamOrder,
     StreamState,
@@ -31,6 +32,8 @@ class BucketUndo:
     lengths_before: Ints
     counts_before: Ints
     owed_before: Ints
+    least_before: Floats
+    greatest_before: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class HistogramIncrements:
     rows: Ints
     sums: Floats
     counts: Ints
+    is_least: Mask  # whether the stream's min is a value of this increment
+    is_greatest: Mask
     undo: BucketUndo
 
 
@@ -59,6 +64,8 @@ class HistogramDeltas:
         self._buckets = np.zeros(16 * 1024, np.int64)
         self._owed = np.zeros(16 * 1024, np.int64)  # beside the buckets
         self._owed_sum = np.zeros(1024)
+        self._least = np.full(1024, np.nan)  # since the stream began
+        self._greatest = np.full(1024, np.nan)
         self._used = 0
         self._free: defaultdict[int, list[int]] = defaultdict(list)
 
@@ -71,6 +78,8 @@ class HistogramDeltas:
         lengths: Ints,
         counts: Ints,
         shapes: Ints,
+        least: Floats,
+        greatest: Floats,
         capacity: int,
     ) -> HistogramIncrements:
         """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
@@ -80,6 +89,7 @@ class HistogramDeltas:
         counts = counts[within(offsets[order.rows], lengths[order.rows])]
         times, starts, sums = times[order.rows], starts[order.rows], sums[order.rows]
         lengths, shapes = lengths[order.rows], shapes[order.rows]
+        least, greatest = least[order.rows], greatest[order.rows]
         offsets = np.cumsum(lengths) - lengths
 
         is_new, counts_all = self.clocks.judge(order, times, starts)
@@ -90,6 +100,8 @@ class HistogramDeltas:
             compared & (np.minimum.reduceat(np.append(counts - previous, 0), offsets) < 0) if len(offsets) else compared
         )
         everything = counts_all | fell
+        is_least = np.where(everything, ~np.isnan(least), least < order.before(least, self._least))
+        is_greatest = np.where(everything, ~np.isnan(greatest), greatest > order.before(greatest, self._greatest))
         kept = compared | counts_all
         increments = np.where(np.repeat(everything, lengths), counts, counts - previous)
         sum_increments = np.where(everything, sums, sums - order.before(sums, self._sum))
@@ -114,12 +126,17 @@ class HistogramDeltas:
             self._length[streams],
             self._buckets[before],
             self._owed[before],
+            self._least[streams],
+            self._greatest[streams],
         )
+        self._least[streams], self._greatest[streams] = least[order.is_last], greatest[order.is_last]
         self._sum[streams] = sums[order.is_last]
         self._owed_sum[streams] = 0.0
         last = within(offsets[order.is_last], lengths[order.is_last])
         self._store(streams, shapes[order.is_last], lengths[order.is_last], counts[last])
-        return HistogramIncrements(order.rows[kept], sum_increments[kept], found, undo)
+        return HistogramIncrements(
+            order.rows[kept], sum_increments[kept], found, is_least[kept], is_greatest[kept], undo
+        )
 
     def _before(self, order: StreamOrder, compared: Ints, offsets: Ints, lengths: Ints, counts: Ints) -> Ints:
         """Returns the bucket before each bucket: of the point before, or of the state; 0 where there is none."""
@@ -165,6 +182,8 @@ class HistogramDeltas:
         self.clocks.ensure(capacity)
         for name in ("_sum", "_owed_sum", "_shape", "_length", "_base"):
             setattr(self, name, grown(getattr(self, name), capacity))
+        missing = np.full(max(0, capacity - len(self._least)), np.nan)
+        self._least, self._greatest = np.append(self._least, missing), np.append(self._greatest, missing)
 
     def undo(self, undo: BucketUndo) -> None:
         """Takes the increments back: the next point of each stream brings them again."""
@@ -185,6 +204,7 @@ class HistogramDeltas:
 
         self._store(streams, undo.shapes_before[unchanged], lengths, undo.counts_before[of_unchanged])
         self._owed[within(self._base[streams], lengths)] = owed
+        self._least[streams], self._greatest[streams] = undo.least_before[unchanged], undo.greatest_before[unchanged]
         self._sum[streams] = sums.values_before[unchanged]
         self._owed_sum[streams] = owed_sums
 
@@ -192,6 +212,7 @@ class HistogramDeltas:
         some = streams[streams < len(self._length)]
         self.clocks.forget(some)
         self._owed_sum[some] = 0.0
+        self._least[some] = self._greatest[some] = np.nan
         for stream in some[self._length[some] > 0].tolist():
             self._release(stream)
 

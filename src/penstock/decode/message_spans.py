@@ -76,7 +76,7 @@ def child_messages(data: bytes, ranges: Iterable[tuple[int, int]]) -> ChildMessa
         except (ValueError, IndexError):
             malformed.add(number)
         counts.append(len(starts) - before)
-        if len(starts) > MAX_MESSAGES:
+        if len(starts) + len(others) > MAX_MESSAGES:
             raise TooMany(f"more than {MAX_MESSAGES} points")
     parent = np.repeat(np.arange(len(counts)), counts)
     return ChildMessages(parent, np.array(starts, np.int64), np.array(ends, np.int64), others, malformed)

@@ -18,6 +18,11 @@ class Format(Enum):
     REMOTE_WRITE = "remote_write"  # WriteRequest, protobuf
     EVENTS = "events"  # JSON
 
+    @property
+    def relayed_as(self) -> "Format":
+        """The format in which a body is relayed."""
+        return Format.OTLP if self is Format.OTLP_JSON else self
+
 
 class Refusal(Enum):
     """Why a request or a point was not taken: the label `reason` of the metrics."""
@@ -26,12 +31,14 @@ class Refusal(Enum):
     TOO_LARGE = "too_large"
     UNSUPPORTED = "unsupported"  # a content type or encoding
     UNAUTHORIZED = "unauthorized"
+    ORIGIN = "origin"  # a web page of a site that is not allowed
     FULL = "full"  # the queue, or what may wait for it
     CLOSED = "closed"
     FAILED = "failed"  # the disk, after it was taken
     LABELS = "labels"  # too many or too long
     METRICS = "metrics"  # too many
     STREAMS = "streams"  # too many
+    QUOTA = "quota"  # too many of one metric or of one sender
     TIME = "time"  # none, or too far ahead
     VALUE = "value"  # none, or not a number
     SLOW = "slow"  # a client that took too long to send, or to read our answer
@@ -58,6 +65,13 @@ class Answer:
     rejected: int = 0  # points
     reasons: tuple[str, ...] = ()  # of the rejected points, the first few
     is_useless: bool = False  # all of its points are rejected, and it is not relayed
+
+    @property
+    def label(self) -> str:
+        """What it is counted as: one that takes only some of the points, or none, is told from a whole success."""
+        if self.status is not Status.TAKEN or not self.rejected:
+            return self.status.value
+        return "rejected" if self.is_useless else "partly_taken"
 
 
 TAKEN = Answer(Status.TAKEN)

@@ -5,20 +5,29 @@
     Sample         { double value = 1; int64 timestamp = 2 }        milliseconds since the epoch
     MetricMetadata { MetricType type = 1; string metric_family_name = 2 }
 
-A series' labels stay serialised: they are its key, decoded once. Its metadata says whether it is a counter. Without
-metadata its name does: the endings of counters are `_total`, `_count`, `_sum` and `_bucket`.
+A series' labels stay serialised: they are its key, decoded once. What it is follows from its name and metadata:
+
+    <family>_bucket with the label le      a part of the distribution <family>: see `classic_histograms`
+    <family> with counter as its type      a counter
+    _total, _count, _sum, _bucket at the   a counter, unless its family is a gauge
+      end, and nothing known of the name
+    anything else                          a gauge: the quantiles of a summary, too
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from penstock.decode.classic_histograms import BUCKET, LE, NO_BUCKETS, SUM, BucketSamples, ClassicHistograms, bound_of
 from penstock.decode.column_scan import PADDING, Ints, MessageLayout, float64_at, scan, texts
+from penstock.decode.config import IntakeConfig
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import locate_messages, repeated_messages
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import DecodedNumbers, Rows
-from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
+from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import SERIES, StreamOwners
 from penstock.model.name import name_fault
 from penstock.model.point import PointKind
@@ -26,14 +35,21 @@ from penstock.protobuf import fields
 
 _METADATA = 0x1A
 _TYPE, _FAMILY = 0x08, 0x12
-_COUNTER, _GAUGE = 1, 2
-_COUNTERS = (_COUNTER, 3, 5)  # and histograms and summaries, whose parts are counters
+_COUNTER, _GAUGE, _GAUGE_HISTOGRAM = 1, 2, 4
 _SERIES = MessageLayout(repeated={0x0A: "labels", 0x12: "samples", 0x22: "histograms"})
 _SAMPLE = MessageLayout(fixed={0x09: "value"}, varints={0x10: "time"})
 _NAME = "__name__"
-_ENDINGS = ("_total", "_count", "_sum", "_bucket")
+_ENDINGS = ("_total", "_count", SUM, BUCKET)
 _STALE = 0x7FF0000000000002  # the NaN that ends a series
 _MAX_TYPES = 100_000  # of metric families that are remembered
+
+
+class WrittenSamples(NamedTuple):
+    """The samples of a group of remote writes."""
+
+    numbers: DecodedNumbers
+    buckets: BucketSamples
+    not_numbers: Rows  # L1 leaves them out and counts them
 
 
 class RemoteWriteReader:
@@ -42,12 +58,14 @@ class RemoteWriteReader:
     Threads: one at a time.
     """
 
-    def __init__(self, longest_name: int, owners: StreamOwners | None = None) -> None:
-        self._longest_name = longest_name
-        self.namespaces = {"remote write": Namespace(self._described, owners=owners)}
+    def __init__(self, config: IntakeConfig, owners: StreamOwners | None = None) -> None:
+        self._config = config
+        self._namespace = Namespace(self._described, owners=owners)
+        self.namespaces = {"remote write": self._namespace}
+        self.histograms = ClassicHistograms(self._namespace)
         self.types: dict[str, int] = {}
 
-    def read(self, bodies: list[bytes], context: DecodeContext) -> DecodedNumbers:
+    def read(self, bodies: list[bytes], context: DecodeContext) -> WrittenSamples:
         """Returns the samples of all readable bodies."""
         starts: list[int] = []
         ends: list[int] = []
@@ -69,7 +87,7 @@ class RemoteWriteReader:
         requests = np.repeat(np.arange(len(bodies)), counts)
         return self._samples(blob, np.array(starts, np.int64), np.array(ends, np.int64), requests, context)
 
-    def _samples(self, blob: bytes, starts: Ints, ends: Ints, requests: Ints, context: DecodeContext) -> DecodedNumbers:
+    def _samples(self, blob: bytes, starts: Ints, ends: Ints, requests: Ints, context: DecodeContext) -> WrittenSamples:
         data = np.frombuffer(blob, np.uint8)
         series = scan(data, starts, ends, _SERIES)
         columns = series.columns
@@ -90,8 +108,8 @@ class RemoteWriteReader:
 
         asked = np.flatnonzero(~failed)
         keys = texts(data, columns["labels"][asked], columns["labels_end"][asked])
-        namespaces, space = list(self.namespaces.values()), np.zeros(len(asked), np.int64)
-        resolved = context.resolve(namespaces, space, keys, requests[asked])
+        resolved = context.resolve([self._namespace], np.zeros(len(asked), np.int64), keys, requests[asked])
+        self.histograms.register(context.table.capacity)
         streams = np.full(len(starts), NO_STREAM)
         streams[asked] = resolved.streams
         if context.parts is not None and resolved.owners is not None:
@@ -109,10 +127,34 @@ class RemoteWriteReader:
         context.outcomes.reject(
             requests[series_of[is_taken & ~is_timely]], Refusal.TIME, "a sample without a time, or one far ahead"
         )
-        is_taken &= is_timely & (values.view(np.uint64) != _STALE)
-        series_of = series_of[is_taken]
-        rows = Rows(requests[series_of], streams[series_of], times[is_taken] * 1_000_000, values[is_taken])
-        return DecodedNumbers(rows, np.zeros(len(series_of), np.int64))
+        is_taken &= is_timely
+        if not is_taken.all():
+            series_of, times, values = series_of[is_taken], times[is_taken], values[is_taken]
+        times = times * 1_000_000
+        is_number = np.isfinite(values)
+        buckets = NO_BUCKETS
+        if len(self.histograms):
+            has_ended = values.view(np.uint64) == _STALE
+            place_of = np.zeros(len(starts), np.int64)  # among those whose keys were asked for
+            place_of[asked] = np.arange(len(asked))
+            buckets, is_bucket = self.histograms.samples(
+                requests[asked], streams[asked], keys, place_of[series_of], times, values, has_ended
+            )
+            is_number &= ~is_bucket
+        else:
+            is_bucket = np.zeros(len(values), bool)
+        if is_number.all():
+            numbers = Rows(requests[series_of], streams[series_of], times, values)
+            return WrittenSamples(DecodedNumbers(numbers, np.zeros_like(times)), buckets, numbers.take(slice(0, 0)))
+
+        def chosen(samples: Ints) -> Rows:
+            series = series_of[samples]
+            return Rows(requests[series], streams[series], times[samples], values[samples])
+
+        numbers = chosen(np.flatnonzero(is_number))
+        not_numbers = chosen(np.flatnonzero(~is_number & ~is_bucket & (values.view(np.uint64) != _STALE)))
+        context.outcomes.take(not_numbers.requests)
+        return WrittenSamples(DecodedNumbers(numbers, np.zeros_like(numbers.times)), buckets, not_numbers)
 
     @staticmethod
     def _put_aside(blob: bytes, starts: Ints, ends: Ints, requests: Ints, owners: Ints, context: DecodeContext) -> None:
@@ -128,8 +170,7 @@ class RemoteWriteReader:
 
     def forget_owners(self) -> None:
         """Forgets the keys that other processes own: they are never seen here, so they do not expire."""
-        for namespace in self.namespaces.values():
-            namespace.owner_of_key.clear()
+        self._namespace.owner_of_key.clear()
 
     @staticmethod
     def _broadcast(metadata: bytes, request: int, context: DecodeContext) -> None:
@@ -150,13 +191,13 @@ class RemoteWriteReader:
                 family = body[start:stop].decode("utf-8", "surrogateescape")
         if not kind or self.types.get(family) == kind or len(self.types) >= _MAX_TYPES:
             return
-        if name_fault(family, self._longest_name):  # all of its series are refused
+        if name_fault(family, self._config.longest_name):  # all of its series are refused
             return
+        names = [family, *(family + ending for ending in _ENDINGS)]
+        before = [self._kind_of(name, has_bound=True) for name in names]
         self.types[family] = kind
-        if (kind in _COUNTERS) is not family.endswith(_ENDINGS):
-            # Known series may have the type that their names suggest: they are described anew.
-            for namespace in self.namespaces.values():
-                namespace.forget_keys()
+        if before != [self._kind_of(name, has_bound=True) for name in names]:
+            self._namespace.forget_keys()  # known series may be of the kind that their names suggest
 
     def _described(self, key: bytes) -> SeriesDescription:
         try:
@@ -169,16 +210,26 @@ class RemoteWriteReader:
         name = labels.pop(_NAME, "")
         if not name:
             raise Refused(Refusal.MALFORMED, "a series without a name")
-        is_counter = self._is_counter(name)
-        return SeriesDescription(name, PointKind.COUNTER if is_counter else PointKind.GAUGE, is_counter, labels)
+        bound = bound_of(labels)
+        kind = self._kind_of(name, has_bound=bound is not None)
+        if kind is PointKind.DISTRIBUTION:
+            name = name.removesuffix(BUCKET)
+            if len(self.histograms) >= self._config.max_streams:
+                raise Refused(Refusal.STREAMS, f"more than {self._config.max_streams} series of buckets")
+            del labels[LE]
+            self.histograms.expect(key, name, bound, labels)
+        elif kind is PointKind.COUNTER and name.endswith(SUM):
+            self.histograms.expect(key, name.removesuffix(SUM), None, labels)
+        return SeriesDescription(name, kind, kind is not PointKind.GAUGE, labels)
 
-    def _is_counter(self, name: str) -> bool:
+    def _kind_of(self, name: str, *, has_bound: bool) -> PointKind:
         if name in self.types:
-            return self.types[name] in _COUNTERS
+            return PointKind.COUNTER if self.types[name] == _COUNTER else PointKind.GAUGE
         for ending in _ENDINGS:
-            if name.endswith(ending):
-                return self.types.get(name.removesuffix(ending)) != _GAUGE
-        return False
+            if not name.endswith(ending) or self.types.get(name.removesuffix(ending)) in (_GAUGE, _GAUGE_HISTOGRAM):
+                continue
+            return PointKind.DISTRIBUTION if has_bound and ending == BUCKET else PointKind.COUNTER
+        return PointKind.GAUGE
 
 
 def _labels(key: bytes) -> Iterator[tuple[str, str]]:

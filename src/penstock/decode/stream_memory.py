@@ -29,7 +29,7 @@ from penstock.decode.stream_owners import StreamOwners
 from penstock.model.segment import sync_folder
 
 log = logging.getLogger(__name__)
-FORMAT = 1  # raise it when streams are identified, or get owners, in another way: older files are then ignored
+FORMAT = 2  # raise it when streams are identified, or get owners, in another way: older files are then ignored
 _ABOUT = b"penstock.streams"
 _NUMBERS = ("last", "start", "value", "owed", "shape")
 _LISTS = ("buckets", "owed_buckets")

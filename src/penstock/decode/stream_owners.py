@@ -30,7 +30,7 @@ from penstock.decode.otlp.walk import (
 from penstock.protobuf import bytes_head, field_bytes
 
 SERIES = 0x0A  # of a remote write
-_PART = re.compile(rb"_(?:count|sum)\Z")  # what a summary becomes: streams that a sum of that name shares with it
+_PART = re.compile(rb"_(?:count|sum)\Z")  # of a summary or histogram: one process keeps all of it
 _GOLDEN = 0x9E3779B1  # spreads a difference of a few bits over all bits
 
 HandoverBodies = dict[int, dict[int, bytes]]  # by process, then by the number of the request in its group
@@ -64,8 +64,8 @@ class StreamOwners:
         return self.of(family.resource, family.scope, name)
 
     def of_series(self, metric: str, entity: str) -> int:
-        """Returns the owner of one counter of a remote write."""
-        return self.of(metric.encode(), entity.encode())
+        """Returns the owner of one counter or histogram of a remote write."""
+        return self.of(_PART.sub(b"", metric.encode()), entity.encode())
 
 
 class HandoverParts:

@@ -33,6 +33,15 @@ class TextDictionary:
         assert text is not None
         return text
 
+    def uses(self, text: str) -> int:
+        """Returns how many uses that text has."""
+        number = self._number.get(text)
+        return 0 if number is None else self._uses[number]
+
+    def most_used(self) -> str:
+        """Returns the text with the most uses; empty if there is none."""
+        return max(self._number, key=self.uses, default="")
+
     def add(self, text: str) -> int:
         """Returns the number of that text, with one more use."""
         number = self._number.get(text)

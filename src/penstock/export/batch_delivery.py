@@ -252,9 +252,11 @@ class BatchDelivery:
         self._counters.add(partial_rejected=result.rejected)
         if result.message != self._partial_message:
             self._partial_message = result.message
-            what = "refused part of a batch" if result.rejected else "took a batch and warns"
-            said = (what, self._gate.queue, result.rejected, result.message)
-            log.warning("Destination %s. queue=%s rejected=%d reason=%s", *said)
+            said = (self._gate.queue, result.rejected, result.message)
+            if result.rejected:
+                log.warning("Destination refused part of a batch. queue=%s rejected=%d reason=%s", *said)
+            else:
+                log.warning("Destination took a batch and warns. queue=%s rejected=%d reason=%s", *said)
 
 
 def log_dead_letter(queue: str, lease: Lease, reason: str) -> None:

@@ -10,10 +10,11 @@ from penstock.export.backoff import Backoff, BackoffConfig
 from penstock.export.breaker import BreakerConfig
 from penstock.export.scaler import AdaptiveWorkersConfig
 from penstock.machine import cores, usable_memory
-from penstock.spool import Durability, FastQueueConfig, FullBehavior
+from penstock.spool import Durability, DurabilitySetting, FastQueueConfig, FullBehavior, FullBehaviorSetting
 from penstock.units import check_count, check_flag, check_number, parse_bytes, parse_duration
 
 _QUEUE_TYPES = ("memory", "disk")
+_MAX_SIZE = 10_000  # as the seed has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +38,13 @@ class PipelineSplitConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverConfig:
-    """`failover` in the configuration file: where a block goes that the durable queue cannot take."""
+    """`failover` in the configuration file: memory for what could not be queued or sent.
+
+    It has an effect only where `durability` is memory: at disk and fsync, what is not on the disk is refused.
+    """
 
     enabled: bool = True
-    """Keep in memory what the disk refuses."""
+    """Where durability is memory: keep there what the disk refuses; without a queue, what the destination does."""
     max_size: int = 1000
     """Most batches of these."""
     max_bytes: int | str = 256_000_000
@@ -68,11 +72,11 @@ class DurableQueueConfig:
 
     path: str | Path = "./queue"
     """Folder of the queue on disk."""
-    max_size: int = 10_000
-    """Most batches, where the limit does not adapt."""
+    max_size: int | None = None
+    """Most batches. Not set: 10 000 at first, and then what `adaptive_enabled` makes of it."""
     max_bytes: int | str = "1Gi"
     """Most bytes, as 1Gi."""
-    full_behavior: FullBehavior = FullBehavior.DROP_OLDEST
+    full_behavior: FullBehaviorSetting = FullBehavior.DROP_OLDEST
     """drop_oldest, drop_newest or block."""
     block_timeout: float | str = 30.0
     """How long block waits for room."""
@@ -88,7 +92,7 @@ class DurableQueueConfig:
     """Bytes that are written to disk at once."""
     compression: Literal["none", "snappy", "lz4", "zstd"] = "snappy"
     """On disk: none, snappy, lz4 or zstd."""
-    durability: Durability = Durability.MEMORY
+    durability: DurabilitySetting = Durability.MEMORY
     """What a pushed batch survives: memory, disk or fsync."""
     memory_percent: float = 0.10
     """Share of the process's memory that the queue may hold; 0: no bound but the others."""
@@ -120,7 +124,13 @@ class DurableQueueConfig:
     def _of_the_queue(self) -> dict[str, Any]:
         """The durable queue's part of the settings."""
         own = {one.name for one in fields(self)}
-        return {one.name: getattr(self, one.name) for one in fields(FastQueueConfig) if one.name in own}
+        found = {one.name: getattr(self, one.name) for one in fields(FastQueueConfig) if one.name in own}
+        return {**found, "max_size": self.first_max_size}
+
+    @property
+    def first_max_size(self) -> int:
+        """The limit of batches that a queue begins with."""
+        return _MAX_SIZE if self.max_size is None else self.max_size
 
     def new_backoff(self) -> Backoff:
         return Backoff(
@@ -144,7 +154,7 @@ class SendQueueConfig(DurableQueueConfig):
     """Settings of one `SendQueue` and of the queue beneath it."""
 
     enabled: bool = True
-    """False: nothing is held. A push sends at once, and raises what went wrong."""
+    """False: a push sends at once, and raises what went wrong. Nothing is held but by the failover."""
     type: Literal["memory", "disk"] = "disk"
     """Where batches wait: memory or disk."""
     order: Literal["fifo", "freshest"] = "fifo"
@@ -152,7 +162,7 @@ class SendQueueConfig(DurableQueueConfig):
     max_attempts: int | None = None
     """Sends of a batch before it is a dead letter."""
     adaptive_enabled: bool = True
-    """The limit of batches follows their mean size, so that the limit of bytes is the one that counts."""
+    """Where `max_size` is not set, the limit of batches follows their mean size: the limit of bytes is what counts."""
     target_utilization: float = 0.85
     """Share of `max_bytes` that the adaptive limit of batches aims at."""
     always_queue: bool = True

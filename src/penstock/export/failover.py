@@ -1,4 +1,8 @@
-"""The failover: what the disk of the durable queue refuses waits in memory and is sent from there."""
+"""The failover: what could not be queued or sent waits in memory and is sent from there.
+
+It serves only where a batch in memory is as safe as a success promises: at `Durability.MEMORY`, for what the queue's
+disk refuses, and without a queue for what the destination does not take now.
+"""
 
 import logging
 import threading
@@ -18,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Failover:
-    """Holds what the queue's disk refused; every `drain_interval` up to `drain_batch` of it is sent.
+    """Holds what could not be queued or sent; every `drain_interval` up to `drain_batch` of it is sent.
 
     Order: oldest first, beside what the durable queue holds; for a destination that wants its batches in order, behind
         that, and later pushes come behind both. At the end it is order that gives way, not the batch.
@@ -35,8 +39,11 @@ class Failover:
         gate: SendGate,
         counters: ExportCounters,
         clock: Clock,
+        *,
+        has_queue: bool = True,
     ) -> None:
         self._config = config
+        self._has_queue = has_queue
         self._durable = durable
         self._memory = _FailoverMemory(durable, config, clock)
         self._delivery = BatchDelivery(self._memory, exporter, gate, counters, clock)
@@ -72,7 +79,7 @@ class Failover:
                 thread = threading.Thread(target=self._run, name="penstock-failover", daemon=True)
                 thread.start()
                 self._thread = thread
-                log.warning("Queue cannot take batches: the failover holds them in memory. queue=%s", self._gate.queue)
+                log.warning("Batches could not be taken: the failover holds them in memory. queue=%s", self._gate.queue)
 
     def takes_next_push(self) -> bool:
         """Whether the next push has to come here: order matters, and older batches could not move to the queue."""
@@ -108,7 +115,9 @@ class Failover:
         return bool(leases)
 
     def _move_to_durable(self) -> None:
-        """Push everything to the durable queue, as far as its disk takes it again."""
+        """Push everything to the durable queue, if there is one, as far as its disk takes it again."""
+        if not self._has_queue:
+            return
         self._memory.end_delays()
         while leases := self._memory.lease():
             try:

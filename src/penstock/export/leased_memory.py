@@ -43,7 +43,7 @@ class LeasedMemory:
         self._returned: dict[int, tuple[Lease, float]] = {}  # each with the time from which it may go out again
         self._bytes_out = 0  # of blocks that are leased or came back
         self._acked = self._nacked = self._redelivered = self._buried = 0
-        self._dropped = dict.fromkeys(("oldest", "newest", "timeout", "disk_full"), 0)
+        self._dropped = dict.fromkeys(("oldest", "newest", "timeout", "disk_full", "disk_failed"), 0)
         self.dead_letters: deque[DeadLetter] = deque()
         self.dead_letters_dropped = 0
 
@@ -233,6 +233,7 @@ class LeasedMemory:
                 leased=len(self._leased),
                 delayed=len(self._returned),
                 inmemory_blocks=held,
+                only_in_memory=held,
                 pushed=self._queue.pushed,
                 acked=self._acked,
                 nacked=self._nacked,

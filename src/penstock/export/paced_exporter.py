@@ -23,6 +23,11 @@ class PacedExporter:
         self._pauses_skipped = threading.Event()
         self.max_blocks, self.max_bytes = exporter.max_blocks, exporter.max_bytes
 
+    @property
+    def destination(self) -> str:
+        """What log lines call the destination."""
+        return str(getattr(self._exporter, "destination", type(self._exporter).__name__))
+
     def begin(self, queue_id: str) -> None:
         self._exporter.begin(queue_id)
 

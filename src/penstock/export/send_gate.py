@@ -62,6 +62,8 @@ class SendGate:
         self._paused_until = 0.0  # by backoff; a success ends it, and so does the breaker when it opens
         self._asked_until = 0.0  # by Retry-After; nothing ends it but time
         self._failing = False
+        self._failed_at = 0.0
+        self._last_error = ""
         self._stopped = False
         self.inflight = 0
 
@@ -137,6 +139,9 @@ class SendGate:
             self._ended_locked()
             now = self._clock.monotonic()
             was, began, self._failing = self._breaker.state, not self._failing, True
+            if began:
+                self._failed_at = now
+            self._last_error = str(error)
             if error.retry_after is not None:
                 self._breaker.released(permit.generation)  # a Retry-After is no failure to count
                 until = now + min(max(error.retry_after, _LEAST_PAUSE), LONGEST_RETRY_AFTER)
@@ -204,6 +209,13 @@ class SendGate:
     @property
     def rejected(self) -> int:
         return self._breaker.rejected
+
+    def failing(self) -> tuple[str, float, str] | None:
+        """The destination, the seconds since it began to fail, and its last error; None while it works."""
+        with self._lock:
+            if not self._failing:
+                return None
+            return self._destination, self._clock.monotonic() - self._failed_at, self._last_error
 
     def pause_left(self) -> float:
         """Seconds until the destination is asked again, by backoff, Retry-After or breaker; 0.0 if it may be now."""

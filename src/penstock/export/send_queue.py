@@ -2,19 +2,26 @@
 
 push ─► FastQueue (memory, then disk) ─► workers ─► exporter ─► destination
   │                                        ▲  └─ never: dead letters
-  └─ the disk refuses ─► failover ─────────┘     (every 5 s, up to 10)
+  └─ not taken, and memory is enough ─► failover, sent every 5 s
 """
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import ConfigError, DiskFailed, DiskFull, ExportError, QueueClosed
+from penstock.errors import (
+    CircuitOpen,
+    DiskFailed,
+    DiskFull,
+    ExportError,
+    QueueClosed,
+    TransientExportError,
+)
 from penstock.export.adaptive_limit import AdaptiveLimit
 from penstock.export.batch_delivery import BatchDelivery
 from penstock.export.breaker import CircuitBreaker
@@ -24,6 +31,7 @@ from penstock.export.failover import Failover
 from penstock.export.leased_memory import LeasedMemory, LeaseSource
 from penstock.export.scaler import INTERVAL, WorkerScaler
 from penstock.export.send_gate import SendGate
+from penstock.export.send_settings import checked_settings, memory_is_enough, wants_order, with_leases
 from penstock.export.send_workers import GroupWorker, SendWorkers
 from penstock.export.stats import ExportCounters, SendQueueStats
 from penstock.spool import FastQueue, MemoryQueue
@@ -57,24 +65,24 @@ class SendQueue:
         clock: Clock | None = None,
         owns_queue: bool = False,
     ) -> None:
-        self.config = config = _settings(config or SendQueueConfig(), queue, exporter)
+        self.config = config = checked_settings(config or SendQueueConfig(), queue, exporter)
         self._clock = clock = clock or SystemClock()
         self._exporter = exporter
         self._owns_queue = owns_queue
         self._is_durable = isinstance(queue, FastQueue)
-        self._source: LeaseSource = queue if isinstance(queue, FastQueue) else _with_leases(queue, config, clock)
+        self._source: LeaseSource = queue if isinstance(queue, FastQueue) else with_leases(queue, config, clock)
         self._counters = ExportCounters()
         self._gate = SendGate(
             CircuitBreaker(config.circuit_breaker),
             config.new_backoff(),
             config.send_limit(),
             clock,
-            in_order=_wants_order(exporter),
+            in_order=wants_order(exporter),
             queue=queue.path if isinstance(queue, FastQueue) else "memory",
             destination=str(getattr(exporter, "destination", type(exporter).__name__)),
         )
         self._limit: AdaptiveLimit | None = None
-        if owns_queue and config.adaptive_enabled:
+        if owns_queue and config.adaptive_enabled and config.max_size is None:
             max_bytes = queue.max_bytes if isinstance(queue, MemoryQueue) else int(queue.config.max_bytes)
             self._limit = AdaptiveLimit(max_bytes, config.target_utilization)
         self._delivery: BatchDelivery | None = None
@@ -87,18 +95,28 @@ class SendQueue:
         else:
             self._delivery = BatchDelivery(self._source, exporter, self._gate, self._counters, clock)
             self._workers = SendWorkers(self._source, self._delivery, self._gate, config, clock)
-            if config.failover.enabled and self._is_durable:
-                self._failover = Failover(config.failover, self._source, exporter, self._gate, self._counters, clock)
+            if config.failover.enabled and memory_is_enough(config, queue):
+                self._failover = Failover(
+                    config.failover,
+                    self._source,
+                    exporter,
+                    self._gate,
+                    self._counters,
+                    clock,
+                    has_queue=config.enabled,
+                )
         self._scaler = WorkerScaler(config.adaptive_workers.min_workers, config.most_workers())
         self._scaler_thread = threading.Thread(target=self._scale_workers, name="penstock-export-scaler", daemon=True)
+        self.failing, self.dead_threads = self._gate.failing, self._workers.dead_threads  # how it goes
         self._closing = threading.Event()
         self._closed = threading.Event()
+        self._lost = 0
 
     @classmethod
     def open(cls, exporter: Exporter | GroupExporter, config: SendQueueConfig, *, clock: Clock | None = None) -> Self:
         """Open a send queue with the queue that the configuration describes. `close` closes that queue, too."""
         if config.type == "memory":
-            memory = MemoryQueue(config.max_size, config.memory_bytes(), clock=clock)
+            memory = MemoryQueue(config.first_max_size, config.memory_bytes(), clock=clock)
             return cls(memory, exporter, config, clock=clock, owns_queue=True)
         queue = FastQueue(config.path, config.queue_config(), clock=clock)
         try:
@@ -124,13 +142,14 @@ class SendQueue:
     def push(self, batch: bytes) -> None:
         """Take the batch. It is as safe as the queue's durability says once this returns.
 
-        Raises QueueFull (`drop_newest`, `block`), BlockTooLarge or QueueClosed, and DiskFull or DiskFailed where the
-        failover cannot take it either: the batch was not taken. Without a queue (`enabled` is False) an ExportError.
+        Raises QueueFull (`drop_newest`, `block`), BlockTooLarge or QueueClosed, and DiskFull or DiskFailed: the batch
+        was not taken. Without a queue (`enabled` is False) an ExportError. At `Durability.MEMORY` the failover takes
+        what the disk, or without a queue the destination, does not take now.
         """
         if self._closing.is_set():
             raise QueueClosed("the send queue is closed")
         if not self.config.enabled:
-            self._send_direct(batch)
+            self._push_without_queue(batch)
             return
         if not self.config.always_queue and not len(self):
             with suppress(ExportError):  # else it is queued, and a worker settles it
@@ -148,6 +167,16 @@ class SendQueue:
                 raise
             if not failover.push(batch):
                 self._counters.add(data_loss=1)
+                raise
+
+    def _push_without_queue(self, batch: bytes) -> None:
+        failover = self._failover
+        if failover is not None and failover.takes_next_push() and failover.push(batch):
+            return
+        try:
+            self._send_direct(batch)
+        except (TransientExportError, CircuitOpen):
+            if failover is None or not failover.push(batch):
                 raise
 
     def _send_direct(self, batch: bytes) -> None:
@@ -216,10 +245,12 @@ class SendQueue:
         return late
 
     def _count_lost(self) -> None:
-        lost = len(self) - (len(self._source) if self._is_durable else 0)
-        if lost:
-            self._counters.add(data_loss=lost)
-            log.error("Batches in memory were lost at the end. queue=%s lost=%d", self._gate.queue, lost)
+        self._lost = len(self) - (len(self._source) if self._is_durable else 0)
+        if isinstance(self._source, LeasedMemory):
+            self._lost += len(self._source.dead_letters)
+        if self._lost:
+            self._counters.add(data_loss=self._lost)
+            log.error("Batches in memory were lost at the end. queue=%s lost=%d", self._gate.queue, self._lost)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -228,6 +259,12 @@ class SendQueue:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)
 
     def _scale_workers(self) -> None:
         """Adapt the number of workers until `close`."""
@@ -248,6 +285,12 @@ class SendQueue:
     def is_closing(self) -> bool:
         """Whether `close` was called: nothing is taken any more."""
         return self._closing.is_set()
+
+    @property
+    def lost(self) -> int:
+        """After `close`: batches that go with the process, dead letters in memory and what no disk took included."""
+        in_memory = self._source.stats().only_in_memory if self._is_durable else 0
+        return self._lost + in_memory
 
     def __len__(self) -> int:
         """Batches that the destination has not acknowledged yet, those in the failover included."""
@@ -282,61 +325,10 @@ class SendQueue:
             failover_evicted=failover.evicted if failover is not None else 0,
         )
 
+    def disk_fault(self) -> str:
+        """Why the disk would refuse a batch now; empty if it would not, or if there is no disk."""
+        return self._source.disk_fault() if isinstance(self._source, FastQueue) else ""
+
     def samples(self) -> Iterator[Sample]:
         """For `Telemetry.watch`."""
         return self.stats().samples()
-
-
-def _settings(
-    config: SendQueueConfig, queue: FastQueue | MemoryQueue, exporter: Exporter | GroupExporter
-) -> SendQueueConfig:
-    """The configuration with the queue's order, and one worker for an exporter that wants its batches in order.
-
-    ConfigError for what would fail with the first batch, or turn all of them into dead letters.
-    """
-    if not isinstance(queue, (FastQueue, MemoryQueue)):
-        raise ConfigError(f"queue must be a FastQueue or a MemoryQueue, got {queue!r}")
-    _check_exporter(exporter)
-    if isinstance(queue, FastQueue):
-        config = replace(config, order=queue.config.order)
-    elif config.order == "freshest":
-        raise ConfigError("order must be 'fifo' for a queue in memory, got 'freshest'")
-    if isinstance(exporter, GroupExporter):
-        if config.order == "freshest":
-            raise ConfigError("order must be 'fifo' for an exporter that needs blocks in order, got 'freshest'")
-        if not config.always_queue or not config.enabled:
-            raise ConfigError("an exporter that needs blocks in order always queues: enabled and always_queue")
-        if not isinstance(queue, FastQueue):
-            raise ConfigError("type must be 'disk' for an exporter that needs blocks in order, got 'memory'")
-    if not _wants_order(exporter):
-        return config
-    return replace(
-        config,
-        workers=config.workers or 1,
-        # Several at a time would overtake one another, and what is prepared ahead would pass a batch that failed.
-        pipeline_split=replace(config.pipeline_split, enabled=False),
-        adaptive_workers=replace(config.adaptive_workers, enabled=False),
-    )
-
-
-def _check_exporter(exporter: object) -> None:
-    if isinstance(exporter, type):
-        raise ConfigError(f"exporter must be an exporter, got the class: write {exporter.__name__}(...)")
-    if isinstance(exporter, GroupExporter):
-        return
-    missing = [name for name in ("prepare", "send", "split", "close") if not callable(getattr(exporter, name, None))]
-    if missing:
-        raise ConfigError(f"exporter {type(exporter).__name__} has no {', '.join(missing)}: see penstock.Exporter")
-    if not isinstance(getattr(exporter, "in_order", None), bool):
-        raise ConfigError(
-            f"exporter {type(exporter).__name__} must have in_order, True or False: see penstock.Exporter"
-        )
-
-
-def _wants_order(exporter: Exporter | GroupExporter) -> bool:
-    return isinstance(exporter, GroupExporter) or exporter.in_order
-
-
-def _with_leases(queue: MemoryQueue, config: SendQueueConfig, clock: Clock) -> LeasedMemory:
-    timeout = float(config.block_timeout)
-    return LeasedMemory(queue, config.full_behavior, timeout, max_attempts=config.max_attempts, clock=clock)

@@ -73,6 +73,9 @@ class SendWorkers:
         self._preparers.resize(self._preparer_count)
         self.resize(self._first if count is None else count)
 
+    def dead_threads(self) -> list[str]:
+        return self._pool.dead_threads() + self._preparers.dead_threads()
+
     def resize(self, count: int) -> None:
         """Run `count` workers; with the pipeline split, senders of `max_concurrent_sends` lanes each."""
         self._pool.resize(count * self._lanes)
@@ -158,6 +161,9 @@ class GroupWorker:
 
     def start(self, count: int | None = None) -> None:
         self._pool.resize(1)
+
+    def dead_threads(self) -> list[str]:
+        return self._pool.dead_threads()
 
     def resize(self, count: int) -> None:
         """Does nothing: more than one worker would not keep the order."""

@@ -98,6 +98,7 @@ class SendQueueStats:
         yield Sample("penstock_export_partial_rejected_total", self.partial_rejected)
         yield Sample("penstock_export_data_loss_total", self.data_loss)
         yield Sample("penstock_queue_workers_active", self.workers_active)
+        yield Sample("penstock_queue_workers", self.workers_total)
         yield Sample("penstock_queue_workers_total", self.workers_total)
         yield Sample("penstock_queue_preparers_active", self.preparers_active)
         yield Sample("penstock_queue_senders_active", self.senders_active)

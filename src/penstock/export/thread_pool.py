@@ -62,6 +62,11 @@ class ThreadPool:
                         return
                     self._threads[number] = thread
 
+    def dead_threads(self) -> list[str]:
+        """The names of threads that should run and have ended."""
+        with self._lock:
+            return [one.name for number, one in self._threads.items() if number < self._size and not one.is_alive()]
+
     def stop(self) -> None:
         """Ask all of them to end after their current batch."""
         with self._lock:
@@ -90,5 +95,5 @@ class ThreadPool:
                 self._work(number, is_retired)
                 return
             except Exception:
-                log.exception("Worker failed and goes on. worker=%s-%d", self._name, number)
+                log.exception("Worker failed and goes on. worker=%s", f"{self._name}-{number}")
                 self.pause(_ERROR_PAUSE)

@@ -4,7 +4,7 @@ The receivers decode texts to codes, and the codes stay: no text is read, and on
 result with `merged_encoded` takes a tenth of a group-by over texts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,41 +17,97 @@ from penstock.model.grouping import MINUTE_US
 from penstock.model.partial import CODED, ENCODED
 from penstock.model.point import STATED, Chunk, PointKind
 
-# Of a metric without a definition. The states of avg and sum are the same; those of a percentile include them.
-FUNCTION_OF = {
-    PointKind.GAUGE: AVG,
-    PointKind.COUNTER: Function("sum"),
-    PointKind.DISTRIBUTION: Function.parse("percentile"),
+# Of a metric without a definition: the function whose partials it becomes; after it LATEST, where that is kept, too.
+# The states of avg and sum are the same; those of a percentile include them.
+PERCENTILE, LATEST = Function.parse("percentile"), Function("latest")
+Kept = Mapping[PointKind, tuple[Function, ...]]
+KEPT: Kept = {
+    PointKind.GAUGE: (AVG,),
+    PointKind.EVENT: (AVG,),
+    PointKind.COUNTER: (Function("sum"),),
+    PointKind.DISTRIBUTION: (PERCENTILE,),
 }
 
 
-def partials_of_chunks(chunks: Sequence[Chunk]) -> pa.Table:
-    """Points and distributions of any metrics: an encoded row for each, to be merged."""
-    alike: dict[tuple[int, bool], list[Chunk]] = {}  # by dictionary of texts, and by their columns
+def partials_of_chunks(chunks: Sequence[Chunk], kept: Kept = KEPT) -> pa.Table:
+    """Points and distributions of any metrics by the first function of their kind: a row for each, to be merged."""
+    alike: dict[tuple[int, bool, Function], list[Chunk]] = {}  # by dictionary of texts, by their columns and parts
     for chunk in chunks:
-        texts = 0 if chunk.columns is None else id(chunk.columns.texts)
-        alike.setdefault((texts, chunk.kind is PointKind.DISTRIBUTION), []).append(chunk)
-    return pa.concat_tables(map(_rows, alike.values())) if alike else ENCODED.empty_table()
+        function = kept[chunk.kind][0]
+        shared = AVG if function.spec.part is None else function
+        alike.setdefault((_texts_of(chunk), chunk.kind is PointKind.DISTRIBUTION, shared), []).append(chunk)
+    pieces = [_AlikeChunks(some, kept).partials(function) for (_, _, function), some in alike.items()]
+    return pa.concat_tables(pieces) if pieces else ENCODED.empty_table()
 
 
-def _rows(chunks: list[Chunk]) -> pa.Table:
-    columns = _columns(chunks)
-    types: dict[type[Chunk], int] = {}
-    owners = np.repeat([types.setdefault(type(chunk), len(types)) for chunk in chunks], list(map(len, chunks)))
-    values, used = pa.array(columns.values), pa.array(columns.codes).dictionary_encode()
-    if columns.states:
-        parts = FUNCTION_OF[PointKind.DISTRIBUTION].parts(values, None)
-        states = [pa.array(columns.states[name]) for name in STATED]
-    else:
-        parts = pa.array(np.zeros(len(values), np.int64))
-        states = [pa.array(np.ones(len(values), np.int64)), values, values, values]
+def newest_of_chunks(chunks: Sequence[Chunk], kept: Kept = KEPT) -> pa.Table:
+    """The newest point of each series and minute, of the kinds that keep it: what merging would leave of all points."""
+    alike: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        if LATEST in kept[chunk.kind] and len(chunk):
+            alike.setdefault(_texts_of(chunk), []).append(chunk)
+    pieces = [_AlikeChunks(some, kept).newest() for some in alike.values()]
+    return pa.concat_tables(pieces) if pieces else ENCODED.empty_table()
+
+
+def _texts_of(chunk: Chunk) -> int:
+    return 0 if chunk.columns is None else id(chunk.columns.texts)
+
+
+class _AlikeChunks:
+    """Chunks that share their texts and have the same columns, joined."""
+
+    def __init__(self, chunks: list[Chunk], kept: Kept) -> None:
+        self._columns = _columns(chunks)
+        types: dict[type[Chunk], int] = {}
+        self._owners = np.repeat(
+            [types.setdefault(type(chunk), len(types)) for chunk in chunks], list(map(len, chunks))
+        )
+        self._metrics = [kind.metric for kind in types]
+        self._functions = [str(kept[kind.kind][0]) for kind in types]
+
+    def partials(self, function: Function) -> pa.Table:
+        """A row for each point; `function` says the part, where there are parts."""
+        columns = self._columns
+        values = pa.array(columns.values)
+        if function.spec.part is None:
+            parts = pa.array(np.zeros(len(values), np.int64))
+        else:
+            parts = function.parts(values, None)
+        if columns.states:
+            states = [pa.array(columns.states[name]) for name in STATED]
+        else:
+            states = [pa.array(np.ones(len(values), np.int64)), values, values, values]
+        return _table(
+            columns, _encoded(self._owners, self._metrics), _encoded(self._owners, self._functions), parts, states
+        )
+
+    def newest(self) -> pa.Table:
+        """A row of `latest` for each series and minute; it counts no points, since the other function does."""
+        columns = self._columns
+        minutes = columns.times // MINUTE_US
+        series = self._owners * (int(columns.codes.max()) + 1) + columns.codes
+        groups = pa.array(series + (minutes - minutes.min()) * (int(series.max()) + 1)).dictionary_encode()
+        group = groups.indices.to_numpy()
+        newest = np.full(len(groups.dictionary), np.iinfo(np.int64).min)
+        np.maximum.at(newest, group, columns.times)
+        rows = np.flatnonzero(columns.times == newest[group])
+        columns, owners = columns.take(rows), self._owners[rows]
+        values = pa.array(columns.values)
+        states = [pa.array(np.zeros(len(rows), np.int64)), pa.array(np.zeros(len(rows))), values, values]
+        function = _encoded(np.zeros(len(rows), np.int64), [str(LATEST)])
+        return _table(columns, _encoded(owners, self._metrics), function, pa.array(columns.times), states)
+
+
+def _table(columns: Columns, metrics: Any, functions: Any, parts: Any, states: list[Any]) -> pa.Table:
+    used = pa.array(columns.codes).dictionary_encode()
     found = [
-        _encoded(owners, [kind.metric for kind in types]),
-        _encoded(owners, [str(FUNCTION_OF[kind.kind]) for kind in types]),
+        metrics,
+        functions,
         pa.DictionaryArray.from_arrays(used.indices, columns.texts.take(used.dictionary)),
         pa.array(columns.times - columns.times % MINUTE_US).cast(ENCODED.field("bucket").type),
         parts,
-        pa.nulls(len(values), CODED),
+        pa.nulls(len(columns), CODED),
         *states,
     ]
     return pa.table(found, schema=ENCODED)

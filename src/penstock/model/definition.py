@@ -9,11 +9,12 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.model.chunk_partials import KEPT, Kept
 from penstock.model.distinct import register_of
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
 from penstock.model.partial import of_columns
-from penstock.model.point import STATED, entity_of
+from penstock.model.point import STATED, PointKind, entity_of
 
 BOUNDS = {"above": pc.greater, "at_least": pc.greater_equal, "below": pc.less, "at_most": pc.less_equal}
 
@@ -61,12 +62,15 @@ class Definition:
     of: tuple[str, ...] = ()  # distinct: the labels whose values are counted
     levels: tuple[Level, ...] = tuple(Level)
     ttl: Mapping[Level, float] = field(default_factory=dict)
+    keep_source: bool = False  # the source is kept by its own labels, too
     _views: dict[str, "_EntityView"] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _seen: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
-    def partials(self, points: pa.Table) -> pa.Table:
+    def partials(self, points: pa.Table, kind: PointKind = PointKind.GAUGE) -> pa.Table:
         """What points of the source become: an encoded row for each that passes the filter, to be merged.
 
-        Labels are parsed once for each entity, not for each point.
+        Labels are parsed once for each entity, not for each point. Where a share is asked for, an increment of a
+        counter counts as often as it says.
         """
         entities, times, values = (points[name] for name in ("entity", "time", "value"))
         states = {name: points[name] for name in STATED} if "count" in points.column_names else None
@@ -94,12 +98,30 @@ class Definition:
             below = column([view.counts for view in views], pa.bool_())
             denominators = pc.cast(_number(below, self.denominator.within_bounds(values)), pa.int64())
         if scores is not None:
-            states = _states_of(scores, states["count"] if states else None, denominators)
+            counts = states["count"] if states else None
+            if spec.is_matched and kind is PointKind.COUNTER:
+                counts = pc.cast(pc.round(values), pa.int64(), safe=False)
+            states = _states_of(scores, counts, denominators)
         entities = column([view.entity for view in views], pa.string())
         rows = of_columns(
             self.name, self.function, entities, times, values, states=states, records=records, parts=parts
         )
         return rows.filter(passes)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Every label that it names, each with the key that names it."""
+        found: dict[str, str] = dict.fromkeys(self.record or (), "record")
+        found |= dict.fromkeys(self.of, "of")
+        match = "numerator" if self.function.spec.has_denominator else "match"
+        for key, condition in (("denominator", self.denominator), (match, self.match), ("filter", self.filter)):
+            found |= {label: key for label, _, _ in condition.labels}
+        return found | dict.fromkeys(self.entity or (), "entity")
+
+    @property
+    def seen_labels(self) -> Mapping[str, bool]:
+        """The labels of its entity, each with whether a point has had it."""
+        return {label: label in self._seen for label in self.entity or ()}
 
     @property
     def _takes_all(self) -> bool:
@@ -116,6 +138,7 @@ class Definition:
 
     def _view(self, text: str) -> "_EntityView":
         labels: dict[str, str] = json.loads(text)
+        self._seen.update(labels.keys() & set(self.entity or ()))
         others = {name: value for name, value in labels.items() if name not in self.of}
         chosen = others if self.entity is None else {name: labels.get(name, "") for name in self.entity}
         rest = {name: value for name, value in labels.items() if name not in chosen}
@@ -172,7 +195,8 @@ class Definitions:
     """All definitions of a pipeline. With none, every metric is kept by its own labels."""
 
     metrics: tuple[Definition, ...] = ()
-    undefined: Literal["keep", "drop"] = "keep"
+    undefined: Literal["keep", "drop"] | Kept = "keep"
+    """What becomes of metrics that are no definition's source. By kind: the functions, none to drop them."""
 
     _by_source: dict[str, tuple[Definition, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -183,6 +207,27 @@ class Definitions:
     def of(self, source: str) -> tuple[Definition, ...]:
         """The definitions of `source`; none if it is undefined."""
         return self._by_source.get(source, ())
+
+    def keeps(self, source: str, kind: PointKind = PointKind.GAUGE) -> bool:
+        """Whether a metric is kept by its own labels."""
+        made = self.of(source)
+        return any(metric.keep_source for metric in made) if made else bool(self._undefined.get(kind, True))
+
+    @property
+    def kept(self) -> Kept:
+        """The functions of metrics that are kept by their own labels."""
+        return {**KEPT, **{kind: functions for kind, functions in self._undefined.items() if functions}}
+
+    @property
+    def _undefined(self) -> Kept:
+        if isinstance(self.undefined, str):
+            return {} if self.undefined == "keep" else dict.fromkeys(PointKind, ())
+        return self.undefined
+
+    @property
+    def removed(self) -> list[str]:
+        """The sources that are no longer kept by their own labels, in the order of the file."""
+        return [source for source in self._by_source if not self.keeps(source)]
 
     def not_at(self, level: Level) -> tuple[str, ...]:
         """The metrics that have no rows at `level`."""

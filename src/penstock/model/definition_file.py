@@ -8,12 +8,15 @@
         function: percentile                  see penstock.model.function
         levels: [minute, hour]                left out: all
         ttl: {minute: 3d, hour: 30d}          or one for all levels, 7d; left out: the job's
+        keep_source: true                     the source is kept by its own labels, too; left out: false
     undefined: keep                           metrics that no definition has as its source: keep (by own labels) or drop
+    undefined: {event: percentile}            the same by kind (gauge, event, counter, histogram; left out: keep); for
+                                              gauges and events also percentile, latest, or both in a list
 
 Beside `function` stand its parameters: percentile `relative_error` (0.01), apdex `threshold`, histogram `bounds`,
 percent `match`, rate `numerator` and `denominator` (conditions like `filter`), top_n `n` and `record` (labels that
 make the record; left out: all that are not in the entity), distinct `of` (the label, or a list of them, whose values
-are counted) and `relative_error` (0.02).
+are counted) and `relative_error` (0.02). docs/reference/definitions.md has every key.
 A condition names labels: a text or a list of them is what the label must be, {not: …} what it must not be,
 {matches: …} a regular expression for all of it. `value` is the point's own: {above, at_least, below, at_most}.
 """
@@ -21,24 +24,29 @@ A condition names labels: a text or a list of them is what the label must be, {n
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from penstock.errors import ConfigError, MissingRequirement
+from penstock.model.chunk_partials import KEPT, LATEST, PERCENTILE, Kept
 from penstock.model.definition import BOUNDS, EVERYTHING, Condition, Definition, Definitions
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
 from penstock.model.name import is_encodable, name_fault
+from penstock.model.point import PointKind
 from penstock.units import parse_duration
+from penstock.yaml_bounds import load_plain
 
-_KNOWN = {"name", "source", "filter", "entity", "function", "levels", "ttl"}
+_KINDS = {"histogram" if kind is PointKind.DISTRIBUTION else kind.value: kind for kind in PointKind}
+_WORDS = {PointKind.COUNTER: ("keep",), PointKind.DISTRIBUTION: ("keep", "percentile")}  # others: all
+KEYS = ("name", "source", "filter", "entity", "function", "levels", "ttl", "keep_source")  # of every definition
 
 
 def load_definitions(path: Path) -> Definitions:
     """The definitions of a YAML file; ConfigError names the file and the place in it."""
     try:
-        document = yaml.safe_load(path.read_text())
+        document = load_plain(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -64,10 +72,41 @@ def parse_definitions(document: Any) -> Definitions:
     for n, name in enumerate(names):
         if name in names[:n]:
             raise ConfigError(f"metrics[{n}].name: {name!r} is defined twice")
-    undefined = document.get("undefined", "keep")
-    if undefined not in ("keep", "drop"):
-        raise ConfigError(f"undefined: keep or drop is expected, got {undefined!r}")
-    return Definitions(metrics, undefined)
+    _refuse_two_of_a_name(metrics)
+    return Definitions(metrics, _undefined(document.get("undefined", "keep")))
+
+
+def _undefined(given: Any) -> Literal["keep", "drop"] | Kept:
+    """What becomes of metrics without a definition: one word for all, or some for each kind of point."""
+    if given in ("keep", "drop"):
+        return "keep" if given == "keep" else "drop"
+    if not isinstance(given, dict):
+        raise ConfigError(f"undefined: keep, drop or a mapping of {', '.join(_KINDS)} is expected, got {given!r}")
+    _refuse_unknown("undefined.", given, _KINDS)
+    return {_KINDS[name]: _kept(f"undefined.{name}", _KINDS[name], what) for name, what in given.items()}
+
+
+def _kept(place: str, kind: PointKind, given: Any) -> tuple[Function, ...]:
+    """The functions of one kind. Increments have no percentiles and no last value, distributions no last value."""
+    if given == "drop":
+        return ()
+    words, known = _one_or_more(place, given), _WORDS.get(kind, ("keep", "percentile", "latest"))
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"{place}: one of drop, {', '.join(known)} is expected, got {word!r}")
+    first = PERCENTILE if PERCENTILE.name in words else KEPT[kind][0]
+    return (first, LATEST) if LATEST.name in words else (first,)
+
+
+def _refuse_two_of_a_name(metrics: tuple[Definition, ...]) -> None:
+    """A source that is kept has its own name in the tables, so no definition may make a metric of that name."""
+    kept = {metric.source: metric.name for metric in metrics if metric.keep_source}
+    for n, metric in enumerate(metrics):
+        if metric.name in kept:
+            raise ConfigError(
+                f"metrics[{n}].name: {metric.name!r} is the source that keep_source of {kept[metric.name]!r} keeps; "
+                "choose another name"
+            )
 
 
 def _definition(place: str, entry: Any) -> Definition:
@@ -81,7 +120,7 @@ def _definition(place: str, entry: Any) -> Definition:
     if kind not in FUNCTIONS:
         raise ConfigError(f"{place}.function: one of {', '.join(FUNCTIONS)} is expected, got {kind!r}")
     spec = FUNCTIONS[kind]
-    _refuse_unknown(f"{place}.", entry, _KNOWN | spec.keys.keys())
+    _refuse_unknown(f"{place}.", entry, {*KEYS, *spec.keys})
     for parameter, required in spec.keys.items():
         if required and parameter not in entry:
             raise ConfigError(f"{place}.{parameter}: {kind} needs it")
@@ -103,6 +142,7 @@ def _definition(place: str, entry: Any) -> Definition:
         of=tuple(_one_or_more(f"{place}.of", entry["of"])) if spec.counts_distinct else (),
         levels=_levels(f"{place}.levels", entry.get("levels")),
         ttl=_ttl(f"{place}.ttl", entry.get("ttl")),
+        keep_source=_flag(f"{place}.keep_source", entry.get("keep_source", False)),
     )
 
 
@@ -174,6 +214,12 @@ def _whole(place: str, text: str) -> str:
     if not is_encodable(text):  # no table can hold it
         raise ConfigError(f"{place}: half a character in {text!r}")
     return text
+
+
+def _flag(place: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise ConfigError(f"{place}: true or false is expected, got {given!r}")
+    return given
 
 
 def _levels(place: str, given: Any) -> tuple[Level, ...]:

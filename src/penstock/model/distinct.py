@@ -18,6 +18,7 @@ import struct
 from typing import Any
 
 from penstock.errors import ConfigError, MissingRequirement
+from penstock.machine import how_to_install
 
 SMALLEST, GREATEST = 4, 16  # beyond, a series would have more than 65536 rows
 DEFAULT_LG_K = 12
@@ -44,7 +45,7 @@ def hll() -> Any:
     try:
         import datasketches
     except ImportError:
-        raise MissingRequirement("distinct counts need datasketches: pip install 'penstock[distinct]'") from None
+        raise MissingRequirement(f"distinct counts need datasketches: {how_to_install('distinct')}") from None
     return datasketches
 
 

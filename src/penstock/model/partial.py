@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.function import Function, functions_in
+from penstock.model.function import Function, functions_in, is_function
 from penstock.model.grouping import among_the_greatest, group_starts, grouped
 
 
@@ -127,7 +127,12 @@ def _pruned(partials: pa.Table) -> pa.Table:
     The first of a union are the first of the parts' first, so leaving the others out changes no answer.
     """
     functions = [function for _, function in functions_in(partials["function"])]
-    pruned = [function for function in functions if function.spec.keeps_newest or function.spec.keeps_records]
+    if any(function.spec.keeps_newest for function in functions):
+        is_newest = is_function(partials["function"], lambda spec: spec.keeps_newest)
+        rows = partials.filter(is_newest)
+        rows = rows.filter(among_the_greatest(rows, SERIES, "part", 1))  # no time is there twice
+        partials = pa.concat_tables([partials.filter(pc.invert(is_newest)), rows])
+    pruned = [function for function in functions if function.spec.keeps_records]
     if not pruned:
         return partials
     partials = partials.cast(PARTIALS)
@@ -135,10 +140,7 @@ def _pruned(partials: pa.Table) -> pa.Table:
     pieces = [kept]
     for function in pruned:
         rows = partials.filter(pc.equal(partials["function"], pa.scalar(str(function), pa.string())))
-        if function.spec.keeps_newest:
-            pieces.append(first_of_each(rows, SERIES, [("part", "descending")], 1))
-        else:
-            pieces.append(first_of_each(rows, SERIES, TOP_N_ORDER, int(function.parameters[0])))
+        pieces.append(first_of_each(rows, SERIES, TOP_N_ORDER, int(function.parameters[0])))
     return encoded(pa.concat_tables(pieces))
 
 

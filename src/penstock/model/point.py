@@ -32,9 +32,10 @@ DISTRIBUTIONS = pa.schema(
 
 
 class PointKind(Enum):
-    """What a metric's points are. It decides the function of a metric without a definition."""
+    """What a metric's points are. It decides the functions of a metric without a definition."""
 
     GAUGE = "gauge"  # each is a value of its own
+    EVENT = "event"  # the same, of something that happened: no value holds until the next
     COUNTER = "counter"  # each is an increment: they add up
     DISTRIBUTION = "distribution"  # each stands for many values
 

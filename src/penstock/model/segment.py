@@ -34,6 +34,7 @@ _ON_ONE_CORE = pa.ipc.IpcReadOptions(use_threads=False)  # Spark has a task for 
 _ROWS = b"penstock.rows"
 _SPAN = b"penstock.span"
 _ORIGIN = b"penstock.origin"
+_REQUESTS = b"penstock.requests"
 _SHARES = b"penstock.shares"
 _FEW_MINUTES = 4 * 60_000_000  # batches of longer segments are cut by time, not into shares
 _SAMPLE = 1000  # rows whose buckets say where most of them are
@@ -83,10 +84,11 @@ def check_writer(name: str) -> str:
     return name
 
 
-def encode(partials: pa.Table) -> bytes:
-    """Partials, their texts encoded or not, as one block for the durable queue."""
+def encode(partials: pa.Table, requests: bytes = b"") -> bytes:
+    """Partials, their texts encoded or not, as one block for the durable queue; with the digests of their requests."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, ENCODED) as writer:  # not compressed: the queue does that, for many blocks at once
+    schema = ENCODED.with_metadata({_REQUESTS: requests}) if requests else ENCODED
+    with pa.ipc.new_stream(sink, schema) as writer:  # not compressed: the queue does that, for many blocks at once
         writer.write_table(encoded(partials.combine_chunks()))  # a stream has one dictionary for each column
     return bytes(sink.getvalue())
 
@@ -101,7 +103,20 @@ def decode_encoded(block: bytes) -> pa.Table:
     return encoded(pa.ipc.open_stream(block).read_all())
 
 
-def seal(folder: Path, segment: Segment, partials: pa.Table, origin: Origin | None = None) -> Path:
+def requests_of(block: bytes) -> bytes:
+    """The digests of the requests of a block."""
+    return bytes((pa.ipc.open_stream(block).schema.metadata or {}).get(_REQUESTS, b""))
+
+
+def sealed_requests(path: Path) -> bytes:
+    """The digests of the requests of a segment."""
+    with pa.memory_map(str(path)) as file:
+        return bytes((pa.ipc.open_file(file).schema.metadata or {}).get(_REQUESTS, b""))
+
+
+def seal(
+    folder: Path, segment: Segment, partials: pa.Table, origin: Origin | None = None, requests: bytes = b""
+) -> Path:
     """Write `partials` as `segment`; when this returns, the segment survives a power cut.
 
     FileExistsError if there is one of that name: it never changes.
@@ -115,7 +130,9 @@ def seal(folder: Path, segment: Segment, partials: pa.Table, origin: Origin | No
         metadata[_SHARES] = " ".join(map(str, ends)).encode()
     if origin:
         metadata[_ORIGIN] = f"{origin[1]} {origin[0]}".encode()
-    with open(scratch, "wb") as file:
+    if requests:
+        metadata[_REQUESTS] = requests
+    with open(scratch, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         with pa.ipc.new_file(file, partials.schema.with_metadata(metadata), options=_OPTIONS) as writer:
             for batch in batches:
                 writer.write(batch)

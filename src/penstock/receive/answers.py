@@ -47,7 +47,7 @@ def http_reply(kind: Format, answer: Answer) -> HttpReply:
             return HttpReply(200, export_response(answer), PROTOBUF, {})
         case Format.OTLP_JSON:
             partial = {"rejectedDataPoints": str(answer.rejected), "errorMessage": answer.message}
-            return HttpReply(200, json.dumps({"partialSuccess": partial} if answer.rejected else {}).encode(), JSON, {})
+            return HttpReply(200, json.dumps({"partialSuccess": partial} if answer.message else {}).encode(), JSON, {})
         case Format.REMOTE_WRITE:
             if answer.rejected:  # the others are taken; 400 is the protocol's way to say so, and it is not sent again
                 text = f"{answer.rejected} samples not taken: {answer.message}\n"
@@ -75,9 +75,10 @@ def error_reply(kind: Format | None, status: int, message: str, headers: Mapping
 
 def export_response(answer: Answer) -> bytes:
     """Returns a serialised `ExportMetricsServiceResponse`."""
-    if not answer.rejected:
+    if not answer.message:
         return b""
-    return field_bytes(1, field_varint(1, answer.rejected) + field_bytes(2, answer.message.encode()))
+    rejected = field_varint(1, answer.rejected) if answer.rejected else b""  # with none it is a warning
+    return field_bytes(1, rejected + field_bytes(2, answer.message.encode()))
 
 
 def rpc_status(code: int, message: str, *, retry_after: int = 0) -> bytes:

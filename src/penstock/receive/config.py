@@ -4,6 +4,7 @@ Sizes are bytes or strings like `16Mi`, durations seconds or strings like `30s`.
 needs: the configuration can be read where its extra is not installed.
 """
 
+import hashlib
 import hmac
 import os
 import ssl
@@ -14,7 +15,7 @@ from typing import ClassVar, Literal
 
 from penstock.broker_url import check_broker_url
 from penstock.errors import ConfigError
-from penstock.units import check_count, parse_bytes, parse_duration
+from penstock.units import check_count, format_address, parse_address, parse_bytes, parse_duration
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SHORTEST_TOKEN = 16  # characters: shorter ones can be guessed over the network
@@ -137,16 +138,19 @@ def is_authorized(headers: Sequence[str], tokens: Sequence[bytes]) -> bool:
     return scheme.lower() == "bearer" and any(matches)
 
 
+def token_name(header: str) -> str:
+    """What a sender is called by the token of its `Authorization` header: a digest, since logs hold no secret."""
+    return f"token {hashlib.sha256(header.partition(' ')[2].strip().encode()).hexdigest()[:8]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerConfig:
     """A receiver that listens on a port."""
 
     enabled: bool = True
     """False: this receiver is not started."""
-    host: str = "127.0.0.1"
-    """Address to listen on. Anything but loopback needs `tls` and `auth`, or `insecure: true`."""
-    port: int = 0
-    """Port; 0 takes a free one."""
+    listen: str = "127.0.0.1:0"
+    """Address and port; port 0 takes a free one. Beyond loopback it needs `tls` and `auth`, or `insecure: true`."""
     reuse_port: bool = False
     """Share the port with other processes of ours (`--processes`)."""
     insecure: bool = False
@@ -155,16 +159,36 @@ class ListenerConfig:
     """Certificates; without them the connection is not encrypted."""
     auth: AuthConfig | None = None
     """Bearer tokens; without them every client that reaches the port may send."""
+    host: str | None = field(default=None, metadata={"replaced_by": "listen"})
+    """HOST:PORT in one."""
+    port: int | None = field(default=None, metadata={"replaced_by": "listen"})
+    """HOST:PORT in one."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
-            raise ConfigError(f"must be within 0 and 65535, got {self.port!r}", field="port")
+        self._take_old_spelling()
         is_guarded = self.tls is not None and (self.auth is not None or self.tls.client_ca_file is not None)
-        if self.host not in LOOPBACK and not is_guarded and not self.insecure:
+        if self.address[0] not in LOOPBACK and not is_guarded and not self.insecure:
             raise ConfigError(
-                f"{self.host!r} is open to the network: set tls, and auth or tls.client_ca_file; or say insecure: true",
-                field="host",
+                f"{self.listen!r} is open to the network: set tls, and auth or tls.client_ca_file; or say "
+                "insecure: true",
+                field="listen",
             )
+
+    def _take_old_spelling(self) -> None:
+        """Let `host` and `port`, where they are set, stand in `listen`."""
+        if self.port is not None and (isinstance(self.port, bool) or not 0 <= self.port <= 65535):
+            raise ConfigError(f"must be within 0 and 65535, got {self.port!r}", field="port")
+        host, port = self.address
+        if self.host is not None or self.port is not None:
+            host, port = host if self.host is None else self.host, port if self.port is None else self.port
+            _set(self, "listen", format_address(host, port))
+            _set(self, "host", None)
+            _set(self, "port", None)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port; no host: every address of the machine."""
+        return parse_address(self.listen, "listen", may_be_all=True)
 
     def problems(self) -> Iterator[ConfigError]:
         """Yields what would keep it from starting here, as files that cannot be read."""
@@ -181,19 +205,22 @@ class ListenerConfig:
 class HttpReceiverConfig(ListenerConfig):
     """OTLP (`/v1/metrics`), Prometheus remote write (`/api/v1/write`) and JSON events (`/v1/events`) over HTTP."""
 
-    port: int = 4318
-    """Port; 0 takes a free one."""
+    listen: str = "127.0.0.1:4318"
+    """Address and port; port 0 takes a free one. Beyond loopback it needs `tls` and `auth`, or `insecure: true`."""
     otlp_path: str = "/v1/metrics"
     """Where OTLP metrics are taken, protobuf and JSON."""
     remote_write_path: str = "/api/v1/write"
     """Where Prometheus remote writes are taken."""
     events_path: str = "/v1/events"
     """Where JSON events are taken."""
+    allowed_origins: tuple[str, ...] = ()
+    """Sites whose web pages may send, as `https://shop.example`; `*`: all. Requests from other pages are refused."""
     limits: HttpLimits = field(default_factory=HttpLimits)
     """What one client can make us do."""
 
     def __post_init__(self) -> None:
         ListenerConfig.__post_init__(self)
+        _set(self, "allowed_origins", tuple(self.allowed_origins))
         paths = [self.otlp_path, self.remote_write_path, self.events_path]
         for name, path in zip(("otlp_path", "remote_write_path", "events_path"), paths):
             if not path.startswith("/") or paths.count(path) > 1:
@@ -204,8 +231,8 @@ class HttpReceiverConfig(ListenerConfig):
 class GrpcReceiverConfig(ListenerConfig):
     """OTLP over gRPC."""
 
-    port: int = 4317
-    """Port; 0 takes a free one."""
+    listen: str = "127.0.0.1:4317"
+    """Address and port; port 0 takes a free one. Beyond loopback it needs `tls` and `auth`, or `insecure: true`."""
     limits: GrpcLimits = field(default_factory=GrpcLimits)
     """What one client can make us do."""
 
@@ -232,16 +259,16 @@ class BrokerTlsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RabbitReceiverConfig:
-    """Messages of a RabbitMQ queue: OTLP, JSON events or remote writes, acknowledged when they are safe."""
+    """Messages of RabbitMQ queues: OTLP, JSON events or remote writes, acknowledged when they are safe."""
 
     enabled: bool = False
     """True: consume."""
     url: str = "amqp://127.0.0.1:5672/"
     """The broker. For the password use `password_file`."""
-    queue: str = "penstock"
-    """The queue to consume."""
+    queue: tuple[str, ...] = ("penstock",)
+    """The queues to consume, one or several. Each has workers and a prefetch of its own."""
     declare: bool = False
-    """Declare the queue (durable, classic) if it is not there; false: it must be there, as it is."""
+    """Declare the queues (durable, classic) that are not there; false: they must be there, as they are."""
     format: Literal["auto", "otlp", "otlp_json", "remote_write", "events"] = "auto"
     """What bodies are. `auto`: by content type, protobuf is OTLP and JSON is events."""
     dead_letter_exchange: str = ""
@@ -249,20 +276,39 @@ class RabbitReceiverConfig:
     password_file: str | Path | None = None
     """Read at every connect, so that a new one is found."""
     tls: BrokerTlsConfig | None = None
-    workers: int = 2
-    """Batches under way at a time."""
+    workers: int = 0
+    """Batches of a queue under way at a time; 0: four for each core."""
+    prefetch_count: int = 0
+    """Messages of a queue that the broker may send ahead, at most 1000; 0: a batch for every worker."""
+    exclusive: bool = False
+    """Be the only consumer of each queue."""
     batch_size: int = 100
     """Messages that are taken together: one sync of the disk for all of them."""
     batch_timeout: float | str = 0.05
     """How long a batch may wait to be full."""
 
+    # What the consumer pool takes, and a receiver does not.
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "auto_ack": "messages are acknowledged when they are safe, else a crash would lose them",
+        "execution": "messages are decoded by the intake, together with all other requests",
+        "event_type": "every message of the queue is taken: format says what bodies are",
+        "event_type_header": "every message of the queue is taken: format says what bodies are",
+        "max_attempts": "a message is taken, tried again for as long as there is no room, or a dead letter at once",
+        "retry": "a message is taken, tried again for as long as there is no room, or a dead letter at once",
+    }
+
     def __post_init__(self) -> None:
         _set(self, "batch_timeout", parse_duration(self.batch_timeout, "batch_timeout", is_positive=True))
         check_broker_url(self.url)
-        if not self.queue:
-            raise ConfigError("must name the queue to consume, got ''", field="queue")
-        for name in ("workers", "batch_size"):
-            check_count(getattr(self, name), name, 1)
+        given: object = self.queue
+        _set(self, "queue", (given,) if isinstance(given, str) else self.queue)
+        if not all(self.queue) or not self.queue or len(set(self.queue)) < len(self.queue):
+            shown = ", ".join(map(repr, self.queue)) or "none"
+            raise ConfigError(f"must name the queues to consume, each once, got {shown}", field="queue")
+        for name, least in (("workers", 0), ("batch_size", 1), ("prefetch_count", 0)):
+            check_count(getattr(self, name), name, least)
+        if self.prefetch_count > 1000:
+            raise ConfigError(f"must be <= 1000, got {self.prefetch_count}", field="prefetch_count")
         if self.enabled and self.tls is not None and not self.url.startswith("amqps://"):
             raise ConfigError("must begin with amqps:// where tls is set, got amqp://", field="url")
 

@@ -25,6 +25,11 @@ class LoopThread:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
+    def dead_threads(self) -> list[str]:
+        """Its thread's name, if that was started and has ended without `close`."""
+        is_dead = self._thread.ident is not None and not self._thread.is_alive() and not self.loop.is_closed()
+        return [self._thread.name] if is_dead else []
+
     def run(self, work: Coroutine[Any, Any, None], timeout: float) -> None:
         """Runs `work` there and waits for it."""
         asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)

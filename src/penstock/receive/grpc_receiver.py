@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -14,7 +15,7 @@ from penstock.decode.outcome import Answer, Format, Refusal, Status
 from penstock.errors import PenstockError
 from penstock.receive.answers import GRPC, RETRY_AFTER, export_response, rpc_status
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import GrpcReceiverConfig, ServerTlsConfig, is_authorized
+from penstock.receive.config import GrpcReceiverConfig, ServerTlsConfig, is_authorized, token_name
 from penstock.receive.event_loop import LoopThread
 from penstock.receive.intake import Intake
 from penstock.receive.request_group import ReceivedRequest
@@ -23,6 +24,7 @@ from penstock.telemetry import Sample
 log = logging.getLogger(__name__)
 
 _SERVICE = "opentelemetry.proto.collector.metrics.v1.MetricsService"
+_KEY = "idempotency-key"  # of the metadata
 _START = 10.0  # seconds that binding a port may take
 _FLUSH = 1.0  # seconds for answers to be written
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -55,11 +57,14 @@ class GrpcReceiver:
         except (OSError, RuntimeError) as error:
             self.close(0.0)
             raise PenstockError(
-                f"receivers.grpc cannot listen on {self.config.host}:{self.config.port}: {self._port_error(error)}; "
-                "receivers.grpc.host and receivers.grpc.port name another place"
+                f"receivers.grpc cannot listen on {self.config.listen}: {self._port_error(error)}; "
+                "receivers.grpc.listen names another place"
             ) from error
         log.info(
-            "gRPC receiver listens. host=%s port=%d tls=%s", self.config.host, self.port, self.config.tls is not None
+            "gRPC receiver listens. host=%s port=%d tls=%s",
+            self.config.address[0],
+            self.port,
+            self.config.tls is not None,
         )
         return self
 
@@ -67,7 +72,7 @@ class GrpcReceiver:
         """Returns the system's reason, which gRPC does not pass on."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
-                self.config.host, self.config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                *self.config.address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             with socket.socket(family, kind, protocol) as trial:
                 trial.bind(address)
@@ -116,8 +121,7 @@ class GrpcReceiver:
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.max_connections)
         export = grpc.unary_unary_rpc_method_handler(self._export)
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, {"Export": export})])
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        address = f"{host}:{self.config.port}"
+        address = self.config.listen
         if self._certificates is None:
             self.port = self._server.add_insecure_port(address)
         else:
@@ -131,17 +135,27 @@ class GrpcReceiver:
     # -- a call ------------------------------------------------------------------------------------------------------
 
     async def _export(self, body: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        sender = _address(context.peer())
         if self._tokens:
             headers = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
             if not is_authorized(headers, self._tokens):
-                self._intake.count_refusal(Refusal.UNAUTHORIZED)
+                self._intake.refusals.add(
+                    Refusal.UNAUTHORIZED, sender=sender, detail="no bearer token, or an unknown one"
+                )
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token that we know is needed")
+            sender = token_name(headers[0])
         waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
         most = int(self.config.limits.max_decompressed)
         self._open_calls += 1
         try:
             deliver = self._thread.deliver
-            self._intake.submit(ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, most, waiting, deliver))
+            key = next((str(value) for name, value in context.invocation_metadata() or () if name == _KEY), "")
+            turns_of = sender if len(self._tokens) > 1 else context.peer()
+            self._intake.submit(
+                ReceivedRequest(
+                    Format.OTLP, body, Encoding.IDENTITY, most, waiting, deliver, sender, turns_of=turns_of, key=key
+                )
+            )
             answer = await waiting
         finally:
             self._open_calls -= 1
@@ -153,9 +167,18 @@ class GrpcReceiver:
         await context.abort(_CODES[code], answer.message, trailing_metadata=(details,))
         raise AssertionError("abort raises")
 
+    def dead_threads(self) -> list[str]:
+        """Returns the threads that have ended though they should not."""
+        return self._thread.dead_threads()
+
     def samples(self) -> Iterator[Sample]:
         """For `Telemetry.watch`. gRPC tells of open calls, not of connections."""
         yield Sample("penstock_receive_connections", self._open_calls, ("grpc",))
+
+
+def _address(peer: str) -> str:
+    """The address in what gRPC calls a peer: `ipv4:10.0.0.1:4711`, `ipv6:%5B::1%5D:4711`."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
 def _certificates(tls: ServerTlsConfig) -> grpc.ServerCertificateConfiguration:

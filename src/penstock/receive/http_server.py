@@ -23,26 +23,30 @@ class HttpServer(web.Server):
     its way there. Here a request that has begun is read to its end, and its connection closed after the answer.
     """
 
-    def __init__(
-        self, handler: Any, max_connections: int, on_refusal: Callable[[Refusal], None], **options: Any
-    ) -> None:
+    def __init__(self, handler: Any, max_connections: int, on_refusal: Callable[..., None], **options: Any) -> None:
         super().__init__(handler, **options)
         self._max_connections = max_connections
         self.on_refusal = on_refusal
         self.open = 0
         self.is_stopping = False
+        self._generation = 0  # of connections: those of an earlier one are closed
         self._all_gone = asyncio.Event()
 
     def __call__(self) -> RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
+        connection = _Connection(self, loop=self._loop, **self._kwargs)
+        connection.generation = self._generation
+        return connection
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         self.open += 1
         is_too_many = self.open > self._max_connections
         if is_too_many:
-            self.on_refusal(Refusal.CONNECTIONS)
-        if is_too_many or self.is_stopping:
+            client = (transport.get_extra_info("peername") or ("",))[0]
+            self.on_refusal(
+                Refusal.CONNECTIONS, sender=client, detail=f"more than {self._max_connections} connections at a time"
+            )
+        if is_too_many or self.is_stopping or handler.generation != self._generation:
             transport.abort()
 
     def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
@@ -54,6 +58,11 @@ class HttpServer(web.Server):
     def pre_shutdown(self) -> None:
         """Closes idle connections at once, and the others after their answers."""
         self.is_stopping = True
+        self.close_connections()
+
+    def close_connections(self) -> None:
+        """Closes those that are open or being made: idle ones at once, the others after their answers."""
+        self._generation += 1
         for connection in self.connections:
             if isinstance(connection, _Connection) and connection.is_idle:
                 connection.force_close()
@@ -72,7 +81,9 @@ class HttpServer(web.Server):
 
 
 class _Connection(RequestHandler):
-    __slots__ = ()
+    __slots__ = ("generation",)
+
+    generation: int
 
     @property
     def is_idle(self) -> bool:
@@ -98,7 +109,7 @@ class _Connection(RequestHandler):
             log.error("A request failed. client=%s", request.remote, exc_info=exc)
             message = "something went wrong here; our log says what"
         elif isinstance(self._manager, HttpServer):
-            self._manager.on_refusal(Refusal.MALFORMED)
+            self._manager.on_refusal(Refusal.MALFORMED, sender=request.remote or "", detail="not HTTP")
         if request.writer.output_size > 0:
             raise ConnectionError("a part of another answer was sent already")
         text = (message or "not HTTP").partition("\n")[0] + "\n"

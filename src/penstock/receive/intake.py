@@ -4,8 +4,7 @@
         ▲                 (bytes bounded)                       one thread                │
         └───────────────────────────────── answers ◄─────────────────────────────── done ─┘
 
-While one group is decoded and made safe the next one gathers, so groups grow with the load and a lone request does not
-wait: a group of four requests costs almost as much as one of sixteen.
+While one group is decoded the next one gathers: groups grow with the load, and a lone request does not wait.
 
 Where several processes receive, each cumulative stream has one owner (`decode.stream_owners`):
 
@@ -33,8 +32,11 @@ from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.outcome import Answer, Format, Refusal, Status, TooMany
 from penstock.decode.stream_owners import HandoverBodies
-from penstock.receive.bodies import Encoding, TooLarge, decompress_body
+from penstock.receive.bodies import Encoding
 from penstock.receive.peers import Peers
+from penstock.receive.recent_requests import RecentRequests
+from penstock.receive.refusal_log import REASONS, RefusalLog
+from penstock.receive.repeats import Repeats
 from penstock.receive.request_group import Deliver, PendingParts, ReceivedRequest, RequestGroup
 from penstock.receive.request_queue import RequestQueue
 from penstock.receive.sink import RawSink, Sink
@@ -46,14 +48,9 @@ CLOSING = Answer(Status.BROKEN, "shutting down: send it again")
 _FULL = Answer(Status.BUSY, "too many requests wait for their answer: send it again")
 _NO_ROOM = Answer(Status.BUSY, "no room at the moment: send it again")
 _TOO_MUCH_ASIDE = Answer(Status.BUSY, "too much waits for other processes: send it again")
+_LONGEST_REASON = 300  # characters of it that an answer has
+_NEARLY_FULL = 0.95  # of what may wait: requests are about to be refused
 _SWEEP = 60.0  # seconds between two looks for series that have expired
-
-_REASONS = {  # as which an answer is counted
-    Status.BAD: Refusal.MALFORMED,
-    Status.TOO_LARGE: Refusal.TOO_LARGE,
-    Status.BUSY: Refusal.FULL,
-    Status.BROKEN: Refusal.FAILED,
-}
 
 
 class Intake:
@@ -61,7 +58,7 @@ class Intake:
 
     Loss: an answer of TAKEN means that the points are as safe as the sinks' durability says. Without it the sender
         still has them, and may send them again.
-    Order: requests of one format are decoded in the order in which they came.
+    Order: requests of one sender and format are decoded in the order in which they came; senders have fair turns.
     Threads: `submit` may be called from any thread.
     """
 
@@ -75,24 +72,26 @@ class Intake:
         began: float | None = None,
         memory: Path | None = None,
         peers: Peers | None = None,
+        recent: RecentRequests | None = None,
     ) -> None:
         self._memory = memory
         self._peers = peers
         self.config = config = config or IntakeConfig()
         self._clock = clock or SystemClock()
+        self._repeats = Repeats(recent, self._clock) if recent is not None else None
         self._sink = sink
         self._relay = relay
         self._decoder = Decoder(config, self._clock, began, peers.owners if peers is not None else None)
         self._thread = threading.Thread(target=self._run, name="penstock-intake", daemon=True)
         self._undos: deque[Decoded] = deque()  # groups that a sink took and then failed to keep
+        self.refusals = RefusalLog(self._clock)
         self._queue = RequestQueue(int(config.max_held), int(config.max_group), self._clock)
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._answers: Counter[tuple[Format, Status]] = Counter()
-        self._refused: Counter[Refusal] = Counter()
+        self._answers: Counter[tuple[Format, str]] = Counter()
+        self._points: Counter[Format] = Counter()  # of requests that were answered with success
         # Written by the intake's thread alone.
         self._bytes_aside = 0  # decompressed, of groups that wait for other processes
-        self._points: Counter[Format] = Counter()
         self._bytes: Counter[Format] = Counter()
         self._seconds = 0.0
         self._sizes = Buckets("penstock_receive_group_requests")
@@ -110,17 +109,19 @@ class Intake:
         """Takes a request, or refuses it: BUSY if too much waits already, BROKEN while closing."""
         if not self._queue.push([request]):
             reason, answer = (Refusal.CLOSED, CLOSING) if self.is_closing else (Refusal.FULL, _FULL)
-            self.count_refusal(reason)
+            self.refusals.add(reason, sender=request.sender, detail=answer.message)
             request.deliver([(request.reply_to, answer)])
 
-    def submit_from_peer(self, kind: Format, bodies: Sequence[bytes], deliver: Deliver) -> None:
+    def submit_from_peer(
+        self, kind: Format, bodies: Sequence[bytes], deliver: Deliver, senders: Sequence[str] = ()
+    ) -> None:
         """Takes bodies that another process hands over, of streams that this process owns: all of them or none.
 
         `deliver` is called with the place of each body and its answer.
         """
         requests = [
-            ReceivedRequest(kind, body, Encoding.IDENTITY, len(body), place, deliver, is_from_peer=True)
-            for place, body in enumerate(bodies)
+            ReceivedRequest(kind, body, Encoding.IDENTITY, len(body), place, deliver, sender, is_from_peer=True)
+            for place, (body, sender) in enumerate(zip(bodies, senders or [""] * len(bodies)))
         ]
         if not self._queue.push(requests):
             deliver([(request.reply_to, _NO_ROOM) for request in requests])
@@ -128,11 +129,6 @@ class Intake:
     @property
     def is_closing(self) -> bool:
         return self._queue.is_closed
-
-    def count_refusal(self, reason: Refusal) -> None:
-        """Counts a request that a receiver refused by itself."""
-        with self._lock:
-            self._refused[reason] += 1
 
     def close(self, timeout: float = 30.0) -> bool:
         """Takes nothing more, answers what waits; says whether all was answered in time."""
@@ -194,23 +190,25 @@ class Intake:
         """Decompresses requests and decodes them, those of senders apart from those of other processes."""
         from_senders: list[tuple[ReceivedRequest, bytes]] = []
         from_peers: list[tuple[ReceivedRequest, bytes]] = []
+        charged: list[tuple[ReceivedRequest, int]] = []
         size = 0
         for place, request in enumerate(requests):
             if size >= int(self.config.max_group):  # compressed bodies may grow a thousandfold: the rest comes next
                 self._queue.put_back(requests[place:])
                 break
-            try:
-                body = decompress_body(request.body, request.encoding, request.max_decompressed)
-            except TooLarge as error:
-                self._answer([(request, Answer(Status.TOO_LARGE, str(error)))])
-            except ValueError as error:
-                self._answer([(request, Answer(Status.BAD, str(error)))])
-            except MemoryError:
-                self._answer([(request, Answer(Status.BROKEN, "no memory: send it again"))])
+            body = request.decompressed()
+            if isinstance(body, Answer):
+                charged.append((request, request.max_decompressed if body.status is Status.TOO_LARGE else 0))
+                self._answer([(request, body)])
             else:
                 (from_peers if request.is_from_peer else from_senders).append((request, body))
+                charged.append((request, len(body)))
                 size += len(body)
+        self._queue.charge(charged)
         self._bytes[requests[0].kind] += sum(len(body) for _, body in from_senders)
+        if self._repeats is not None and from_senders:
+            from_senders, answers = self._repeats.screen(from_senders)
+            self._answer(answers)
         for some in (from_peers, from_senders):  # peers first: they wait, and what senders sent may wait for them
             if some:
                 self._sizes.observe(len(some))
@@ -223,7 +221,8 @@ class Intake:
         group = RequestGroup(kind, requests, bodies, self._relay_of(kind) is not None)
         handed_over = range(len(requests)) if requests[0].is_from_peer else ()
         try:
-            decoded = self._decoder.decode(kind, bodies, handed_over, partial(self._hand_to_peers, group))
+            senders = [request.sender for request in requests]
+            decoded = self._decoder.decode(kind, bodies, handed_over, partial(self._hand_to_peers, group), senders)
         except Exception as error:
             if len(requests) > 1:  # one of them is the cause: each for itself, so that only that one fails
                 for one in received:
@@ -231,16 +230,18 @@ class Intake:
             elif isinstance(error, TooMany):
                 self._answer([(requests[0], Answer(Status.TOO_LARGE, f"the body has {error}"))])
             else:
-                log.exception("A request could not be decoded. format=%s bytes=%d", kind.value, len(bodies[0]))
-                answer = Answer(Status.BAD, "this request cannot be decoded; our log says why")
-                self._answer([(requests[0], answer)])
+                log.debug("A request cannot be decoded. format=%s", kind.value, exc_info=error)
+                reason = f"this request cannot be decoded: {type(error).__name__}: {error}"
+                self._answer([(requests[0], Answer(Status.BAD, reason[:_LONGEST_REASON]))])
             return
         self._answer([(requests[place], answer) for place, answer in decoded.outcomes.errors.items()])
         group.decoded = decoded
         if group.peer_bodies or len(decoded.outcomes.errors) < len(requests):
             self._queue.group_sent()
             if not group.peer_bodies:
-                self._submit_to_sinks(group)
+                repeated = self._repeats.screen_events(group) if self._repeats is not None else {}
+                self._answer([(requests[place], answer) for place, answer in repeated.items()])
+                self._submit_to_sinks(group, repeated)
 
     def _hand_to_peers(self, group: RequestGroup, bodies: HandoverBodies, points: Mapping[int, int]) -> None:
         """Hands other processes what they own of a group; it is resumed when the last has answered."""
@@ -253,7 +254,9 @@ class Intake:
             return
         group.awaited = len(bodies)
         for owner, parts in bodies.items():
-            self._peers.submit(owner, group.kind, parts, points[owner], partial(self._queue.on_peer_answer, group))
+            senders = [group.requests[place].sender for place in parts]
+            on_answer = partial(self._queue.on_peer_answer, group)
+            self._peers.submit(owner, group.kind, parts, points[owner], on_answer, senders)
 
     def _resume(self, group: RequestGroup) -> None:
         """Takes the rest of a group for whose parts other processes have answered.
@@ -277,13 +280,14 @@ class Intake:
         assert group.decoded is not None
         kind, decoded = group.kind, group.decoded
         places = [place for place in group.readable if place not in refused]
-        pending = PendingParts(group.answers(places), self._finish)
+        pending = PendingParts(group.answers(places), partial(self._finish, group, decoded.points_of(places)))
         refusal = None
         try:
             if refused:
                 decoded = self._decoder.without(refused, decoded)
             raw = [decoded.raw[place] for place in places if not group.requests[place].is_from_peer]
-            if not self._submit_parts(kind, decoded, raw, pending):
+            digests = b"".join(group.requests[place].digest for place in places)
+            if not self._submit_parts(kind, decoded, raw, pending, digests):
                 refusal = _NO_ROOM
         except Exception as error:  # sinks promise to raise none, but this thread must not end
             log.exception("A request could not be handed over. format=%s", kind.value)
@@ -291,23 +295,21 @@ class Intake:
         if refusal is not None:
             pending.refuse_last(refusal)
             decoded.undo()
-        else:
-            self._points[kind] += sum(map(len, decoded.chunks))
-            with self._lock:
-                self._refused.update(decoded.outcomes.reasons)
         pending.seal()
 
     def _relay_of(self, kind: Format) -> RawSink | None:
-        return self._relay if self._relay is not None and self._relay.takes(_relayed(kind)) else None
+        return self._relay if self._relay is not None and self._relay.takes(kind.relayed_as) else None
 
-    def _submit_parts(self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingParts) -> bool:
+    def _submit_parts(
+        self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingParts, digests: bytes
+    ) -> bool:
         """Submits bodies to the relay, then points to L1; says whether both took them.
 
         In this order, since a refused request is sent again: the relay's destination tells the same point twice from
         two points by its time, L1 would add it up again.
         """
         relay = self._relay_of(kind)
-        if relay is not None and raw and not relay.submit_raw(_relayed(kind), raw, pending.add()):
+        if relay is not None and raw and not relay.submit_raw(kind.relayed_as, raw, pending.add()):
             return False
         if self._sink is None or not decoded.chunks:
             return True
@@ -318,54 +320,77 @@ class Intake:
                 self._undos.append(decoded)
             done(error)
 
-        return self._sink.submit(decoded.chunks, points_done)
+        # A block tells nothing of the relay: with one, only what was answered is known when it comes again.
+        return self._sink.submit(decoded.chunks, points_done, b"" if relay is not None else digests)
 
     # -- answering, from any thread ----------------------------------------------------------------------------------
 
-    def _finish(self, answers: list[tuple[ReceivedRequest, Answer]], error: BaseException | None) -> None:
-        if error is not None:
-            log.warning("What was received is not safe, its senders are told. reason=%s", error)
+    def _finish(
+        self, group: RequestGroup, points: Sequence[int], answers: list[tuple[ReceivedRequest, Answer]]
+    ) -> None:
+        """Answers the requests of a group, and counts what is taken and refused of those that hear a success."""
+        assert group.decoded is not None
+        taken = [count for count, (_, answer) in zip(points, answers) if answer.status is Status.TAKEN]
+        with self._lock:
+            self._points[group.kind] += sum(taken)
+        if taken:
+            self.refusals.add_outcomes(group.decoded.outcomes, [request.sender for request in group.requests])
         self._answer(answers)
         self._queue.group_settled()
 
     def _answer(self, answers: list[tuple[ReceivedRequest, Answer]]) -> None:
         if not answers:
             return
+        if self._repeats is not None:  # first: a sender that has its answer is known
+            self._repeats.settle(answers)
         by_receiver: dict[Deliver, list[tuple[object, Answer]]] = {}
         with self._lock:  # first: a sender that has its answer finds it counted
             for request, answer in answers:
                 by_receiver.setdefault(request.deliver, []).append((request.reply_to, answer))
                 if not request.is_from_peer:  # otherwise it is counted where it came from
-                    self._answers[request.kind, answer.status] += 1
-                    if answer.status is not Status.TAKEN:
-                        self._refused[_REASONS[answer.status]] += 1
+                    self._answers[request.kind, answer.label] += 1
+        for request, answer in answers:
+            if answer.status is not Status.TAKEN and not request.is_from_peer:
+                self.refusals.add(REASONS[answer.status], sender=request.sender, detail=answer.message)
         for deliver, some in by_receiver.items():
             deliver(some)
         self._queue.release([request for request, _ in answers])
 
     # -- state -------------------------------------------------------------------------------------------------------
 
+    def unready(self) -> list[str]:
+        """Returns why requests would be refused now; nothing if they would not."""
+        if self.is_closing:
+            return ["the intake is closed"]
+        share = self._queue.fullness
+        return [f"requests that wait take {share:.0%} of intake.max_held"] if share >= _NEARLY_FULL else []
+
+    def notes(self) -> list[str]:
+        """Returns what was refused of late and needs an operator."""
+        return self.refusals.notes()
+
+    def dead_threads(self) -> list[str]:
+        """Returns the threads that have ended though they should not."""
+        is_dead = self._thread.ident is not None and not self._thread.is_alive() and not self.is_closing
+        return [self._thread.name] if is_dead else []
+
     def samples(self) -> Iterator[Sample | Buckets]:
         """For `Telemetry.watch`."""
         with self._lock:
-            answers, refused = dict(self._answers), dict(self._refused)
+            answers, points = dict(self._answers), dict(self._points)
         yield Sample("penstock_receive_held_bytes", self._queue.held_bytes)
         yield Sample("penstock_receive_waiting_requests", self._queue.unanswered)
         for (kind, status), count in answers.items():
-            yield Sample("penstock_receive_requests_total", count, (kind.value, status.value))
-        for reason, count in refused.items():
+            yield Sample("penstock_receive_requests_total", count, (kind.value, status))
+        for reason, count in self.refusals.counts().items():
             yield Sample("penstock_receive_refused_total", count, (reason.value,))
-        for kind, count in list(self._points.items()):
+        for kind, count in points.items():
             yield Sample("penstock_receive_points_total", count, (kind.value,))
         for kind, count in list(self._bytes.items()):
             yield Sample("penstock_receive_bytes_total", count, (kind.value,))
         yield Sample("penstock_receive_decode_seconds_total", self._seconds)
         yield self._sizes
         yield from self._decoder.samples()
-        if self._peers is not None:
-            yield from self._peers.samples()
-
-
-def _relayed(kind: Format) -> Format:
-    """The format in which a body is relayed."""
-    return Format.OTLP if kind is Format.OTLP_JSON else kind
+        for part in (self._peers, self._repeats):
+            if part is not None:
+                yield from part.samples()

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.clock import Clock
@@ -51,7 +51,14 @@ class PeerLink:
         self._unanswered: dict[int, _Handover] = {}
         self._held = 0
 
-    def submit(self, kind: Format, parts: Mapping[int, bytes], points: int, on_answer: OnAnswer) -> None:
+    def submit(
+        self,
+        kind: Format,
+        parts: Mapping[int, bytes],
+        points: int,
+        on_answer: OnAnswer,
+        senders: Sequence[str] = (),
+    ) -> None:
         """Hands bodies over; `on_answer` is called once, from any thread, with all that was not simply taken."""
         bodies = list(parts.values())
         size = sum(map(len, bodies))
@@ -76,7 +83,7 @@ class PeerLink:
             handover.answer_all(refusal or self._absent())
             return
         try:
-            self._loop.call_soon_threadsafe(write, writer, handover_message(number, kind, bodies))
+            self._loop.call_soon_threadsafe(write, writer, handover_message(number, kind, bodies, senders))
         except RuntimeError:  # the loop has closed
             self.on_lost()
 

@@ -1,6 +1,7 @@
 """The messages between receiving processes, over Unix sockets in a private folder.
 
-a handover   number u64, format u8, count u32; a length u32 for each body; the bodies
+a handover   number u64, format u8, count u32, length u32; JSON of the bodies' senders; a length u32 for each body; the
+             bodies
 an answer    number u64, length u32; JSON of the bodies that were not simply taken: [[place, status, message, rejected,
              reasons, is_useless], …]. The first one of a connection has number 0: the greeting
 
@@ -19,7 +20,7 @@ from penstock.decode.outcome import Answer, Format, Status
 BUFFER = 1 << 20
 _LARGEST = 1 << 30  # bytes of one message: more is nonsense
 _LONGEST_ADDRESS = 100  # bytes; the kernel takes 107
-_HANDOVER = struct.Struct("<QBI")
+_HANDOVER = struct.Struct("<QBII")
 _ANSWER = struct.Struct("<QI")
 _FORMATS = list(Format)
 
@@ -42,21 +43,23 @@ class SocketAddress:
             os.close(self._folder)
 
 
-def handover_message(number: int, kind: Format, bodies: Sequence[bytes]) -> list[bytes]:
+def handover_message(number: int, kind: Format, bodies: Sequence[bytes], senders: Sequence[str] = ()) -> list[bytes]:
     """Returns the pieces of a handover, to be written one after the other."""
-    head = _HANDOVER.pack(number, _FORMATS.index(kind), len(bodies))
-    return [head, struct.pack(f"<{len(bodies)}I", *map(len, bodies)), *bodies]
+    names = json.dumps(list(senders)).encode()
+    head = _HANDOVER.pack(number, _FORMATS.index(kind), len(bodies), len(names))
+    return [head, names, struct.pack(f"<{len(bodies)}I", *map(len, bodies)), *bodies]
 
 
-async def read_handover(reader: asyncio.StreamReader) -> tuple[int, Format, list[bytes]]:
-    """Returns number, format and bodies of the next one; ValueError, IndexError or struct.error if it is none."""
-    number, kind, count = _HANDOVER.unpack(await reader.readexactly(_HANDOVER.size))
-    if 4 * count > _LARGEST:
-        raise ValueError(f"a message of {count} bodies")
+async def read_handover(reader: asyncio.StreamReader) -> tuple[int, Format, list[bytes], list[str]]:
+    """Returns number, format, bodies and senders of the next; ValueError, IndexError or struct.error if it is none."""
+    number, kind, count, length = _HANDOVER.unpack(await reader.readexactly(_HANDOVER.size))
+    if 4 * count > _LARGEST or length > _LARGEST:
+        raise ValueError(f"a message of {count} bodies, and {length} bytes of senders")
+    senders = json.loads(await reader.readexactly(length))
     lengths = struct.unpack(f"<{count}I", await reader.readexactly(4 * count))
     if sum(lengths) > _LARGEST:
         raise ValueError(f"a message of {sum(lengths)} bytes")
-    return number, _FORMATS[kind], _cut(await reader.readexactly(sum(lengths)), lengths)
+    return number, _FORMATS[kind], _cut(await reader.readexactly(sum(lengths)), lengths), senders
 
 
 def _cut(data: bytes, lengths: Sequence[int]) -> list[bytes]:

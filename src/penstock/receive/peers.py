@@ -31,7 +31,7 @@ _GREETING = 5.0  # seconds within which a process that listens greets
 _FIRST_CONTACT = 10.0  # seconds of a start that wait for the others: without them requests could only be refused
 _PAUSES = (0.02, 0.5)  # seconds before another try to reach one, the first and the longest
 
-SubmitFromPeer = Callable[[Format, Sequence[bytes], Deliver], None]
+SubmitFromPeer = Callable[[Format, Sequence[bytes], Deliver, Sequence[str]], None]
 
 
 class Peers:
@@ -73,9 +73,17 @@ class Peers:
         with self._lock:
             self._changed.wait_for(lambda: not self.owners.unreachable or self._is_stopping, _FIRST_CONTACT)
 
-    def submit(self, owner: int, kind: Format, parts: Mapping[int, bytes], points: int, on_answer: OnAnswer) -> None:
+    def submit(
+        self,
+        owner: int,
+        kind: Format,
+        parts: Mapping[int, bytes],
+        points: int,
+        on_answer: OnAnswer,
+        senders: Sequence[str] = (),
+    ) -> None:
         """Hands bodies over; `on_answer` is called once, from any thread, with all that was not simply taken."""
-        self._links[owner].submit(Format.OTLP if kind is Format.OTLP_JSON else kind, parts, points, on_answer)
+        self._links[owner].submit(Format.OTLP if kind is Format.OTLP_JSON else kind, parts, points, on_answer, senders)
 
     def stop_handing_over(self, timeout: float) -> None:
         """Disconnects from the others, and waits until they have disconnected, too."""
@@ -176,8 +184,9 @@ class Peers:
         try:
             writer.write(answer_message(0, {}))
             while True:
-                number, kind, bodies = await read_handover(reader)
-                self._submit(kind, bodies, _HandoverReply(number, len(bodies), self._thread.loop, writer).deliver)
+                number, kind, bodies, senders = await read_handover(reader)
+                reply = _HandoverReply(number, len(bodies), self._thread.loop, writer)
+                self._submit(kind, bodies, reply.deliver, senders)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError) as error:  # cancelled: we close
             log.debug("Another process has disconnected, or is not waited for any longer. reason=%r", error)
         except (ValueError, IndexError, struct.error) as error:

@@ -36,7 +36,7 @@ _PROTOBUF, _JSON = ("application/x-protobuf", "application/protobuf"), ("applica
 
 
 class RabbitReceiver:
-    """Consumes one queue until `close`.
+    """Consumes its queues until `close`.
 
     Loss: none. A message is acknowledged only when the intake has said that it is safe; until then the broker has it.
     Threads: every method may be called from any thread.
@@ -46,17 +46,20 @@ class RabbitReceiver:
 
     def __init__(self, config: RabbitReceiverConfig, intake: Intake) -> None:
         declarations = Declarations()
-        declarations.queue(config.queue, durable=True, passive=not config.declare)
         if config.dead_letter_exchange:
             declarations.exchange(config.dead_letter_exchange, passive=True)
-        declarations.consumer(
-            queue=config.queue,
-            handler=intake_handler(intake, None if config.format == "auto" else Format(config.format)),
-            workers=config.workers,
-            batch_size=config.batch_size,
-            batch_timeout=float(config.batch_timeout),
-            dead_letter=config.dead_letter_exchange or None,
-        )
+        for queue in config.queue:
+            declarations.queue(queue, durable=True, passive=not config.declare)
+            declarations.consumer(
+                queue=queue,
+                handler=intake_handler(intake, None if config.format == "auto" else Format(config.format)),
+                workers=config.workers,
+                prefetch_count=config.prefetch_count,
+                exclusive=config.exclusive,
+                batch_size=config.batch_size,
+                batch_timeout=float(config.batch_timeout),
+                dead_letter=config.dead_letter_exchange or None,
+            )
         for problem in config.problems():
             raise problem
         tls = None
@@ -85,6 +88,10 @@ class RabbitReceiver:
 
     def reload(self) -> None:
         """Nothing to do: password and certificates are read at every connect."""
+
+    def dead_threads(self) -> list[str]:
+        """None: its I/O thread begins anew after whatever fails, and a lost connection is made again."""
+        return []
 
     def samples(self) -> Iterable[Sample | Buckets]:
         """For `Telemetry.watch`."""
@@ -153,8 +160,9 @@ def _submit(intake: Intake, message: Message, kind: Format | None) -> "Future[An
     except ValueError as error:
         future.set_result(Answer(Status.BAD, str(error)))
         return future
+    sender = message.properties.user_id or message.properties.app_id or "RabbitMQ"
     most = _MAX_JSON if kind in (Format.EVENTS, Format.OTLP_JSON) else _MAX_BODY
-    intake.submit(ReceivedRequest(kind, message.body, encoding, most, future, _deliver))
+    intake.submit(ReceivedRequest(kind, message.body, encoding, most, future, _deliver, sender))
     return future
 
 

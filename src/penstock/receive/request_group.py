@@ -5,7 +5,7 @@ received request ─► request group ─► pending parts: bodies at the relay,
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from penstock.decode.decoder import Decoded
 from penstock.decode.outcome import MAX_REASONS, Answer, Format, Status
 from penstock.decode.stream_owners import HandoverBodies
 from penstock.errors import BlockTooLarge, PayloadTooLarge, PermanentExportError
-from penstock.receive.bodies import Encoding
+from penstock.receive.bodies import Encoding, TooLarge, decompress_body
 from penstock.receive.sink import DoneByPlace
 
 Deliver = Callable[[list[tuple[Any, Answer]]], None]
@@ -29,7 +29,23 @@ class ReceivedRequest:
     max_decompressed: int  # bytes
     reply_to: object
     deliver: Deliver
+    sender: str = ""  # its token's name, else its address
     is_from_peer: bool = False  # by another process, which answers the sender
+    turns_of: Hashable = None  # with which others it shares its turns: a sender or a connection
+    key: str = ""  # the sender's own name for the request: `Idempotency-Key`
+    digest: bytes = b""  # by which it is known when it comes again; empty: it is not
+    turn: tuple[float, int] = (0.0, 0)  # see `fair_turns`
+
+    def decompressed(self) -> bytes | Answer:
+        """Returns the body as it was, or the answer to one that cannot be had."""
+        try:
+            return decompress_body(self.body, self.encoding, self.max_decompressed)
+        except TooLarge as error:
+            return Answer(Status.TOO_LARGE, str(error))
+        except ValueError as error:
+            return Answer(Status.BAD, str(error))
+        except MemoryError:
+            return Answer(Status.BROKEN, "no memory: send it again")
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +109,7 @@ class RequestGroup:
         return Answer(Status.TAKEN, "; ".join(reasons), rejected, reasons, is_useless)
 
 
-Finish = Callable[[list[tuple[ReceivedRequest, Answer]], BaseException | None], None]
+Finish = Callable[[list[tuple[ReceivedRequest, Answer]]], None]
 
 
 class PendingParts:
@@ -143,7 +159,7 @@ class PendingParts:
         answers = [
             (request, for_all or for_one.get(place, answer)) for place, (request, answer) in enumerate(self._answers)
         ]
-        self._finish(answers, self._error or next(iter(self._errors.values()), None))
+        self._finish(answers)
 
 
 def _error_answer(error: BaseException) -> Answer:

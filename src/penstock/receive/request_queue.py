@@ -1,4 +1,4 @@
-"""Requests that wait to be decoded, bounded in bytes and taken in groups; they are held until they are answered."""
+"""Requests that wait to be decoded, bounded in bytes, taken in groups by fair turns, held until they are answered."""
 
 import threading
 from collections import deque
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.clock import Clock
 from penstock.decode.outcome import Answer
+from penstock.receive.fair_turns import FairTurns
 from penstock.receive.request_group import ReceivedRequest, RequestGroup
 
 _GATHER = 0.025  # seconds that requests wait for a group to be safe, so that they are decoded together
@@ -37,7 +38,7 @@ class RequestQueue:
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._waiting: deque[ReceivedRequest] = deque()
+        self._waiting = FairTurns()
         self._waiting_bytes = 0
         self._waiting_from_peers = 0
         self._gathering_since: float | None = None
@@ -61,16 +62,18 @@ class RequestQueue:
                 return False
             load.add(requests, 1)
             is_first = not self._waiting
-            self._waiting.extend(requests)
+            for request in requests:
+                self._waiting.add(request)
             self._count_waiting_locked(requests, 1)
             if is_first or is_from_peer or self._waiting_bytes >= self._max_group:
                 self._changed.notify_all()
         return True
 
     def put_back(self, requests: Sequence[ReceivedRequest]) -> None:
-        """Makes them the next to be taken again."""
+        """Lets them wait again, in their old places."""
         with self._lock:
-            self._waiting.extendleft(reversed(requests))
+            for request in requests:
+                self._waiting.put_back(request)
             self._count_waiting_locked(requests, 1)
 
     def _count_waiting_locked(self, requests: Sequence[ReceivedRequest], sign: int) -> None:
@@ -99,11 +102,11 @@ class RequestQueue:
             if self._answered_by_peers:  # it goes first, and what gathers does not wait longer for it
                 return self._answered_by_peers.popleft()
             self._gathering_since = None
-            group = [self._waiting.popleft()]
+            group = [self._waiting.pop()]
             size = len(group[0].body)
-            while self._waiting and self._waiting[0].kind is group[0].kind and size < self._max_group:
-                size += len(self._waiting[0].body)
-                group.append(self._waiting.popleft())
+            while self._waiting and self._waiting.next().kind is group[0].kind and size < self._max_group:
+                group.append(self._waiting.pop())
+                size += len(group[-1].body)
             self._count_waiting_locked(group, -1)
             return group
 
@@ -112,6 +115,11 @@ class RequestQueue:
         is_full = self._waiting_bytes >= self._max_group
         is_urgent = bool(self._answered_by_peers) or self._waiting_from_peers > 0
         return not self._in_flight or is_full or self.is_closed or is_urgent
+
+    def charge(self, decoded: Sequence[tuple[ReceivedRequest, int]]) -> None:
+        """Counts the bytes that requests had once they were decompressed: their senders' next turns are later."""
+        with self._lock:
+            self._waiting.charge(decoded)
 
     def group_sent(self) -> None:
         """Counts a group that was decoded and is not safe yet."""
@@ -164,6 +172,11 @@ class RequestQueue:
     @property
     def held_bytes(self) -> int:
         return self._from_senders.bytes_held + self._from_peers.bytes_held
+
+    @property
+    def fullness(self) -> float:
+        """The share of `max_held` that requests of senders take."""
+        return self._from_senders.bytes_held / self._max_held
 
     @property
     def unanswered(self) -> int:

@@ -13,8 +13,8 @@ DoneByPlace = Callable[[BaseException | Mapping[int, BaseException] | None], Non
 class Sink(Protocol):
     """Takes points: L1."""
 
-    def submit(self, chunks: Sequence[Chunk], done: Done) -> bool:
-        """Takes all of them or, with False, none: it is full or closed.
+    def submit(self, chunks: Sequence[Chunk], done: Done, requests: bytes = b"") -> bool:
+        """Takes all of them or, with False, none: it is full or closed. `requests` are the digests of what they are of.
 
         If True, `done` is called exactly once, from any thread: with None when the points are as safe as the configured
         durability says, with an error if they are not and will not be.

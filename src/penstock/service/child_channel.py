@@ -74,9 +74,12 @@ class ChildAnswers:
         self._answers: Mapping[str, Callable[[dict[str, Any]], Any]] = {}
 
     def first(self) -> dict[str, Any]:
-        """The first message: what the child needs to begin."""
-        message: dict[str, Any] = json.loads(self._lines.readline() or b'{"number": 0}')
-        self._send(message, "ok")
+        """The first message: what the child needs to begin. Ends the process if the service is gone already."""
+        try:
+            message: dict[str, Any] = json.loads(self._lines.readline())
+            self._send(message, "ok")
+        except (OSError, ValueError):
+            raise SystemExit(0) from None
         return message
 
     def start(self, answers: Mapping[str, Callable[[dict[str, Any]], Any]]) -> None:

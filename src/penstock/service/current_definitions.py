@@ -9,10 +9,10 @@ from penstock.model.level import Level
 
 def read_definitions(config: ServiceConfig) -> Definitions:
     """Read the definitions file; ConfigError names the mistake in it."""
-    if config.definitions is None:
+    if config.definitions_path is None:
         return Definitions()
     try:
-        return load_definitions(config.resolved(config.definitions))
+        return load_definitions(config.definitions_path)
     except ConfigError as error:
         raise ConfigError(f"definitions {error}") from error
 

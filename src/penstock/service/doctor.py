@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from penstock.errors import MissingRequirement
-from penstock.machine import cpu_quota, machine_memory, memory_limit
+from penstock.machine import cpu_quota, how_to_install, machine_memory, memory_limit
 from penstock.spark.java import find_java
 from penstock.units import format_bytes
 
@@ -53,7 +53,7 @@ def require_extra(extra: str, *modules: str) -> None:
     """MissingRequirement with the command that installs `extra`, if one of `modules` is not there."""
     for module in modules:
         if not _is_there(module):
-            raise MissingRequirement(f"{module} is not installed: pip install 'penstock[{extra}]'")
+            raise MissingRequirement(f"{module} is not installed: {how_to_install(extra)}")
 
 
 def _is_there(module: str) -> bool:
@@ -99,7 +99,7 @@ def _package(name: str, package: str, extra: str, *, required: bool = True) -> F
     try:
         return Finding(name, True, f"{package} {version(package)}", required=required)
     except PackageNotFoundError:
-        return Finding(name, False, f"{package} is not installed", f"pip install 'penstock[{extra}]'", required)
+        return Finding(name, False, f"{package} is not installed", how_to_install(extra), required)
 
 
 def _broker() -> Finding:

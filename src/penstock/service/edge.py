@@ -5,7 +5,8 @@ receivers ─┬─► relay ─► a send queue for each destination
 """
 
 import logging
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from penstock.export.send_queue import SendQueue
 from penstock.service.queues import SEGMENTS, SegmentQueue, config_for_process, open_relay_queue, wait_until_drained
 from penstock.service.receiver_set import MakeReceiverSet, ReceiverSet
 from penstock.service.relay_pipeline import RelayPipeline
+from penstock.service.stage_health import notes_of_queues, refusals_of_l1, refusals_of_queues
+from penstock.spool import Durability
 from penstock.telemetry import Telemetry
 
 if TYPE_CHECKING:  # these bring pyarrow, which a relay does without
@@ -25,7 +28,7 @@ if TYPE_CHECKING:  # these bring pyarrow, which a relay does without
     from penstock.model.definition import Definitions
 
 log = logging.getLogger(__name__)
-FULL = 0.95  # of a queue: above it requests are about to be refused
+SEAL_TIMEOUT = 10.0  # seconds of a start: the blocks of the last run take one, unless the disk fails
 CLOSED = "Queue is closed. queue=%s left=%d"
 
 
@@ -90,19 +93,29 @@ class Edge:
         opened = SegmentQueue.open(self.config)
         self._pace = opened.pace
         self._senders[SEGMENTS] = opened.sender.start()
+        if float(self.config.intake.repeat_window):
+            self._wait_until_sealed(opened.sender)
         self._telemetry.watch(opened.sender.samples, queue=SEGMENTS)
         self._telemetry.watch(opened.samples)
-        settings = replace(self.config.l1, durability=self.config.segments.queue.durability)
+        settings = replace(self.config.l1, durability=Durability(self.config.segments.queue.durability))
         l1 = self._l1 = L1.with_own_queue("l1", opened.queue.push_many, settings, definitions=self._defined)
         self._telemetry.watch(l1.samples)
         self._telemetry.watch(lambda: l1.queue.stats().samples())
+
+    def _wait_until_sealed(self, sender: SendQueue) -> None:
+        """Wait for the blocks that the last run left: their segments say which requests need not be counted again."""
+        deadline, pause = self._clock.monotonic() + SEAL_TIMEOUT, threading.Event()
+        while len(sender) and self._clock.monotonic() < deadline:
+            pause.wait(0.01)
+        if len(sender):
+            log.warning("Blocks of the last run wait: requests that come again may count twice. blocks=%d", len(sender))
 
     # -- stop: front to back -------------------------------------------------------------------------------------------
 
     def close(self, deadline: float) -> list[str]:
         """Refuse new requests, answer those under way, drain the queues until `deadline`; returns what was not done.
 
-        What a durable queue still holds then is not lost: the next start goes on with it.
+        What a durable queue still holds then is not lost: the next start goes on with it. What is lost is in the list.
         """
         self.state = "stopping"
         late: list[str] = []
@@ -117,6 +130,8 @@ class Edge:
         late += wait_until_drained(self._senders, deadline, self._clock)
         for name, sender in self._senders.items():
             self._close_stage(late, name, partial(sender.close, self._left(deadline)))
+            if lost := sender.lost:
+                late.append(f"queue {name} lost {lost} batches that were in memory only")
             log.log(logging.WARNING if len(sender) else logging.INFO, CLOSED, name, len(sender))
         self.state = "stopped"
         return late
@@ -160,16 +175,24 @@ class Edge:
         return self._receivers.ports() if self._receivers is not None else {}
 
     def unready(self) -> list[str]:
-        """Why requests should not be sent here now; empty if they should."""
-        return [f"{self.state}"] if self.state != "running" else list(self._full())
+        """Why requests should not be sent here now: they would be refused. Empty if they would not."""
+        if self.state != "running":
+            return [self.state]
+        taken = self._receivers.unready() if self._receivers is not None else []
+        return [*refusals_of_queues(self._senders), *refusals_of_l1(self._l1), *taken]
 
-    def _full(self) -> Iterator[str]:
-        for name, sender in self._senders.items():
-            stats = sender.stats()
-            share = max(stats.queue.size / stats.queue.max_size, stats.queue.bytes / stats.queue.max_bytes)
-            if share >= FULL:
-                why = f", its destination is failing (circuit {stats.circuit.value})" if stats.circuit_opened else ""
-                yield f"queue {name} is {share:.0%} full{why}"
+    def notes(self) -> list[str]:
+        """What needs an operator, and is no reason to send requests elsewhere."""
+        if self.state != "running":
+            return []
+        return [*notes_of_queues(self._senders), *(self._receivers.notes() if self._receivers is not None else ())]
+
+    def dead_threads(self) -> list[str]:
+        """The threads that have ended though the process runs: starting it again would help."""
+        if self.state != "running":
+            return []
+        stages = (self._receivers, self._l1, *self._senders.values())
+        return [name for stage in stages if stage is not None for name in stage.dead_threads()]
 
 
 def _read_definitions(config: ServiceConfig) -> "Definitions":

@@ -11,6 +11,7 @@ import sys
 import time
 from typing import IO, Literal
 
+from penstock.secret_text import redacted
 from penstock.service.printable import printable
 
 _FIELD = re.compile(r"(\w+)=(%[-+.\d]*[a-z])")
@@ -30,7 +31,7 @@ class HumanFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = redacted(super().format(record))
         colour = _COLOURS.get(record.levelno)
         return f"\x1b[{colour}m{text}\x1b[0m" if self._has_colour and colour else text
 
@@ -50,12 +51,12 @@ class JsonFormatter(logging.Formatter):
         }
         shown |= _event(record)
         if record.exc_info:
-            shown["exception"] = self.formatException(record.exc_info)
+            shown["exception"] = redacted(self.formatException(record.exc_info))
         return json.dumps(shown, ensure_ascii=False, default=str)
 
 
 def _event(record: logging.LogRecord) -> dict[str, object]:
-    message = record.getMessage()
+    message = redacted(record.getMessage())
     arguments = record.args if isinstance(record.args, tuple) else ()
     template = str(record.msg)
     found = _FIELD.findall(template)
@@ -70,7 +71,7 @@ def _event(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+    return value if isinstance(value, (int, float, bool, type(None))) else redacted(str(value))
 
 
 def set_up_logs(level: int, style: Literal["auto", "human", "json"], stream: IO[str] | None = None) -> None:

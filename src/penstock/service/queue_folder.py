@@ -11,6 +11,7 @@ from penstock.errors import ConfigError
 
 _QUEUE_FILE = re.compile(r"fastqueue\.meta|[0-9a-f]{16}")  # its state, or a chunk that lost it
 _MOST_NAMED = 3
+FILE = "penstock.queue_file"  # in the context of a command: the file of -c
 
 
 def is_queue_folder(folder: Path) -> bool:
@@ -30,8 +31,20 @@ def explain_missing_queue(folder: Path) -> str:
     )
 
 
+def queues_of(file: Path) -> dict[str, Path]:
+    """The folders of the queues of a configuration file, by name: `rollup`, `relay` and those of `exporters`."""
+    from penstock.config.load import load
+    from penstock.config.tree import ServiceConfig
+    from penstock.service.queues import SEGMENTS
+
+    config = load(ServiceConfig, file, environ=os.environ).config
+    return {SEGMENTS: config.resolved(config.segments.queue.path)} | {
+        name: config.queue_path(name) for name in config.relays()
+    }
+
+
 class QueueFolder(click.Path):
-    """An argument that names a queue's folder; anything else is refused before it is touched."""
+    """An argument that names a queue's folder, with -c also by the queue's name; any other is refused untouched."""
 
     name = "queue"
 
@@ -39,6 +52,8 @@ class QueueFolder(click.Path):
         super().__init__(exists=True, file_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        file = ctx.meta.get(FILE) if ctx is not None else None
+        value = value if file is None else queues_of(file).get(value, value)
         folder = Path(os.fsdecode(super().convert(value, param, ctx)))
         try:
             if not is_queue_folder(folder):

@@ -1,13 +1,13 @@
 """The send queues of one process, as its configuration describes them: one for each destination, one for segments."""
 
+import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from penstock.clock import Clock
+from penstock.clock import Clock, SystemClock
 from penstock.config.tree import SegmentQueueConfig, ServiceConfig
 from penstock.errors import PenstockError, QueueLocked
 from penstock.export.breaker import CircuitState
@@ -21,7 +21,10 @@ from penstock.telemetry import Sample
 if TYPE_CHECKING:
     from penstock.export.exporters.segment_exporter import SegmentExporter
 
+log = logging.getLogger(__name__)
 CLOSING_RESERVE = 0.5  # seconds of the deadline that are kept for closing what was drained
+LOCK_PATIENCE = 5.0  # seconds for processes of the last run, which let go within two
+T = TypeVar("T")
 SEGMENTS = "rollup"  # what the queue before segments is called
 
 
@@ -35,8 +38,7 @@ def open_relay_queue(config: ServiceConfig, name: str, *, is_orphan: bool = Fals
         settings = replace(settings, type="memory", order="fifo")
     if settings.type == "disk":
         settings = replace(settings, path=make_private_folder(config.queue_path(name)))
-    with _explaining_locked_queue():
-        return SendQueue.open(make_exporter(section), settings)
+    return open_when_free(lambda: SendQueue.open(make_exporter(section), settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,16 @@ class SegmentQueue:
         )
 
         segments = config.segments
-        folder = make_private_folder(config.resolved(segments.path))
+        folder = make_private_folder(config.resolved(segments.location))
         exporter = SegmentExporter(
             folder, writer=segments.writer, max_blocks=segments.max_blocks, max_bytes=segments.max_bytes
         )
         pace = PacedExporter(exporter, float(segments.interval))
-        with _explaining_locked_queue():
-            queue = FastQueue(make_private_folder(config.resolved(segments.queue.path)), segments.queue.queue_config())
+        path = make_private_folder(config.resolved(segments.queue.path))
+        queue = open_when_free(lambda: FastQueue(path, segments.queue.queue_config()))
         try:
-            sender = SendQueue(queue, pace, _send_queue_config(segments.queue), owns_queue=True)
+            settings = _send_queue_config(segments.queue)
+            sender = open_when_free(lambda: SendQueue(queue, pace, settings, owns_queue=True))
         except BaseException:
             queue.close()
             raise
@@ -78,13 +81,26 @@ def _send_queue_config(config: SegmentQueueConfig) -> SendQueueConfig:
     return SendQueueConfig(**{one.name: getattr(config, one.name) for one in fields(config)})
 
 
-@contextmanager
-def _explaining_locked_queue() -> Iterator[None]:
-    """Add to QueueLocked what can be done about it."""
-    try:
-        yield
-    except QueueLocked as error:
-        raise QueueLocked(f"{error}; if another penstock runs here, give this one its own --data-dir") from error
+def open_when_free(opened: Callable[[], T]) -> T:
+    """Open a queue. One that another process holds is waited for: the last run's processes may still be ending.
+
+    QueueLocked, with what can be done about it, if that takes longer than `LOCK_PATIENCE`.
+    """
+    pause, clock, is_told = threading.Event(), SystemClock(), False
+    deadline = clock.monotonic() + LOCK_PATIENCE
+    while True:
+        try:
+            return opened()
+        except QueueLocked as error:
+            if clock.monotonic() > deadline:
+                text = f"{error}; if another penstock runs here, give this one its own --data-dir"
+                raise QueueLocked(text) from error
+            if not is_told:
+                log.warning(
+                    "Waiting for a queue that another process holds. seconds=%.0f reason=%s", LOCK_PATIENCE, error
+                )
+            is_told = True
+            pause.wait(0.1)
 
 
 def wait_until_drained(senders: Mapping[str, SendQueue], deadline: float, clock: Clock) -> list[str]:

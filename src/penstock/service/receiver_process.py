@@ -20,13 +20,19 @@ from penstock.service.receiver_set import make_receiver_set
 from penstock.service.signals import call_on_signals
 from penstock.telemetry import Telemetry
 
+ORPHAN_TIMEOUT = 1.0  # seconds: what is under way is answered, nothing is drained
 log = logging.getLogger("penstock.service.receiver_process")  # by name: as a program it is called __main__
 
 
 def main(descriptor: int) -> int:
     """Run until a stop is requested or the service is gone; the exit code says whether a restart may help."""
-    stopping = threading.Event()
-    answerer = ChildAnswers(descriptor, stopping.set)
+    stopping, orphaned = threading.Event(), threading.Event()
+
+    def let_go() -> None:
+        orphaned.set()
+        stopping.set()
+
+    answerer = ChildAnswers(descriptor, let_go)
     call_on_signals(lambda _: stopping.set(), signal.SIGTERM, signal.SIGINT)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the service sends what to reload over the channel
     first = answerer.first()
@@ -48,6 +54,8 @@ def main(descriptor: int) -> int:
         {
             "values": lambda _: list(telemetry.values()),
             "unready": lambda _: edge.unready(),
+            "notes": lambda _: edge.notes(),
+            "dead_threads": lambda _: edge.dead_threads(),
             "ports": lambda _: edge.ports(),
             "check": check,
             "reload": reload,
@@ -62,7 +70,9 @@ def main(descriptor: int) -> int:
         log.error("A receiving process cannot start now. process=%d reason=%s", first["index"], error)
         return 1
     stopping.wait()
-    late = edge.close(SystemClock().monotonic() + float(config.shutdown.timeout))
+    # An orphan lets go of its queues: the next start needs them, and goes on with what they hold.
+    timeout = ORPHAN_TIMEOUT if orphaned.is_set() else float(config.shutdown.timeout)
+    late = edge.close(SystemClock().monotonic() + timeout)
     for text in late:
         log.warning("Not done in time. process=%d what=%s", first["index"], text)
     return LATE if late else 0

@@ -15,14 +15,17 @@ from penstock.receive.sink import RawSink, Sink
 from penstock.service.doctor import require_extra
 from penstock.service.queues import make_private_folder, path_for_process
 from penstock.service.stream_handover import MEMORY
+from penstock.spool import Durability
 from penstock.telemetry import Buckets, Sample
 
 if TYPE_CHECKING:
     from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig, RabbitReceiverConfig
     from penstock.receive.intake import Intake
     from penstock.receive.peers import Peers
+    from penstock.receive.recent_requests import RecentRequests
 
 log = logging.getLogger(__name__)
+REQUESTS = "requests.table"  # in the data folder: the requests of late, of all processes
 PEERS = "peers"  # in the data folder: where the processes hand cumulative points to the owner of their stream
 
 
@@ -43,6 +46,10 @@ class Receiver(Protocol):
 
     def reload(self) -> object: ...
 
+    def dead_threads(self) -> list[str]:
+        """The threads that have ended though they should not."""
+        ...
+
     def samples(self) -> Iterable[Sample | Buckets]: ...
 
 
@@ -52,6 +59,18 @@ class AnsweringStage(Protocol):
     def start(self) -> object: ...
 
     def close(self, timeout: float) -> bool: ...
+
+    def unready(self) -> list[str]:
+        """Why requests would be refused now."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What needs an operator."""
+        ...
+
+    def dead_threads(self) -> list[str]:
+        """The threads that have ended though they should not."""
+        ...
 
     def samples(self) -> Iterable[Sample | Buckets]: ...
 
@@ -93,6 +112,19 @@ class ReceiverSet:
     def ports(self) -> dict[str, int]:
         return {name: receiver.port for name, receiver in self.receivers.items() if receiver.port}
 
+    def unready(self) -> list[str]:
+        """Why requests would be refused now."""
+        return self._intake.unready()
+
+    def notes(self) -> list[str]:
+        """What needs an operator."""
+        return self._intake.notes()
+
+    def dead_threads(self) -> list[str]:
+        """The threads that have ended though they should not."""
+        of_receivers = [name for one in self.receivers.values() for name in one.dead_threads()]
+        return self._intake.dead_threads() + of_receivers
+
     def samples(self) -> Iterator[Sample | Buckets]:
         """For `Telemetry.watch`."""
         yield from self._intake.samples()
@@ -118,6 +150,35 @@ def _peers(config: ServiceConfig, index: int) -> "Peers":
     )
 
 
+def _recent_requests(config: ServiceConfig, index: int) -> "RecentRequests | None":
+    """The requests of late; None where `intake.repeat_window` is 0. Before the process takes any."""
+    window = float(config.intake.repeat_window)
+    if not window:
+        return None
+    from penstock.receive.recent_requests import RecentRequests
+    from penstock.receive.request_memory import restore_from_segments
+
+    table = make_private_folder(config.resolved(".")) / REQUESTS
+    try:
+        recent = RecentRequests(table, config.intake.max_remembered, window, index)
+    except OSError as error:  # a service whose disk is full must come up: only then its queues are emptied
+        log.warning("Requests that come again are not recognised until the next start. path=%s reason=%s", table, error)
+        return None
+    recent.forget_own(unanswered_only=_is_durable(config))
+    if config.pipelines.rollup:
+        folder = config.resolved(config.segments.location)
+        found = restore_from_segments(recent, folder, config.segments.writer, window)
+        log.info("Requests of the last run are known. requests=%d", found)
+    return recent
+
+
+def _is_durable(config: ServiceConfig) -> bool:
+    """Whether what was answered outlives the process: else it must be taken again."""
+    queues = [section.queue for section in config.relays().values()]
+    is_relayed = all(one.enabled and one.type == "disk" and one.durability is not Durability.MEMORY for one in queues)
+    return is_relayed and (not config.pipelines.rollup or config.segments.queue.durability is not Durability.MEMORY)
+
+
 MakeReceiverSet = Callable[[ServiceConfig, Sink | None, RawSink | None], ReceiverSet]
 
 
@@ -136,7 +197,8 @@ def make_receiver_set(
     if sink is not None:  # otherwise nothing is counted
         memory = Path(path_for_process(config.resolved(MEMORY), index))
         peers = _peers(config, index) if config.processes > 1 else None
-    intake = Intake(sink, relay, config.intake, began=began, memory=memory, peers=peers)
+    recent = _recent_requests(config, index)
+    intake = Intake(sink, relay, config.intake, began=began, memory=memory, peers=peers, recent=recent)
     receivers: dict[str, Receiver] = {}
     for name, section in config.receivers.enabled().items():
         kind = RECEIVERS[name]

@@ -15,20 +15,23 @@ from typing import Any
 
 from penstock import __version__
 from penstock.clock import Clock, SystemClock
-from penstock.config.address import parse_address
 from penstock.config.load import LoadedConfig
 from penstock.config.show import as_yaml, entries
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, PenstockError
 from penstock.receive.config import ListenerConfig
-from penstock.service.admin import AdminServer
+from penstock.service.admin import AdminGuard, AdminServer
 from penstock.service.child import Child
+from penstock.service.definition_watch import DefinitionWatch
 from penstock.service.edge import Edge
 from penstock.service.orphan_queues import OrphanQueues
+from penstock.service.queues import LOCK_PATIENCE
 from penstock.service.receiver_set import make_receiver_set
 from penstock.service.status import flow
 from penstock.service.stream_handover import distribute_stream_files
+from penstock.service.trends import Trends
 from penstock.telemetry import Sample, Telemetry
+from penstock.units import format_address, parse_address
 
 log = logging.getLogger(__name__)
 START_TIMEOUT = 60.0
@@ -54,8 +57,13 @@ class Service:
         self._workers: list[Child] = []
         self._spark: Child | None = None
         self._admin: AdminServer | None = None
+        self._guard: AdminGuard | None = None
         self._orphan_queues = OrphanQueues(config, self.telemetry, clock=self._clock)
+        self._definition_watch = DefinitionWatch(
+            self.telemetry.values, float(config.definitions_warn_after), config.definitions_path, clock=self._clock
+        )
         self._is_stopping = False
+        self._trends = Trends(self.telemetry.values, self._clock)
         self._held: list[socket.socket] = []  # ports that the workers share
         if config.processes == 1:
             self._edge = Edge(config, self.telemetry, partial(make_receiver_set, began=self._started_at))
@@ -79,7 +87,8 @@ class Service:
         if config.admin.enabled:
             host, port = parse_address(config.admin.listen, "admin.listen")
             try:
-                self._admin = AdminServer(host, port, self)
+                self._guard = AdminGuard(config.admin)
+                self._admin = AdminServer(host, port, self, self._guard)
             except OSError as error:
                 raise PenstockError(
                     f"admin.listen {config.admin.listen}: {error.strerror}; if another penstock runs here, "
@@ -97,9 +106,11 @@ class Service:
                 self._edge.start()
             else:
                 self._start_workers()
+            self._definition_watch.start()
         except BaseException:
             self.close(timeout=5.0)
             raise
+        self._trends.start()
         log.info("Penstock runs. version=%s processes=%d", __version__, config.processes)
 
     def _start_workers(self) -> None:
@@ -134,10 +145,11 @@ class Service:
         changed: dict[str, Any] = {}
         for name, one in receivers.enabled().items():
             if isinstance(one, ListenerConfig):
-                if one.port:
-                    _check_free(f"receivers.{name}", one.host, one.port)
-                port = one.port or self._reserve_port(one.host)
-                changed[name] = replace(one, port=port, reuse_port=True)
+                host, port = one.address
+                if port:
+                    _check_free(f"receivers.{name}", host, port)
+                listen = format_address(host, port or self._reserve_port(host))
+                changed[name] = replace(one, listen=listen, reuse_port=True)
         self.config = replace(self.config, receivers=replace(receivers, **changed))
         return self.config
 
@@ -155,6 +167,8 @@ class Service:
         timeout = float(self.config.shutdown.timeout) if timeout is None else timeout
         deadline = self._clock.monotonic() + timeout
         self._is_stopping = True
+        self._definition_watch.close()
+        self._trends.close()
         late: list[str] = []
         for worker in self._workers:
             worker.stop()
@@ -193,12 +207,16 @@ class Service:
         changed += [name for name in before if name not in after]
         text = as_yaml(_reloaded(self.loaded, fresh), with_secrets=True)
         config = _reloaded(self.loaded, fresh).config
+        if self._guard is not None:
+            self._guard.check_secrets()
         if self._edge is not None:
             self._edge.check(config)
         for worker in self._workers:
             if problem := _ask(worker, "check", config=text):
                 raise ConfigError(problem)
         self._given, self.loaded, self.config = _reloaded(self._given, fresh), _reloaded(self.loaded, fresh), config
+        if self._guard is not None:
+            self._guard.reload()
         if self._spark is not None:  # before the edge: a level must not receive metrics that it does without
             _ask(self._spark, "reload", config=text)
         if self._edge is not None:
@@ -206,6 +224,7 @@ class Service:
         for worker in self._workers:
             if problem := _ask(worker, "reload", config=text):
                 raise ConfigError(f"{worker.name}: {problem}")
+        self._definition_watch.on_reload(config.definitions_path)
         return [name for name in changed if name not in RELOADABLE]
 
     # -- how it goes: for the admin port -------------------------------------------------------------------------------
@@ -214,7 +233,13 @@ class Service:
         return self.telemetry.render()
 
     def unhealthy(self) -> list[str]:
-        return []  # what dies is started again by us; a service that cannot even answer this is unhealthy
+        """What is dead inside, and would live again after a start. What dies as a process is started again by us."""
+        if self._is_stopping:
+            return []
+        dead = [("", name) for name in (self._edge.dead_threads() if self._edge is not None else ())]
+        dead += [(f"{one.name}: ", name) for one in self._workers for name in _ask(one, "dead_threads") or ()]
+        gone = [f"{one.name} has ended and stays ended" for one in self._workers if one.has_ended]
+        return [f"{process}thread {name} has died" for process, name in dead] + gone
 
     def unready(self) -> list[str]:
         if self._is_stopping:
@@ -228,8 +253,10 @@ class Service:
     def notes(self) -> list[str]:
         """Problems that are no reason to send requests elsewhere."""
         problem = self._spark.problem() if self._spark is not None else None
-        waiting = [f"{problem}; what is received waits in {self.config.segments.path}"] if problem else []
-        return waiting + self._orphan_queues.notes()
+        waiting = [f"{problem}; what is received waits in {self.config.segments.location}"] if problem else []
+        notes = self._edge.notes() if self._edge is not None else []
+        notes += [f"{one.name}: {note}" for one in self._workers for note in _ask(one, "notes") or ()]
+        return waiting + notes + self._trends.notes() + self._orphan_queues.notes()
 
     def status(self) -> dict[str, Any]:
         reasons = self.unready()
@@ -263,17 +290,29 @@ def _reloaded(loaded: LoadedConfig[ServiceConfig], fresh: LoadedConfig[ServiceCo
 
 
 def _check_free(key: str, host: str, port: int) -> None:
-    """PenstockError if the port is in use: with SO_REUSEPORT our processes would share it with a foreign one."""
+    """PenstockError if the port stays in use: with SO_REUSEPORT our processes would share it with a foreign one."""
+    deadline, pause = time.monotonic() + LOCK_PATIENCE, threading.Event()
+    while time.monotonic() < deadline:  # processes of the last run may still be ending
+        try:
+            _bind_once(host, port)
+        except OSError:
+            pause.wait(0.1)
+        else:
+            return
     try:
-        where = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = where[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are over do not count
-            probe.bind(address)
+        _bind_once(host, port)
     except OSError as error:
         raise PenstockError(
             f"{key} cannot listen on {host}:{port}: {error.strerror or error}; choose another port"
         ) from error
+
+
+def _bind_once(host: str, port: int) -> None:
+    where = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = where[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are over do not count
+        probe.bind(address)
 
 
 def _ask(child: Child, what: str, **more: Any) -> Any:

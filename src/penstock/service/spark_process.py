@@ -24,6 +24,7 @@ from penstock.telemetry import Telemetry
 
 log = logging.getLogger("penstock.service.spark_process")  # by name: as a program it is called __main__
 JAVA_LOG = "spark.log"
+_UMASKS = {"owner": 0o077, "group": 0o027, "all": 0o022}  # the tables are made with
 
 
 def main(descriptor: int) -> int:
@@ -74,6 +75,8 @@ def _run(
 
     java_log = config.resolved(JAVA_LOG)
     java_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    java_log.touch(mode=0o600)
+    os.umask(_UMASKS[config.tables.readable_by])  # Spark's own files are in the segments' folder, which is private
     log.info("Spark starts. master=%s java_log=%s", config.spark.master, java_log)
     with stderr_to(java_log):
         shown = shown_by(config.spark.master, ui=config.spark.ui, event_log=config.spark.event_log)
@@ -100,7 +103,7 @@ def _run(
 
     threading.Thread(target=stop_when_asked, name="penstock-spark-ending", daemon=True).start()
     working.set()
-    log.info("Spark works. tables=%s", config.tables_location)
+    log.info("Spark works. tables=%s", tables.location)
     maintenance.start()
     try:
         supervisor.run()
@@ -111,7 +114,7 @@ def _run(
 def job_config(config: ServiceConfig, defined: CurrentDefinitions) -> Any:
     from penstock.spark.job import JobConfig
 
-    spark, segments = config.spark, config.resolved(config.segments.path).absolute()
+    spark, segments = config.spark, config.resolved(config.segments.location).absolute()
     return JobConfig(
         segments=segments,
         checkpoint=spark.checkpoint or (segments / ".checkpoint").as_uri(),

@@ -13,7 +13,7 @@ _FLOW: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
             ("penstock_receive_requests_total", "requests", True),
             ("penstock_receive_points_total", "points taken", True),
             ("penstock_receive_refused_total", "requests and points refused", True),
-            ("penstock_points_received_total", "points merged", True),
+            ("penstock_l1_points_total", "points merged", True),
             ("penstock_l1_partials_total", "rows that they became", True),
             ("penstock_l1_held_bytes", "bytes held in memory", False),
         ),

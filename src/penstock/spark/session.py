@@ -1,11 +1,14 @@
 """One Spark session, with the settings that the pipeline relies on."""
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pyspark
 from pyspark import SparkContext
@@ -13,6 +16,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.errors import ConfigError, MissingRequirement
+from penstock.secret_text import SECRET_NAME
 from penstock.spark.amqp.stream_source import StreamSource
 from penstock.spark.java import Java, cache_folder, find_java
 from penstock.spark.source import SegmentSource
@@ -30,6 +34,7 @@ CONFIG = {
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": "1073741824",
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "10000",  # milliseconds
     "spark.ui.enabled": "false",
+    "spark.redaction.regex": SECRET_NAME,
     "spark.ui.showConsoleProgress": "false",  # it would write over our own progress
 }
 # On one machine no other host needs to reach the driver.
@@ -123,15 +128,52 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
         settings = {**LOCAL, **settings}
     own = [f"-Dlog4j2.configurationFile={logging}", "" if "PENSTOCK_ARCHIVE" in os.environ else archive_options(java)]
     settings[_JAVA_OPTIONS] = " ".join(filter(None, [*own, settings.get(_JAVA_OPTIONS)]))
-    builder = builder.config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    settings = {"spark.sql.shuffle.partitions": str(os.cpu_count() or 2), **settings}
+    if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        with _submitted_as_file(settings):
+            session = builder.getOrCreate()
+    else:  # Java runs already, as under spark-submit: it is told directly
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
     _share_own_path(session.sparkContext)
     session.dataSource.register(SegmentSource)
     session.dataSource.register(TableSink)
     session.dataSource.register(StreamSource)
     return session
+
+
+@contextmanager
+def _submitted_as_file(settings: Mapping[str, str]) -> Iterator[None]:
+    """Let Java start with these settings, from a file of ours: its command line is there for everyone to see."""
+    before = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    with _private_file() as file:
+        file.writelines(f"{_escaped(key)}={_escaped(value)}\n".encode() for key, value in settings.items())
+        file.flush()
+        path = file.name if isinstance(file.name, str) else f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        own = f"--properties-file {shlex.quote(path)} --load-spark-defaults"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{own} {before or 'pyspark-shell'}"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PYSPARK_SUBMIT_ARGS"]
+            else:
+                os.environ["PYSPARK_SUBMIT_ARGS"] = before
+
+
+def _private_file() -> IO[bytes]:
+    """A file that only our user reads: in memory, so that even a kill leaves nothing behind, else on the disk."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("spark.properties"), "wb")
+    return tempfile.NamedTemporaryFile(suffix=".properties")
+
+
+def _escaped(text: str) -> str:
+    """As a file of Java properties has it."""
+    for character, code in {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "=": "\\=", ":": "\\:", " ": "\\ "}.items():
+        text = text.replace(character, code)
+    return text
 
 
 def _share_own_path(context: SparkContext) -> None:

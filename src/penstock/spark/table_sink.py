@@ -127,9 +127,11 @@ def written_by(rows: DataFrame, order: Order, exchange: Path) -> list[Report]:
     counted = Observation()
     (exchange / "order").write_bytes(pickle.dumps(order))
     (exchange / "reports").unlink(missing_ok=True)
-    rows.observe(counted, F.count(F.lit(1)).alias("rows")).write.format(TableSink.name()).mode("append").option(
-        "exchange", str(exchange)
-    ).save()
+    written = rows.observe(counted, F.count(F.lit(1)).alias("rows")).write.format(TableSink.name()).mode("append")
+    try:
+        written.option("exchange", str(exchange)).save()
+    finally:
+        (exchange / "order").unlink()  # it may hold the tables' password
     reports = _reports(exchange)
     made, given = counted.get["rows"], sum(report.rows for report in reports)
     if made != given:

@@ -144,16 +144,18 @@ class Backlog:
 
         Blocks on lease move with the others, so a crash after it loses none of them.
         """
-        parts = (self.leased, self.returned.held)
-        out = [lease for part in parts for lease in part.values() if isinstance(lease, Lease)]
-        waiting = sorted([*out, *self.memory]) if out else list(self.memory)
-        if not waiting:
+        out = self.taken_from_memory()
+        if not (waiting := sorted([*out, *self.memory]) if out else list(self.memory)):
             return
         if out:
             self.store.seen_below = max(self.store.seen_below, max(out).sequence + 1)
         for run in lease_runs.split_for_spill(waiting):
             self._spill_in_pieces(run)
         self.flushes += 1
+
+    def taken_from_memory(self) -> list[Lease]:
+        """Blocks on lease or nacked that are not in the log."""
+        return [one for part in (self.leased, self.returned.held) for one in part.values() if isinstance(one, Lease)]
 
     def _spill_in_pieces(self, run: list[Lease]) -> None:
         """Move as much as the disk has room for.
@@ -376,10 +378,8 @@ class Backlog:
 
     def snapshot(self, *, clean: bool) -> Meta:
         """Returns the meta as of now. It covers the log only: memory is gone after a crash."""
-        only_memory = list(self.memory)
+        only_memory = [*self.memory, *self.taken_from_memory()]
         attempts = {s: n for s, n in self.store.attempts.items() if s not in self.leased}
-        for part in (self.leased, self.returned.held):
-            only_memory += [held for held in part.values() if isinstance(held, Lease)]
         for sequence, held in self.leased.items():
             if not isinstance(held, Lease):
                 attempts[sequence] = self.store.attempts.get(sequence, 0) + 1

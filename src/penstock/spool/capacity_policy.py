@@ -9,6 +9,7 @@ from typing import NamedTuple
 from penstock.errors import BlockTooLarge, QueueFull
 from penstock.spool.backlog import Backlog
 from penstock.spool.config import FastQueueConfig, FullBehavior, parsed_bytes
+from penstock.spool.files import DISK_FULL
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,9 @@ class Demand(NamedTuple):
     may_drop: bool = True  # False: no block is evicted for it, and a refusal is not counted as a drop
 
 
+DROP_REASONS = ("oldest", "newest", "timeout", "disk_full", "disk_failed")
+
+
 class SequencesExhausted(Exception):
     """The meta on the disk has no more sequences reserved: it has to be written before the next push."""
 
@@ -32,11 +36,11 @@ class CapacityPolicy:
 
     def __init__(self, backlog: Backlog, config: FastQueueConfig) -> None:
         self._backlog = backlog
-        self.behavior = config.full_behavior
+        self.behavior = FullBehavior(config.full_behavior)
         self.max_size = config.max_size
         self.max_bytes = parsed_bytes(config.max_bytes)
         self.max_block = parsed_bytes(config.max_block_bytes)
-        self.dropped = dict.fromkeys(("oldest", "newest", "timeout", "disk_full"), 0)
+        self.dropped = dict.fromkeys(DROP_REASONS, 0)
         self.disk_full = 0
         self.disk_failures = 0
         self.is_dropping = False
@@ -69,10 +73,14 @@ class CapacityPolicy:
         limits = f"max_size = {self.max_size}, max_bytes = {self.max_bytes}"
         return QueueFull(f"no room in {backlog.store.folder}: {held}, with {limits}")
 
+    def refused_by_disk(self, error: OSError, count: int) -> None:
+        """Count blocks that a full or failing disk did not take."""
+        self.drop("disk_full" if error.errno in DISK_FULL else "disk_failed", count)
+
     def drop(self, reason: str, count: int) -> None:
         """Count blocks that were evicted or refused. Logs when dropping begins."""
         self.dropped[reason] += count
-        self._just_dropped, self._disk_refuses = True, reason == "disk_full"
+        self._just_dropped, self._disk_refuses = True, reason in ("disk_full", "disk_failed")
         if not self.is_dropping:
             self.is_dropping = True
             log.warning("Queue started dropping. queue=%s reason=%s", self._backlog.store.folder, reason)

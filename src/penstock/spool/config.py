@@ -44,13 +44,23 @@ class FullBehavior(Enum):
     BLOCK = "block"  # wait for room, at most `block_timeout` seconds, then QueueFull
 
 
+# As users may set them: a member, or its text.
+DurabilitySetting = Durability | Literal["memory", "disk", "fsync"]
+FullBehaviorSetting = FullBehavior | Literal["drop_oldest", "drop_newest", "block"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FastQueueConfig:
-    """Settings of one `FastQueue`. Sizes are bytes or strings like `512Mi`, durations seconds or strings like `30s`."""
+    """Settings of one `FastQueue`. Sizes are bytes or strings like `512Mi`, durations seconds or strings like `30s`.
+
+    The defaults are the seed's: fast, and not durable. A queue that loses nothing needs two settings:
+    `durability="disk"` (or `"fsync"`) and `full_behavior="block"` (or `"drop_newest"`).
+    """
 
     max_size: int = 10_000
     max_bytes: int | str = "1Gi"
-    full_behavior: FullBehavior = FullBehavior.DROP_OLDEST
+    full_behavior: FullBehaviorSetting = FullBehavior.DROP_OLDEST
+    """A member, or its text: `"block"`. Read back, it is the member."""
     block_timeout: float | str = 30.0
     inmemory_blocks: int = 2048
     """MEMORY: so many blocks wait in memory before they go to the disk. Else: so many are kept there as well, to hand
@@ -62,7 +72,8 @@ class FastQueueConfig:
     stale_flush: float | str = 30.0
     write_buffer_size: int | str = "256Ki"
     compression: Compression = "snappy"
-    durability: Durability = Durability.MEMORY
+    durability: DurabilitySetting = Durability.MEMORY
+    """A member, or its text: `"disk"`. Read back, it is the member."""
     max_block_bytes: int | str = "128Mi"
     max_attempts: int | None = None
     """After so many deliveries without an ack a block becomes a dead letter. None: it is tried for ever."""

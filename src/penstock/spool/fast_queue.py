@@ -21,7 +21,7 @@ from penstock.spool import dead_letters, folder, open_queues
 from penstock.spool.capacity_policy import Demand, SequencesExhausted
 from penstock.spool.config import Durability, FastQueueConfig, parsed_seconds
 from penstock.spool.dead_letters import DeadLetterQueue
-from penstock.spool.files import Files, OsFiles, disk_error
+from penstock.spool.files import DISK_FULL, Files, OsFiles, disk_error
 from penstock.spool.lease import Lease, as_block
 from penstock.spool.queue_state import QueueState
 from penstock.spool.stats import QueueStats
@@ -29,6 +29,7 @@ from penstock.spool.syncer import Syncer
 
 log = logging.getLogger(__name__)
 
+_LEAST_ROOM = 1 << 20  # bytes: with less, requests of usual size are refused
 DEAD_LETTER_RETRY = 1.0  # seconds until a block whose dead letter could not be written comes again
 
 
@@ -40,7 +41,8 @@ class FastQueue:
     Loss: none but what `Durability` says for a crash and what `FullBehavior` says for a full queue, and that is
         counted. Delivery is at least once: what was leased and not acked comes again after a restart.
     Threads: every method may be called from any thread. One thread of its own syncs the meta file.
-    Blocks: `push` under `FullBehavior.BLOCK` while the queue is full; `lease` for `timeout` while it is empty.
+    Blocks: `push` under `FullBehavior.BLOCK` while the queue is full; `lease` for `timeout` while it is empty. On an
+        event loop `push_async`, `lease_async` and `async with` do not.
     Processes: one at a time, QueueLocked otherwise.
     """
 
@@ -182,6 +184,22 @@ class FastQueue:
             if taken or not spent:
                 return taken
 
+    async def lease_async(
+        self,
+        max_blocks: int = 1,
+        *,
+        max_bytes: int | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as `lease`
+    ) -> list[Lease]:
+        """`lease` for a coroutine: the event loop goes on while there is no block. A cancellation leases nothing.
+
+        Blocks that are not in memory any more are read back from the disk as `lease` reads them, before it returns.
+        """
+        deadline = self._clock.monotonic() + (timeout or 0.0)
+        while not (leases := self.lease(max_blocks, max_bytes=max_bytes)) and self._clock.monotonic() < deadline:
+            await self._state.wait_for_block(deadline)
+        return leases
+
     def ack(self, leases: Lease | Iterable[Lease]) -> None:
         """Take the blocks as done. A lease that is not out any more (acked, nacked, dropped) is passed over."""
         if type(leases) is not list:
@@ -302,6 +320,17 @@ class FastQueue:
 
     # -- disk ------------------------------------------------------------------------------------------------------
 
+    def disk_fault(self) -> str:
+        """Why the disk would refuse a block now: it is full, read-only, gone. Empty if it would not."""
+        try:
+            self._files.check_room(self.path, _LEAST_ROOM)
+        except OSError as error:
+            is_full = error.errno in DISK_FULL
+            if is_full and self._state.prepare_to_free_log() and self._syncer.free_last_chunk():
+                return ""
+            return error.strerror or str(error)
+        return ""
+
     def flush(self) -> None:
         """Bring everything to the disk, the memory layer too: what was pushed before survives a power cut."""
         self._state.check_open()
@@ -334,6 +363,12 @@ class FastQueue:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)
 
     def _flush(self, *, clean: bool) -> None:
         try:

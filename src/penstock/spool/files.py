@@ -4,6 +4,7 @@ import errno
 import fcntl
 import mmap
 import os
+import tempfile
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -67,6 +68,9 @@ class Files(Protocol):
 
     def free_bytes(self, path: str) -> int: ...
 
+    def check_room(self, folder: str, length: int) -> None:
+        """Raise what writing so many bytes to a file in the folder would raise. Nothing stays."""
+
 
 class OsFiles:
     """The operating system's files."""
@@ -124,6 +128,10 @@ class OsFiles:
         free = os.statvfs(path)
         return free.f_bavail * free.f_frsize
 
+    def check_room(self, folder: str, length: int) -> None:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            os.posix_fallocate(probe.fileno(), 0, length)
+
 
 def write_all(files: Files, handle: int, buffers: Buffers, offset: int) -> int:
     """Write every byte or raise; the number of bytes. Buffers are at most a few hundred (IOV_MAX is 1024)."""
@@ -148,5 +156,5 @@ def read_file(files: Files, path: str) -> bytes:
 def disk_error(error: OSError) -> QueueError:
     """The kernel's error as DiskFull or DiskFailed."""
     if error.errno in DISK_FULL:
-        return DiskFull(f"no room on the disk, what was accepted is safe: {error}")
+        return DiskFull(f"no room on the disk, what it holds is safe: {error}")
     return DiskFailed(f"the disk failed, what was accepted before is safe: {error}")

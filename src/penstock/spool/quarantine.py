@@ -41,7 +41,7 @@ class Quarantine:
         """Keep a whole small file's content."""
         self.regions += 1
         self.bytes += len(data)
-        log.warning("Damaged file set aside. reason=%s file=%s/%s", reason, self.folder, name)
+        log.warning("Damaged file set aside. reason=%s file=%s", reason, f"{self.folder}/{name}")
         with suppress(OSError):
             self._files.make_folder(self.folder)
             handle = self._files.open(f"{self.folder}/{name}", create=True)

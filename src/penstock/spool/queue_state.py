@@ -12,6 +12,7 @@ from typing import NoReturn
 from penstock.clock import Clock
 from penstock.errors import QueueClosed, QueueError
 from penstock.spool.backlog import Backlog
+from penstock.spool.block_condition import BlockCondition
 from penstock.spool.capacity_policy import CapacityPolicy, Demand, SequencesExhausted
 from penstock.spool.chunk_files import ChunkFile
 from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, parsed_seconds
@@ -34,13 +35,11 @@ class QueueState:
     """
 
     def __init__(self, files: Files, folder: str, config: FastQueueConfig, clock: Clock) -> None:
-        self._time, self._monotonic = clock.time, clock.monotonic
-        self._folder = folder
+        self._folder, self._time, self._monotonic = folder, clock.time, clock.monotonic
         self._in_memory = config.durability is Durability.MEMORY
         self._max_attempts = config.max_attempts
         self._stale_flush = parsed_seconds(config.stale_flush)
         kind = FreshestBacklog if config.order == "freshest" else Backlog
-        backlog = kind(files, folder, config, clock.time())
         # _lock guards everything below. It is held while blocks are moved in memory, written to the page cache or read
         # back: never during a sync, and no callback runs under it. Whenever it is free:
         #   - every block that is not acked is in exactly one place of the backlog, or staged; `backlog.count` and
@@ -49,14 +48,13 @@ class QueueState:
         #   - every sequence that was given is below `backlog.sequence_limit`, which a meta on the disk has reserved;
         #   - every write that no sync has covered is in a chunk that is dirty or being synced.
         self._lock = threading.Lock()
-        self._not_empty = threading.Condition(self._lock)
+        self._not_empty = BlockCondition(self._lock)
         self._not_full = threading.Condition(self._lock)
-        self._waiting_to_lease = self._waiting_to_push = 0
-        self._is_closed = False
-        self._closed_because = "is closed"
+        self._waiting_to_push = 0
+        self._is_closed, self._closed_because = False, "is closed"
         self._counters = Counters()
-        self.backlog = backlog
-        self.capacity = CapacityPolicy(backlog, config)
+        self.backlog = kind(files, folder, config, clock.time())
+        self.capacity = CapacityPolicy(self.backlog, config)
         self._gathering = SyncRound()  # the round that covers what is written now
         self._memory_empty_at = clock.monotonic()
 
@@ -85,7 +83,7 @@ class QueueState:
                 return -1  # once more, and then as the policy says
             if sequence >= 0:
                 self._counters.pushed += 1
-                if capacity.is_dropping or self._waiting_to_lease:
+                if capacity.is_dropping or self._not_empty.waiting:
                     self._announce_locked(1, not self._in_memory)
             return sequence
 
@@ -109,7 +107,7 @@ class QueueState:
         """
         with self._lock:
             self._make_room_locked(demand)
-            return self._stage_locked(batch, demand.bytes)
+            return *self.backlog.stage(batch, demand.bytes, self._time()), self._gathering
 
     def stage_at_once(self, block: bytes) -> tuple[int, StagedBlocks, SyncRound] | None:
         """`stage` for one block. Returns None if it would have to wait or to evict."""
@@ -118,10 +116,7 @@ class QueueState:
             has_room = length <= capacity.max_block and not capacity.is_full_for(1, length)
             if not has_room or self._is_closed or backlog.next_sequence >= backlog.sequence_limit:
                 return None
-            return self._stage_locked((block,), length)
-
-    def _stage_locked(self, batch: Sequence[bytes], length: int) -> tuple[int, StagedBlocks, SyncRound]:
-        return *self.backlog.stage(batch, length, self._time()), self._gathering
+            return *backlog.stage((block,), length, self._time()), self._gathering
 
     def _write_staged_locked(self) -> None:
         count = self.backlog.write_staged()
@@ -132,7 +127,7 @@ class QueueState:
     def _announce_locked(self, count: int, on_disk: bool) -> None:
         if self.capacity.is_dropping:
             self.capacity.accepted(on_disk=on_disk)
-        if self._waiting_to_lease:
+        if self._not_empty.waiting:
             self._not_empty.notify(count)
 
     def _make_room_locked(self, demand: Demand) -> None:
@@ -157,7 +152,7 @@ class QueueState:
             is_evicted = self.backlog.evict(self._monotonic())
         except OSError as error:
             self.capacity.disk_failures += 1
-            self.capacity.drop("disk_full", demand.blocks)
+            self.capacity.refused_by_disk(error, demand.blocks)
             raise disk_error(error) from error
         if is_evicted:
             self.capacity.drop("oldest", 1)
@@ -196,7 +191,9 @@ class QueueState:
             while not (taken := backlog.take(most, now, max_bytes)):
                 if deadline is None or now >= deadline:
                     return taken, ()
-                now = self._wait_for_block_locked(now, deadline)
+                self._not_empty.wait(backlog.returned.next_look(deadline) - now)
+                self.check_open()
+                now = self._monotonic()
             spent = self._withhold_spent_locked(taken) if backlog.store.attempts else ()
             if self._in_memory:
                 backlog.store.changed = True
@@ -204,16 +201,14 @@ class QueueState:
                 backlog.journal_leases(taken)
             return taken, spent
 
-    def _wait_for_block_locked(self, now: float, deadline: float) -> float:
-        """Wait until a block may have come or be due again. Returns the time then."""
-        due_at = self.backlog.returned.next_due_at()
-        self._waiting_to_lease += 1
-        try:
-            self._not_empty.wait((deadline if due_at is None else min(due_at, deadline)) - now)
-        finally:
-            self._waiting_to_lease -= 1
-        self.check_open()
-        return self._monotonic()
+    async def wait_for_block(self, deadline: float) -> None:
+        """Wait, without a thread, until a block may have come or be due again."""
+        with self._lock:
+            self.check_open()
+            if self.backlog.peek(now := self._monotonic()) is not None:
+                return
+            woken, seconds = self._not_empty.new_future(), self.backlog.returned.next_look(deadline) - now
+        await self._not_empty.wait_async(woken, seconds)
 
     def _withhold_spent_locked(self, taken: list[Lease]) -> list[Lease]:
         """Move leases that have had all their attempts out of `taken`. Counts redeliveries among the others."""
@@ -262,17 +257,21 @@ class QueueState:
 
     def record_disk_error(self, error: OSError) -> bool:
         """Count the error. Returns True if the disk is full and all of the log is done: a sync can free it then."""
-        backlog = self.backlog
+        is_full = error.errno in DISK_FULL
         with self._lock:
-            is_full = error.errno in DISK_FULL
             self.capacity.disk_full += is_full
             self.capacity.disk_failures += not is_full
-            if not is_full or not backlog.store.is_drained(backlog.store.acked):
-                return False
-            with suppress(QueueError):  # a chunk goes when it has been read, and what a kill left acked is not, yet
-                backlog.peek(self._monotonic())
-            backlog.store.changed = True
-            return True
+        return is_full and self.prepare_to_free_log()
+
+    def prepare_to_free_log(self) -> bool:
+        """Returns whether all of the log is done: then the next sync frees it."""
+        with self._lock:
+            store = self.backlog.store
+            if is_drained := store.is_drained(store.acked):
+                with suppress(QueueError):  # a chunk goes when it has been read: what a kill left acked is not, yet
+                    self.backlog.peek(self._monotonic())
+                store.changed = True
+            return is_drained
 
     def wait_for_disk(self, error: OSError, demand: Demand) -> None:
         """Wait, under BLOCK, until a push is worth another try. Otherwise raises DiskFull or DiskFailed."""
@@ -280,14 +279,14 @@ class QueueState:
             may_wait = error.errno in DISK_FULL and self.capacity.behavior is FullBehavior.BLOCK
             if may_wait and self._wait_for_room_locked(demand.deadline, _DISK_RETRY):
                 return
-            self.capacity.drop("disk_full", demand.blocks)
+            self.capacity.refused_by_disk(error, demand.blocks)
         raise disk_error(error) from error
 
     def sync_failed(self, error: OSError, count: int) -> NoReturn:
         """Refuse `count` blocks that were written and could not be synced. They may be delivered all the same."""
         with self._lock:
             self.capacity.disk_failures += 1
-            self.capacity.drop("disk_full", count)
+            self.capacity.refused_by_disk(error, count)
         raise disk_error(error) from error
 
     # -- syncing ---------------------------------------------------------------------------------------------------
@@ -333,11 +332,6 @@ class QueueState:
             if error.errno in DISK_FULL:
                 store.reclaim(store.acked, is_disk_full=True)
             return store.chunks.size_bytes < before, store.chunks.take_deleted_handles()
-
-    def disk_bytes(self) -> int:
-        """Returns the bytes of the log."""
-        with self._lock:
-            return self.backlog.store.chunks.size_bytes
 
     def spill(self) -> None:
         """Move the memory layer into the log. Raises OSError if there is no room for all of it."""

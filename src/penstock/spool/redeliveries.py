@@ -32,6 +32,11 @@ class Redeliveries:
             return None
         return max(self._due) if newest else self._due[0]
 
+    def next_look(self, deadline: float) -> float:
+        """When a block may be due again, whether one comes or not; `deadline` at the latest."""
+        due_at = self.next_due_at()
+        return deadline if due_at is None else min(due_at, deadline)
+
     def next_due_at(self) -> float | None:
         """When the next delayed block may go out."""
         return self._delayed[0][0] if self._delayed else None

@@ -19,6 +19,7 @@ class QueueStats:
     leased: int
     delayed: int  # nacked, waiting for their turn
     inmemory_blocks: int
+    only_in_memory: int = 0  # those and what is on lease from there: gone if the process died now
     disk_bytes: int = 0
     disk_available_bytes: int = 0
     chunks: int = 0
@@ -28,7 +29,7 @@ class QueueStats:
     redelivered: int
     dead_lettered: int
     dead_letters_dropped: int  # there was no room for more of them
-    dropped: dict[str, int]  # by reason: oldest, newest, timeout, disk_full
+    dropped: dict[str, int]  # by reason: oldest, newest, timeout, disk_full, disk_failed
     disk_full: int = 0
     disk_failures: int = 0
     meta_syncs: int = 0
@@ -63,7 +64,9 @@ class QueueStats:
         yield Sample("penstock_fastqueue_disk_bytes", self.disk_bytes)
         yield Sample("penstock_fastqueue_meta_sync_total", self.meta_syncs)
         yield Sample("penstock_fastqueue_chunk_rotations", self.chunk_rotations)
+        yield Sample("penstock_fastqueue_chunk_rotations_total", self.chunk_rotations)
         yield Sample("penstock_fastqueue_inmemory_flushes", self.inmemory_flushes)
+        yield Sample("penstock_fastqueue_inmemory_flushes_total", self.inmemory_flushes)
         yield Sample("penstock_fastqueue_damaged_regions_total", self.damaged_regions)
         yield Sample("penstock_fastqueue_damaged_bytes_total", self.damaged_bytes)
         yield Sample("penstock_fastqueue_lost_blocks_total", self.lost_blocks)
@@ -100,6 +103,7 @@ def snapshot(
         leased=len(backlog.leased),
         delayed=len(backlog.returned.held),
         inmemory_blocks=len(backlog.memory),
+        only_in_memory=len(backlog.memory) + len(backlog.taken_from_memory()),
         disk_bytes=store.chunks.size_bytes,
         disk_available_bytes=disk_available_bytes,
         chunks=len(store.chunks.chunks),

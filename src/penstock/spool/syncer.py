@@ -83,10 +83,10 @@ class Syncer:
 
     def free_last_chunk(self) -> bool:
         """Delete the last chunk if all of it is done: it may fill the disk. Returns whether that freed room."""
-        before = self._state.disk_bytes()
+        before = self._store.chunks.size_bytes
         with suppress(OSError):
             self.sync(is_disk_full=True)
-        return self._state.disk_bytes() < before
+        return self._store.chunks.size_bytes < before
 
     def _write_meta(self, clean: bool, is_disk_full: bool) -> OSError | None:
         """Returns the error of writing the meta, None if it is written. Raises the error of syncing the log."""

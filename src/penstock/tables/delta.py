@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
@@ -236,7 +237,10 @@ class DeltaTables:
             bounds += [pc.field("bucket") < end, pc.field("date") <= end.date()]
         if metric:
             bounds.append(pc.field("metric") == metric)
-        rows = table.to_pyarrow_dataset().to_table(filter=reduce(operator.and_, bounds) if bounds else None)
+        # Not by deltalake's own file system, which is Python: a thread of Arrow's that closes a file through it while
+        # the interpreter ends would abort the process.
+        dataset = table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(self.path(name)), LocalFileSystem()))
+        rows = dataset.to_table(filter=reduce(operator.and_, bounds) if bounds else None)
         return rows.select(SCHEMAS[name].names).cast(SCHEMAS[name])
 
     def _opened_locked(self, name: str) -> "_OpenTable":

@@ -9,7 +9,6 @@ takes the rows of the series and buckets that have increments out and puts final
 sees the ones or the others. The comment of a table names its format.
 """
 
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,10 +21,12 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
-from penstock.errors import MissingRequirement, RowsMissing, TablesOutdated
+from penstock.errors import ConfigError, MissingRequirement, RowsMissing, TablesOutdated
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS
+from penstock.secret_text import redacted
 from penstock.tables.fold import Run, fold_rows, run_here
 from penstock.tables.landing import Written
 from penstock.tables.port import Batch, Compaction, Description
@@ -46,8 +47,14 @@ class PostgresTables:
     def __init__(self, location: str) -> None:
         self._dsn = location
         self.conflicts = 0  # a lock lets one append at a time through
-        shown = re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", location)
-        self.location = re.sub(r"(password=)[^&\s]*", r"\1***", shown)  # no password in what is shown
+        self.location = redacted(location)
+        try:
+            conninfo_to_dict(location)
+        except psycopg.ProgrammingError:  # its text may quote the password
+            raise ConfigError(
+                f"tables must look like postgresql://user:password@host:5432/database, with / ? # % and @ in user or "
+                f"password written as %2F %3F %23 %25 and %40, got {self.location!r}"
+            ) from None
 
     def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
         with self._connect() as connection:
@@ -269,7 +276,7 @@ class PostgresTables:
         """A table for each new day. It is attached: a partition that is created as one waits for all readers."""
         for day in days:
             partition = _partition(name, day)
-            there = connection.execute("select to_regclass(%s)", (_partition_name(name, day),)).fetchone()
+            there = connection.execute("select to_regclass(%s)", (partition.as_string(connection),)).fetchone()
             if there and there[0] is not None:
                 continue
             with connection.transaction():
@@ -382,12 +389,8 @@ def _table(name: str) -> sql.Identifier:
     return sql.Identifier(f"penstock_{name}")
 
 
-def _partition_name(name: str, day: date) -> str:
-    return f"penstock_{name}_{day:%Y%m%d}"
-
-
 def _partition(name: str, day: date) -> sql.Identifier:
-    return sql.Identifier(_partition_name(name, day))
+    return sql.Identifier(f"penstock_{name}_{day:%Y%m%d}")
 
 
 def _index(name: str, of: str) -> sql.Identifier:

@@ -7,9 +7,10 @@ those labels, merged again, and only then turned into final values.
 import difflib
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,9 +19,10 @@ import pyarrow.compute as pc
 
 from penstock.errors import PenstockError
 from penstock.model.finals import rank_name, with_finals
-from penstock.model.function import Function, functions_in
+from penstock.model.function import Function, functions_in, is_function
 from penstock.model.level import Level
 from penstock.model.point import entity_of
+from penstock.model.resolution import Range, rank_ranges
 from penstock.tables.port import SCHEMAS, Tables
 from penstock.tables.table_rows import records_kept, top_records
 
@@ -54,23 +56,28 @@ class QueryRow:
     time: datetime
     group: dict[str, str]
     function: str
-    count: int
+    points: int
     value: float | None
     min: float
     max: float
     ranks: dict[str, float | None] = field(default_factory=dict)
+    last: float | None = None  # where it is kept, of groups of one series
+    ranges: dict[str, Range | None] = field(default_factory=dict)  # of ranks that the sender's buckets do not resolve
 
     def flat(self) -> dict[str, Any]:
         """For JSON and CSV; a label that is named like a column of ours is told apart by `label_`."""
         own = {
             "time": self.time.isoformat().replace("+00:00", "Z"),
             "function": self.function,
-            "count": self.count,
+            "points": self.points,
             "value": self.value,
             "min": self.min,
             "max": self.max,
+            "last": self.last,
             **self.ranks,
         }
+        for name, range_ in self.ranges.items():
+            own[f"{name}_low"], own[f"{name}_high"] = range_ or (None, None)
         return {**{f"label_{name}" if name in own else name: text for name, text in self.group.items()}, **own}
 
 
@@ -99,13 +106,35 @@ def answer(tables: Tables, question: Question, now: datetime | None = None) -> l
     if question.ranks:
         partials = _with_percentiles(partials, question.metric)
     _check_labels(partials, question)
+    partials, newest = _with_newest_apart(partials, question.by)
     partials = grouped(partials, question.by)
     if question.top is not None:
-        partials = _one_bucket(partials, since)
+        partials, newest = _one_bucket(partials, since), _one_bucket(newest, since)
         minutes = max(1, int((now - since).total_seconds() // 60))
-        rows = _rows(with_finals(partials, level, question.ranks), question, minutes / level.minutes)
+        rows = _with_last(_rows(partials, question, level, minutes / level.minutes), newest, level)
         return sorted(rows, key=_by_value)[: question.top]
-    return _rows(with_finals(partials, level, question.ranks), question)
+    return _with_last(_rows(partials, question, level), newest, level)
+
+
+def _with_newest_apart(partials: pa.Table, by: Sequence[str]) -> tuple[pa.Table, pa.Table]:
+    """The last values that are kept beside another function, by group; of several series together there is none."""
+    is_newest = is_function(partials["function"], lambda spec: spec.keeps_newest)
+    others, newest = partials.filter(pc.invert(is_newest)), partials.filter(is_newest)
+    if not others.num_rows:
+        return partials, newest.slice(0, 0)
+    cut = grouped(newest, by)
+    series = Counter(entity for _, entity in set(zip(newest["entity"].to_pylist(), cut["entity"].to_pylist())))
+    alone = pa.array([entity for entity, count in series.items() if count == 1], pa.string())
+    return others, cut.filter(pc.is_in(cut["entity"], alone))
+
+
+def _with_last(rows: list[QueryRow], newest: pa.Table, level: Level) -> list[QueryRow]:
+    found = (
+        {(row["bucket"], row["entity"]): row["value"] for row in with_finals(newest, level, ()).to_pylist()}
+        if newest.num_rows
+        else {}
+    )
+    return [replace(row, last=found.get((row.time, entity_of(row.group)))) for row in rows]
 
 
 def metrics_of(tables: Tables, now: datetime | None = None) -> list[MetricSummary]:
@@ -121,6 +150,10 @@ def metrics_of(tables: Tables, now: datetime | None = None) -> list[MetricSummar
         for row in grouped.to_pylist():
             one = MetricSummary(row["metric"], row["function"], row["count_sum"], row["entity_count_distinct"], last)
             found.setdefault((one.metric, one.function), one)
+    others = {metric for metric, function in found if not Function.parse(function).spec.keeps_newest}
+    for metric, function in list(found):
+        if metric in others and Function.parse(function).spec.keeps_newest:  # the last value of that metric
+            del found[metric, function]
     return sorted(found.values(), key=lambda one: (one.metric, one.function))
 
 
@@ -162,6 +195,10 @@ def _one_bucket(partials: pa.Table, moment: datetime) -> pa.Table:
 def _with_percentiles(partials: pa.Table, metric: str) -> pa.Table:
     functions = dict(functions_in(partials["function"]))
     splitting = [text for text, function in functions.items() if function.spec.has_percentiles]
+    if not splitting and all(function.name == "sum" for function in functions.values()):
+        raise PenstockError(
+            f"{metric} is kept as sum: it counts, and a counter has no percentiles. A histogram has them"
+        )
     if not splitting:
         raise PenstockError(
             f"{metric} is kept as {', '.join(sorted(functions))}, which has no percentiles: give it a definition with "
@@ -170,16 +207,28 @@ def _with_percentiles(partials: pa.Table, metric: str) -> pa.Table:
     return partials.filter(pc.is_in(partials["function"], pa.array(splitting)))
 
 
-def _rows(finals: pa.Table, question: Question, buckets: float = 1.0) -> list[QueryRow]:
+def _rows(partials: pa.Table, question: Question, level: Level, buckets: float = 1.0) -> list[QueryRow]:
     names = [rank_name(rank) for rank in question.ranks]
+    finals = with_finals(partials, level, question.ranks).to_pylist()
+    ranges = rank_ranges(partials, question.ranks) if names else [[]] * len(finals)
     rows = []
-    for row in finals.to_pylist():
+    for row, of_ranks in zip(finals, ranges):
         per_minute = Function.parse(row["function"]).spec.is_per_minute
         value = row["value"] / buckets if per_minute and row["value"] is not None else row["value"]
         ranks = {name: row[name] for name in names}
         labels = json.loads(row["entity"])
         rows.append(
-            QueryRow(row["bucket"], labels, row["function"], row["count"], value, row["min"], row["max"], ranks)
+            QueryRow(
+                row["bucket"],
+                labels,
+                row["function"],
+                row["count"],
+                value,
+                row["min"],
+                row["max"],
+                ranks,
+                ranges=dict(zip(names, of_ranks)),
+            )
         )
     return rows
 

@@ -160,14 +160,14 @@ def _convert_delta(tables: DeltaTables, name: str) -> int:
     return sum(points.values())
 
 
-def _guards(log: Path) -> dict[str, int]:
+def _guards(log_folder: Path) -> dict[str, int]:
     """What Delta's log says of all guards: deltalake tells only of those that are asked for by name."""
     found: dict[str, int] = {}
     actions: list[Any] = []
-    for path in sorted(log.glob("*.checkpoint*.parquet")):
+    for path in sorted(log_folder.glob("*.checkpoint*.parquet")):
         with suppress(KeyError):
             actions += pq.read_table(path, columns=["txn"], partitioning=None)["txn"].to_pylist()
-    for path in sorted(log.glob("*.json")):
+    for path in sorted(log_folder.glob("*.json")):
         actions += [json.loads(line).get("txn") for line in path.read_text().splitlines()]
     for action in actions:
         if action and action["appId"] and action["appId"] != MAINTENANCE:

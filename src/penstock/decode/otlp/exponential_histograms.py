@@ -1,5 +1,6 @@
 """Exponential histograms as distributions: the buckets of `penstock.model.exponential`, of any scale."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -10,15 +11,16 @@ from numpy.typing import NDArray
 from penstock.decode.column_scan import Ints, packed_varints, uint64_at
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Floats
-from penstock.decode.exponential_deltas import Exponential, ExponentialDeltas
-from penstock.decode.otlp.distributions import (
+from penstock.decode.distributions import (
     MAX_BUCKETS,
     TOO_MUCH,
+    HistogramTotals,
     is_countable,
     no_distributions,
     read_totals,
     spread,
 )
+from penstock.decode.exponential_deltas import Exponential, ExponentialDeltas
 from penstock.decode.otlp.scanned_points import ScannedPoints, starts_at
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import Rows
@@ -27,6 +29,7 @@ from penstock.decode.series import NO_STREAM
 _SCALES = (-10, 20)  # OpenTelemetry's own bounds
 _LARGEST = float(np.finfo(np.float64).max)
 _WIDTHS = np.exp2(-np.array([*range(_SCALES[1] + 1), *range(_SCALES[0], 0)], np.float64))  # by scale, -1 the last
+_BASES = np.exp2(np.minimum(_WIDTHS, 1023.0))  # what a double holds
 _MIDDLES = 2.0 / (1.0 + np.exp2(-_WIDTHS))
 _FAR = 1 << 40  # beyond every index: with it, sign × (index + far) sorts as the values do
 
@@ -86,7 +89,7 @@ def exponential_histograms(points: ScannedPoints, context: DecodeContext, deltas
     if is_cumulative.any():
         cumulative, plain = np.flatnonzero(is_cumulative), np.flatnonzero(~is_cumulative)
         starts = starts_at(data, columns)
-        cumulated = _points(_numbered(flat, cumulative, len(scales)), totals.sums[cumulative], scales[cumulative])
+        cumulated = _points(_numbered(flat, cumulative, len(scales)), totals.take(cumulative), scales[cumulative])
         rows, increments, undo = deltas.increments(
             totals.streams[cumulative], totals.times[cumulative], starts[cumulative], cumulated, context.table.capacity
         )
@@ -95,10 +98,18 @@ def exponential_histograms(points: ScannedPoints, context: DecodeContext, deltas
         some = np.concatenate([plain, cumulative[rows]])
         sums = np.concatenate([totals.sums[plain], np.array([increment.sum for increment in increments])])
         scales = np.concatenate([scales[plain], np.array([i.scale for i in increments], np.int64)])
-        totals, is_cumulative = replace(totals.take(some), sums=sums), is_cumulative[some]
-        flat = _with(_numbered(flat, plain, len(is_cumulative) + len(cumulative)), len(plain), increments)
-    values = _middles(flat, scales[flat.point], totals.least[flat.point], totals.greatest[flat.point])
-    return spread(totals, is_cumulative, flat.point, values, flat.count, context)
+        knows_least = np.array([not math.isnan(i.least) for i in increments], bool)
+        knows_greatest = np.array([not math.isnan(i.greatest) for i in increments], bool)
+        flat = _with(_numbered(flat, plain, len(totals.times)), len(plain), increments)
+        totals = replace(
+            totals.take(some),
+            sums=sums,
+            is_least=np.concatenate([totals.is_least[plain], knows_least]),
+            is_greatest=np.concatenate([totals.is_greatest[plain], knows_greatest]),
+        )
+    low, values, high = _values(flat, scales[flat.point])
+    values = np.fmin(np.fmax(values, totals.least[flat.point]), totals.greatest[flat.point])  # where they are known
+    return spread(totals, flat.point, values, low, high, flat.count, context)
 
 
 def _side(points: ScannedPoints, name: str) -> _Side:
@@ -135,13 +146,14 @@ def _numbered(flat: _FlatBuckets, points: Ints, of: int) -> _FlatBuckets:
     return _FlatBuckets(number[some.point], some.sign, some.index, some.count)
 
 
-def _points(flat: _FlatBuckets, sums: Floats, scales: Ints) -> list[Exponential]:
+def _points(flat: _FlatBuckets, totals: HistogramTotals, scales: Ints) -> list[Exponential]:
     counts: list[dict[tuple[int, int], int]] = [{} for _ in scales]
     for point, sign, index, count in zip(
         flat.point.tolist(), flat.sign.tolist(), flat.index.tolist(), flat.count.tolist()
     ):
         counts[point][sign, index] = count
-    return [Exponential(scale, sum_, of) for scale, sum_, of in zip(scales.tolist(), sums.tolist(), counts)]
+    stated = (totals.sums.tolist(), counts, totals.least.tolist(), totals.greatest.tolist())
+    return [Exponential(*point) for point in zip(scales.tolist(), *stated)]
 
 
 def _with(flat: _FlatBuckets, first: int, increments: list[Exponential]) -> _FlatBuckets:
@@ -156,13 +168,14 @@ def _with(flat: _FlatBuckets, first: int, increments: list[Exponential]) -> _Fla
     return _FlatBuckets(*(np.concatenate([column, columns[:, place]]) for place, column in enumerate(both))).ordered()
 
 
-def _middles(flat: _FlatBuckets, scales: Ints, least: Floats, greatest: Floats) -> Floats:
-    """Returns the value that stands for each bucket: equally far, relatively, from both of its ends."""
+def _values(flat: _FlatBuckets, scales: Ints) -> tuple[Floats, Floats, Floats]:
+    """Returns the least value of each bucket, the one that is relatively as far from both ends, and the greatest."""
     with np.errstate(over="ignore"):
-        middle = np.exp2(flat.index * _WIDTHS[scales]) * _MIDDLES[scales]
-    values: Floats = flat.sign.astype(np.float64) * np.minimum(middle, _LARGEST)
-    found: Floats = np.fmin(np.fmax(values, least), greatest)  # where they are known
-    return found
+        lower = np.exp2(flat.index * _WIDTHS[scales])
+        middle, upper = lower * _MIDDLES[scales], lower * _BASES[scales]
+    sign = flat.sign.astype(np.float64)
+    near, middle, far = (sign * np.minimum(size, _LARGEST) for size in (lower, middle, upper))
+    return np.minimum(near, far), middle, np.maximum(near, far)
 
 
 def _zigzag(values: Ints) -> Ints:

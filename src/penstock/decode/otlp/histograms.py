@@ -1,28 +1,21 @@
-"""Histograms as distributions: a row for each bucket that holds something.
-
-A bucket of (low, high] becomes its count at its middle. What it adds to the sum is corrected so that the rows of a
-point add up to the sum that it states, and its least and greatest row carry its own min and max where they are known.
-"""
+"""Histograms with explicit bounds, as `penstock.decode.bucket_rows` has them."""
 
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from penstock.decode.column_scan import Bytes, Ints, texts, uint64_at, within
+from penstock.decode.bucket_rows import BucketEdges, bucket_rows
+from penstock.decode.column_scan import Ints, texts, uint64_at, within
 from penstock.decode.decode_context import DecodeContext
-from penstock.decode.deltas import Floats
-from penstock.decode.histogram_deltas import HistogramDeltas
-from penstock.decode.otlp.distributions import (
+from penstock.decode.distributions import (
     MAX_BUCKETS,
     TOO_MUCH,
-    HistogramTotals,
     is_countable,
     no_distributions,
     read_totals,
-    spread,
 )
+from penstock.decode.histogram_deltas import HistogramDeltas
 from penstock.decode.otlp.scanned_points import ScannedPoints, starts_at
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import Rows
@@ -59,7 +52,9 @@ def explicit_histograms(points: ScannedPoints, context: DecodeContext, deltas: H
         counts, lengths = _of_points(counts, lengths, taken), lengths[taken]
         columns = {name: column[taken] for name, column in columns.items()}
     totals = read_totals(data, columns, points.requests[taken], streams[taken], times[taken])
-    edges = BucketEdges(data, columns["bounds"], columns["bounds_end"])
+    distinct = texts(data, columns["bounds"], columns["bounds_end"]).dictionary_encode()
+    lists = [np.frombuffer(bounds, "<f8") for bounds in distinct.dictionary.to_pylist()]
+    edges = BucketEdges(lists, distinct.indices.to_numpy(zero_copy_only=False))
 
     is_cumulative = context.table.is_cumulative[totals.streams]
     if is_cumulative.any():
@@ -73,6 +68,8 @@ def explicit_histograms(points: ScannedPoints, context: DecodeContext, deltas: H
             lengths[cumulative],
             _of_points(counts, lengths, cumulative),
             edges.shapes[edges.index[cumulative]],
+            totals.least[cumulative],
+            totals.greatest[cumulative],
             context.table.capacity,
         )
         context.undos.append(partial(deltas.undo, changed.undo))
@@ -81,11 +78,16 @@ def explicit_histograms(points: ScannedPoints, context: DecodeContext, deltas: H
         counts = np.concatenate([_of_points(counts, lengths, plain), changed.counts])
         summed = ~np.isnan(totals.sums[cumulative[changed.rows]])
         sums = np.concatenate([totals.sums[plain], np.where(summed, changed.sums, np.nan)])
-        totals = replace(totals.take(kept), sums=sums)
-        is_cumulative, lengths, edge_index = is_cumulative[kept], lengths[kept], edges.index[kept]
+        totals = replace(
+            totals.take(kept),
+            sums=sums,
+            is_least=np.concatenate([totals.is_least[plain], changed.is_least]),
+            is_greatest=np.concatenate([totals.is_greatest[plain], changed.is_greatest]),
+        )
+        lengths, edge_index = lengths[kept], edges.index[kept]
     else:
         edge_index = edges.index
-    return _rows(totals, is_cumulative, lengths, counts, edges, edge_index, context)
+    return bucket_rows(totals, lengths, counts, edges, edge_index, context)
 
 
 def _of_points(counts: Ints, lengths: Ints, points: Ints) -> Ints:
@@ -102,75 +104,3 @@ def _eights(starts: Ints, lengths: Ints) -> Ints:
     place = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
     positions: Ints = np.repeat(starts, lengths) + 8 * place
     return positions
-
-
-class BucketEdges:
-    """Both ends of the buckets of histograms. Most histograms have the same bounds, which are read once.
-
-    `index` is the number of each point's bounds; their ends start at `offsets`, the outermost are infinite. `shapes`
-    are hashes of the bounds.
-    """
-
-    def __init__(self, data: Bytes, starts: Ints, ends: Ints) -> None:
-        distinct = texts(data, starts, ends).dictionary_encode()
-        self.index = distinct.indices.to_numpy(zero_copy_only=False)
-        lists = [np.frombuffer(bounds, "<f8") for bounds in distinct.dictionary.to_pylist()]
-        lengths = np.array([len(bounds) + 1 for bounds in lists], np.int64)
-        self.offsets = np.cumsum(lengths) - lengths
-        self.low = np.concatenate([np.append(-np.inf, bounds) for bounds in lists])
-        self.high = np.concatenate([np.append(bounds, np.inf) for bounds in lists])
-        self.shapes = _shapes(self.high, self.offsets, lengths)
-
-
-def _shapes(high: Floats, offsets: Ints, lengths: Ints) -> Ints:
-    place = np.arange(len(high)) - np.repeat(offsets, lengths) + 1
-    mixed = high.view(np.uint64) * (2 * place.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
-    return np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), offsets).view(np.int64)
-
-
-def _rows(
-    totals: HistogramTotals,
-    is_cumulative: NDArray[np.bool_],
-    lengths: Ints,
-    counts: Ints,
-    edges: BucketEdges,
-    edge_index: Ints,
-    context: DecodeContext,
-) -> Rows:
-    """Returns a row for each bucket that holds something."""
-    held = np.flatnonzero(counts > 0)
-    point = np.repeat(np.arange(len(lengths)), lengths)[held]
-    count = counts[held]
-    # The bucket's place among those of its point, counted from where its bounds have their ends.
-    at = held + (edges.offsets[edge_index] - (np.cumsum(lengths) - lengths))[point]
-    low, high = edges.low[at], edges.high[at]
-    values = middles(low, high, totals.least[point], totals.greatest[point])
-    total = np.bincount(point, count, len(lengths))[point]
-    # Where one bucket holds everything, its mean is known, and better than its middle.
-    alone = np.flatnonzero(count == total)
-    mean = totals.sums[point[alone]] / total[alone]
-    stands = ~np.isnan(mean)
-    alone = alone[stands]
-    values[alone] = np.clip(mean[stands], low[alone], high[alone])
-    return spread(totals, is_cumulative, point, values, count, context)
-
-
-def middles(low: Floats, high: Floats, least: Floats, greatest: Floats) -> Floats:
-    """Returns the value that stands for a bucket. An open one ends at the point's min or max, or at its finite end."""
-    with np.errstate(invalid="ignore"):  # open ones are corrected below
-        values: Floats = low / 2 + high / 2
-    is_open = np.flatnonzero(np.isinf(low) | np.isinf(high))
-    values[is_open] = _open_middles(low[is_open], high[is_open], least[is_open], greatest[is_open])
-    return np.fmin(np.fmax(values, least), greatest)  # where they are known
-
-
-def _open_middles(low: Floats, high: Floats, least: Floats, greatest: Floats) -> Floats:
-    open_low, open_high = np.isinf(low), np.isinf(high)
-    from_zero = np.where(high > 0, 0.0, high)  # most measurements are not negative
-    start = np.where(open_low, np.where(np.isnan(least), from_zero, least), low)
-    end = np.where(open_high, np.where(np.isnan(greatest), start, np.maximum(greatest, start)), high)
-    start = np.where(open_low & open_high & np.isnan(least), np.where(np.isnan(greatest), 0.0, end), start)
-    end = np.where(np.isinf(end), np.where(np.isinf(start), 0.0, start), end)
-    start = np.minimum(start, end)
-    found: Floats = start / 2 + end / 2
-    return found

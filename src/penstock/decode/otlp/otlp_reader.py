@@ -31,12 +31,14 @@ from penstock.decode.otlp.walk import (
     SUMMARY,
     TEMPORALITY,
     Family,
+    FieldBudget,
     MetricData,
     data_of,
     walk,
 )
 from penstock.decode.outcome import Refusal
-from penstock.decode.series import NO_STREAM, Namespace, Refused, SeriesDescription
+from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import as_request
 from penstock.model.point import PointKind
 
@@ -150,13 +152,14 @@ class OtlpReader:
     def _find(self, body: bytes, base: int, request: int, hits: list[ShapeHit], metrics: list[MetricData]) -> None:
         """Sorts the metrics of one request into those of a known shape and the others."""
         data = np.frombuffer(body, np.uint8)
-        for head, start, end in walk(body):
+        budget = FieldBudget()
+        for head, start, end in walk(body, budget):
             number = len(hits) + len(metrics)
             shape = self.shapes.find(head, body, data, start, end)
             if shape is not None:
                 hits.append(ShapeHit(shape, base + start, request, number))
                 continue
-            name, kind, first, after = data_of(body, start, end)
+            name, kind, first, after = data_of(body, start, end, budget)
             if kind:
                 whole = base + start, base + end
                 metrics.append(MetricData(head, name, kind, base + first, base + after, request, number, whole))

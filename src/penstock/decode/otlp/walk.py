@@ -13,6 +13,7 @@ DELTA, CUMULATIVE = 1, 2  # values of the temporality
 GAUGE, SUM, HISTOGRAM, EXPONENTIAL, SUMMARY = 0x2A, 0x3A, 0x4A, 0x52, 0x5A  # the tags of a metric's data
 _DATA = (GAUGE, SUM, HISTOGRAM, EXPONENTIAL, SUMMARY)
 _MAX_METRICS = 200_000  # of one request, of all its resources: each costs microseconds and some hundred bytes
+_MAX_FIELDS = 300_000  # of one request above its points: of resources, scopes and metrics, known ones or not
 
 
 class Family(NamedTuple):
@@ -54,23 +55,41 @@ class MetricData(NamedTuple):
         return Family(*self.head[:2], self.name, self.kind, temporality, is_monotonic)
 
 
-def walk(body: bytes) -> Iterator[tuple[MetricHead, int, int]]:
+class FieldBudget:
+    """Bounds what the walk through one request may meet: each field takes a moment, and an empty one two bytes."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, most: int = _MAX_FIELDS) -> None:
+        self._left = most
+
+    def spend(self) -> None:
+        """Counts a field; TooMany beyond the bound."""
+        self._left -= 1
+        if self._left < 0:
+            raise TooMany(f"more than {_MAX_FIELDS} resources, scopes and fields of metrics")
+
+
+def walk(body: bytes, budget: FieldBudget | None = None) -> Iterator[tuple[MetricHead, int, int]]:
     """Yields the metrics of one request, and where each starts and ends.
 
     ValueError or IndexError if it is no request, TooMany beyond a bound.
     """
+    budget = budget or FieldBudget()
     left = _MAX_METRICS
     for outer, at, end in fields(body):
+        budget.spend()
         if outer != RESOURCE_METRICS:
             continue
         resource, scopes = b"", []
         for tag, start, stop in fields(body, at, end):
+            budget.spend()
             if tag == RESOURCE:
                 resource = body[start:stop]
             elif tag == SCOPE_METRICS:
                 scopes.append((start, stop))
         for at, end in scopes:
-            scope, metrics = _scope(body, at, end, left)
+            scope, metrics = _scope(body, at, end, left, budget)
             left -= len(metrics)
             for start, stop in metrics:
                 is_named = stop > start + 1 and body[start] == NAME and body[start + 1] < 128
@@ -78,7 +97,7 @@ def walk(body: bytes) -> Iterator[tuple[MetricHead, int, int]]:
                 yield (resource, scope, name), start, stop
 
 
-def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple[int, int]]]:
+def _scope(body: bytes, at: int, end: int, most: int, budget: FieldBudget) -> tuple[bytes, list[tuple[int, int]]]:
     """Returns a scope and where its metrics are. There are many metrics, so this loop makes no call for each."""
     scope, metrics = b"", []
     while at < end:
@@ -92,6 +111,7 @@ def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple
             if len(metrics) > most:
                 raise TooMany(f"more than {_MAX_METRICS} metrics")
         else:
+            budget.spend()
             tag, start, after = next(fields(body, at, end))
             if tag == SCOPE:
                 scope = body[start:after]
@@ -101,10 +121,11 @@ def _scope(body: bytes, at: int, end: int, most: int) -> tuple[bytes, list[tuple
     return scope, metrics
 
 
-def data_of(body: bytes, start: int, end: int) -> tuple[bytes, int, int, int]:
+def data_of(body: bytes, start: int, end: int, budget: FieldBudget) -> tuple[bytes, int, int, int]:
     """Returns a metric's name, the kind of its data, and where the data is; kind 0 if it has none."""
     name, kind, first, last = b"", 0, start, start
     for tag, at, stop in fields(body, start, end):
+        budget.spend()
         if tag == NAME:
             name = body[at:stop]
         elif tag in _DATA:

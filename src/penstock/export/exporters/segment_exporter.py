@@ -13,7 +13,17 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked, TransientExportError
-from penstock.model.segment import QUARANTINE, Segment, check_writer, decode_encoded, seal, sealed, sync_folder
+from penstock.model.segment import (
+    QUARANTINE,
+    Segment,
+    check_writer,
+    decode_encoded,
+    parse_name,
+    requests_of,
+    seal,
+    sealed,
+    sync_folder,
+)
 from penstock.spool import Lease
 from penstock.telemetry import Sample
 from penstock.units import parse_bytes
@@ -40,6 +50,7 @@ class SegmentExporter:
         max_bytes: int | str = MAX_BYTES,
     ) -> None:
         self._folder = Path(folder)
+        self.destination = str(folder)
         self._writer = check_writer(writer)
         self.max_blocks = max_blocks
         self.max_bytes = parse_bytes(max_bytes, "segments.max_bytes")
@@ -84,6 +95,9 @@ class SegmentExporter:
         self._owner = owner
         self._is_closed = False
         self._queue = queue_id
+        for entry in self._folder.glob(f".{self._writer}-*.arrow"):  # of a seal that was interrupted
+            if (left := parse_name(entry.name[1:])) and left.writer == self._writer:
+                entry.unlink()
         self._covered_before = self._covered = max((segment.last for segment in mine), default=-1)
 
     def send_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
@@ -104,9 +118,10 @@ class SegmentExporter:
         refused = []
         fresh = []
         tables = []
+        requests = []  # their digests, which stay with their points
         for lease in leases:
             try:
-                table = decode_encoded(lease.data)
+                table, digests = decode_encoded(lease.data), requests_of(lease.data)
             except (pa.ArrowException, ValueError) as error:
                 refused.append((lease, f"not a block of partials: {error}"))
                 continue
@@ -118,11 +133,12 @@ class SegmentExporter:
                 )
             fresh.append(lease)
             tables.append(table)
+            requests.append(digests)
         if fresh:
             segment = Segment(self._writer, self._covered + 1, fresh[-1].sequence)
             partials = pa.concat_tables(tables)
             try:
-                seal(self._folder, segment, partials, (self._queue, fresh[0].sequence))
+                seal(self._folder, segment, partials, (self._queue, fresh[0].sequence), b"".join(requests))
             except OSError:
                 if (self._folder / segment.name).exists():  # whole, but not known to survive a power cut
                     self._covered_before = self._covered = segment.last

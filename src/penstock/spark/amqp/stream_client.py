@@ -118,7 +118,7 @@ class StreamClient:
                                  "more retention and start a new checkpoint")  # fmt: skip
         self.lost += lost
         log.warning(
-            "Stream has lost messages. stream=%s offsets=%d-%d first=%d", stream, start, start + lost - 1, first
+            "Stream has lost messages. stream=%s from=%d to=%d first=%d", stream, start, start + lost - 1, first
         )
         return lost
 

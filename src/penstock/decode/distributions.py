@@ -19,7 +19,11 @@ TOO_MUCH = "a histogram that counts more in a bucket than anything can have coun
 
 @dataclass(frozen=True, slots=True)
 class HistogramTotals:
-    """What histogram points state beside their buckets; NaN where they do not."""
+    """What histogram points state beside their buckets; NaN where they do not.
+
+    A cumulative stream states the min and max since it began. `is_least` and `is_greatest` say where they are also
+    those of this point or increment.
+    """
 
     requests: Ints
     streams: Ints
@@ -27,6 +31,8 @@ class HistogramTotals:
     sums: Floats
     least: Floats
     greatest: Floats
+    is_least: NDArray[np.bool_]
+    is_greatest: NDArray[np.bool_]
 
     def take(self, rows: Ints) -> "HistogramTotals":
         return HistogramTotals(*(getattr(self, name)[rows] for name in self.__slots__))
@@ -34,7 +40,8 @@ class HistogramTotals:
 
 def read_totals(data: Bytes, columns: dict[str, Ints], requests: Ints, streams: Ints, times: Ints) -> HistogramTotals:
     wanted = [columns[name] for name in ("sum", "min", "max")]
-    return HistogramTotals(requests, streams, times, *(np.where(at > 0, float64_at(data, at), np.nan) for at in wanted))
+    sums, least, greatest = (np.where(at > 0, float64_at(data, at), np.nan) for at in wanted)
+    return HistogramTotals(requests, streams, times, sums, least, greatest, ~np.isnan(least), ~np.isnan(greatest))
 
 
 def is_countable(point: Ints, counts: Ints, points: int, most: int = _MAX_COUNT) -> NDArray[np.bool_]:
@@ -47,30 +54,33 @@ def is_countable(point: Ints, counts: Ints, points: int, most: int = _MAX_COUNT)
 
 def spread(
     totals: HistogramTotals,
-    is_cumulative: NDArray[np.bool_],
     point: Ints,
     values: Floats,
+    low: Floats,
+    high: Floats,
     counts: Ints,
     context: DecodeContext,
 ) -> Rows:
-    """Makes the rows of these points; `point` is the point of each row, in order, with ascending values."""
+    """Makes the rows of these points; `point` is the point of each row, in order, with ascending values.
+
+    A row's min and max are the ends of its bucket, and the exact ones at the ends of a point where they are known.
+    """
     is_fine = is_countable(point, counts, len(totals.times), 1 << COUNT_BITS)
     if not is_fine.all():
         context.outcomes.reject(totals.requests[~is_fine], Refusal.MALFORMED, TOO_MUCH)
         rows = np.flatnonzero(is_fine[point])
-        point, values, counts = point[rows], values[rows], counts[rows]
+        point, values, low, high, counts = point[rows], values[rows], low[rows], high[rows], counts[rows]
     context.outcomes.take(totals.requests[is_fine])
     sums = _sums(totals.sums, point, values, counts)
-    least, greatest = values.copy(), values.copy()
+    # The stated ones are those of all values, as far as a sender counts right.
+    least = np.minimum(np.fmax(low, totals.least[point]), values)
+    greatest = np.maximum(np.fmin(high, totals.greatest[point]), values)
     if len(point):
         is_first = np.ones(len(point), bool)
         is_first[1:] = point[1:] != point[:-1]
         is_last = np.append(is_first[1:], True)
-        # Min and max of a cumulative stream are those since it began, not those of this increment.
-        exact_least = is_first & ~is_cumulative[point] & ~np.isnan(totals.least[point])
-        exact_greatest = is_last & ~is_cumulative[point] & ~np.isnan(totals.greatest[point])
-        least = np.where(exact_least, totals.least[point], least)
-        greatest = np.where(exact_greatest, totals.greatest[point], greatest)
+        least = np.where(is_first & totals.is_least[point], totals.least[point], least)
+        greatest = np.where(is_last & totals.is_greatest[point], totals.greatest[point], greatest)
     states = {"count": counts, "sum": sums, "min": least, "max": greatest}
     return Rows(totals.requests[point], totals.streams[point], totals.times[point], values, states)
 
