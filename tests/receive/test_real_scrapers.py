@@ -102,9 +102,10 @@ def test_every_series_of_vmagent_is_what_victoria_metrics_says(
     targets, stores = [node_exporter.port, prometheus.port, victoria.port], [http.port, victoria.port]
     for agent in started(VmAgent, tmp_path / "vmagent", targets, stores):
         wait_for_scrapes(sink, *targets)
+        counted = counted_by(list(sink.chunks))
+        newest = max(time for key, times in counted.gauges.items() if key[0] == "up" for time in times)
+        wait_until(lambda: victoria.newest("up") > newest + 1000, 60)  # the store has everything that we have counted
         assert agent.refused_packets() == 0
-    chunks = list(sink.chunks)
-    counted = counted_by(chunks)
 
     assert compare(counted, {key_of(labels): samples for labels, samples in victoria.export()}) > 500
     assert any(metric == HISTOGRAM for metric, _ in counted.distributions)
