@@ -72,10 +72,15 @@ class VictoriaMetrics(Server):
         arguments = [f"-storageDataPath={self.folder / 'data'}", f"-httpListenAddr=127.0.0.1:{self.port}"]
         return [self._program, *arguments], {"GOMAXPROCS": "1"}
 
-    def export(self) -> list[tuple[dict[str, str], dict[int, float]]]:
-        """All series: labels, and values by milliseconds."""
+    def newest(self, metric: str) -> int:
+        """The time of the newest sample of a metric, in milliseconds; 0 if there is none."""
+        return max((max(samples) for labels, samples in self.export(metric)), default=0)
+
+    def export(self, metric: str = "") -> list[tuple[dict[str, str], dict[int, float]]]:
+        """All series, or those of one metric: labels, and values by milliseconds."""
         body_of(f"{self.url}/internal/force_flush")
-        lines = body_of(f"{self.url}/api/v1/export?match[]=%7B__name__!=%22%22%7D").splitlines()
+        match = metric or "%7B__name__!=%22%22%7D"
+        lines = body_of(f"{self.url}/api/v1/export?match[]={match}").splitlines()
         series = map(json.loads, lines)
         return [(one["metric"], dict(zip(one["timestamps"], map(float, one["values"])))) for one in series]
 

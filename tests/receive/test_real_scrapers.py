@@ -102,9 +102,9 @@ def test_every_series_of_vmagent_is_what_victoria_metrics_says(
     targets, stores = [node_exporter.port, prometheus.port, victoria.port], [http.port, victoria.port]
     for agent in started(VmAgent, tmp_path / "vmagent", targets, stores):
         wait_for_scrapes(sink, *targets)
+        counted = counted_by(list(sink.chunks))
+        wait_for_store(victoria, counted)
         assert agent.refused_packets() == 0
-    chunks = list(sink.chunks)
-    counted = counted_by(chunks)
 
     assert compare(counted, {key_of(labels): samples for labels, samples in victoria.export()}) > 500
     assert any(metric == HISTOGRAM for metric, _ in counted.distributions)
@@ -118,6 +118,12 @@ def wait_for_scrapes(sink: KeepingSink, *targets: int) -> None:
 
     wait_until(lambda: all(ups(target) >= SCRAPES for target in targets), 60)
     wait_until(lambda: sum(chunk.metric == HISTOGRAM for chunk in sink.chunks) >= SCRAPES, 60)
+
+
+def wait_for_store(victoria: VictoriaMetrics, counted: Counted) -> None:
+    """Until the store has everything that we have counted: it has later scrapes."""
+    newest = max(time for key, times in counted.gauges.items() if key[0] == "up" for time in times)
+    wait_until(lambda: victoria.newest("up") > newest + 1000, 60)
 
 
 def counted_by(chunks: list[Chunk]) -> Counted:
