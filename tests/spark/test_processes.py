@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from penstock.cli.main import main
 from penstock.errors import ConfigError
+from penstock.model.level import Level
 from penstock.spark.java import find_java
 from penstock.spark.segment_folder import SegmentFolder
 from penstock.spark.session import shown_by
@@ -105,7 +106,9 @@ def test_rows_are_where_they_belong_whatever_sparks_default_file_system_is_and_i
     assert "Spark's own page: http://127.0.0.1:" in log.read_text()
     events = [json.loads(line) for path in (tmp_path / "events").rglob("events_*") for line in path.open()]
     jobs = [event for event in events if event["Event"] == "SparkListenerJobStart"]
-    assert [len(job["Stage IDs"]) for job in jobs] == [2, 2]
+    stages = [len(job["Stage IDs"]) for job in jobs]
+    assert stages[:2] == [2, 2]
+    assert set(stages[2:]) == {1}  # rows are made final at the end, by tasks that exchange nothing
     tasks = [event for event in events if event["Event"] == "SparkListenerTaskEnd"]
     assert sum(task["Task Metrics"]["Shuffle Write Metrics"]["Shuffle Bytes Written"] for task in tasks) > 0
 
@@ -142,7 +145,8 @@ def test_the_commands_show_compact_and_expire_the_tables(spark: SparkSession, tm
     assert re.search(r"minute +\d+ +\d+ .*1970-01-01", before)
     assert "rows ->" in command("compact")
     assert_exact(job.tables, edge)
-    assert '"files": 1' in command("tables", "--json")
+    days = set(job.tables.partials(Level.DAY)["bucket"].to_pylist())
+    assert json.loads(command("tables", "--json"))["tables"]["day"]["files"] == len(days)
     assert re.search(r"minute +[1-9]\d* rows deleted", command("expire", "--now", "1970-01-09"))
     assert re.search(r"minute +0 rows deleted", command("expire", "--now", "1970-01-09"))
     refused = CliRunner().invoke(main, ["spark", "expire", "--tables", str(tmp_path), "--keep", "week=1d"])
