@@ -203,11 +203,13 @@ def test_the_last_value_stands_beside_the_average_where_a_group_is_one_series(tm
     cpu = chunk_type("cpu").of(hosts, [round(time.timestamp() * 1e6) for time in times], [1.0, 5.0, 9.0, 7.0])
     location = of_chunks(tmp_path, [cpu], {**KEPT, PointKind.GAUGE: (AVG, LATEST)})
 
-    by_host = json.loads(asked_of(location, "cpu", "--by", "host", "--json").stdout)
-    assert [(row["host"], row["points"], row["value"], row["last"]) for row in by_host] == [
-        ("a", 3, 5.0, 5.0),
-        ("b", 1, 7.0, 7.0),
-    ]
+    for _ in range(2):
+        by_host = json.loads(asked_of(location, "cpu", "--by", "host", "--json").stdout)
+        assert [(row["host"], row["points"], row["value"], row["last"]) for row in by_host] == [
+            ("a", 3, 5.0, 5.0),
+            ("b", 1, 7.0, 7.0),
+        ]
+        open_tables(location).compact("minute")  # and the same of final rows
     (both,) = json.loads(asked_of(location, "cpu", "--json").stdout)
     assert (both["points"], both["last"]) == (4, None)
     assert "last" in asked_of(location, "cpu", "--by", "host").stdout
