@@ -104,7 +104,5 @@ def test_a_relative_error_chooses_the_smallest_sketch_that_keeps_it(error: float
 
 def test_without_the_library_the_definition_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasketches", None)
-    with pytest.raises(
-        MissingRequirement, match=r"metrics\[0\] \(users\).function: .* pip install 'penstock\[distinct\]'"
-    ):
+    with pytest.raises(MissingRequirement, match=r"metrics\[0\] \(users\).function: .* pip install '\.\[distinct\]'"):
         definition()
