@@ -76,5 +76,5 @@ def test_the_shim_follows_the_packaged_runtime_when_that_moves(tmp_path: Path, p
 
 
 def test_without_any_java_at_all_the_error_says_what_to_do(tmp_path: Path, no_packaged: None) -> None:
-    with pytest.raises(MissingRequirement, match=r"pip install '\.\[java\]'"):
+    with pytest.raises(MissingRequirement, match=r"\.\[java\]"):
         java.find_java({"PATH": str(tmp_path)})
