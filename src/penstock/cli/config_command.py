@@ -17,26 +17,30 @@ FILE = "penstock.yaml"
 
 def config_option(command: Any) -> Any:
     """`-c FILE`, as every command that reads the configuration takes it."""
-    return click.option(
-        "--config",
-        "-c",
-        "file",
-        envvar="PENSTOCK_CONFIG",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help=f"The configuration file, or PENSTOCK_CONFIG [default: {FILE}, if it is there].",
-    )(command)
+    return _file_option(f"The configuration file, or PENSTOCK_CONFIG [default: {FILE}, if it is there].")(command)
 
 
 def named_config_option(command: Any) -> Any:
     """`-c FILE` for commands that change something: no file is read that was not named."""
-    return click.option(
-        "--config",
-        "-c",
-        "file",
-        envvar="PENSTOCK_CONFIG",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="A configuration file, or PENSTOCK_CONFIG: what it says where this command is not told.",
-    )(command)
+    return _file_option("A configuration file, or PENSTOCK_CONFIG: what it says where this command is not told.")(
+        command
+    )
+
+
+def _file_option(text: str) -> Any:
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option("--config", "-c", "file", envvar="PENSTOCK_CONFIG", type=kind, help=text)
+
+
+def write_new_file(out: Path, text: str) -> None:
+    """Writes what `--out` asks for; ConfigError rather than over a file."""
+    try:
+        with open(out, "x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"--out {out} exists: name another file, or move that one away") from None
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from error
 
 
 def load_config(ctx: click.Context, file: Path | None) -> Any:
@@ -167,13 +171,7 @@ def init(out: Path | None, full: bool) -> None:
     if out is None:
         click.echo(text, nl=False)
         return
-    try:
-        with open(out, "x") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"--out {out} exists: name another file, or move that one away") from None
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from error
+    write_new_file(out, text)
     click.echo(f"{out} is written: penstock config check -c {out}, then penstock run -c {out}", err=True)
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.config_command import config_option, load_config
-from penstock.errors import ConfigError
+from penstock.cli.config_command import config_option, load_config, write_new_file
 from penstock.units import parse_duration
 
 SETS = Path(__file__).with_name("definition_sets")
@@ -45,13 +44,7 @@ def init(name: str, out: Path | None) -> None:
     if out is None:
         click.echo(text, nl=False)
         return
-    try:
-        with open(out, "x") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"--out {out} exists: name another file, or move that one away") from None
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from error
+    write_new_file(out, text)
     click.echo(
         f"{out} is written: penstock definitions check {out}, then definitions: {out} in penstock.yaml", err=True
     )

@@ -13,7 +13,7 @@ from penstock.config.relay_loops import refuse_loop
 from penstock.decode.config import IntakeConfig
 from penstock.errors import ConfigError
 from penstock.export.config import DurableQueueConfig
-from penstock.receive.config import LOOPBACK, AuthConfig, ReceiversConfig, ServerTlsConfig
+from penstock.receive.config import LOOPBACK, AuthConfig, ReceiversConfig, ServerTlsConfig, problems_of_listener
 from penstock.spool import Durability, DurabilitySetting, FullBehavior, FullBehaviorSetting
 from penstock.units import parse_address, parse_bytes, parse_duration
 
@@ -93,7 +93,7 @@ class SegmentsConfig:
         if "://" in str(self.location):
             from penstock.tables.location import local_folder  # brings pyarrow, which a relay does without
 
-            object.__setattr__(self, "location", local_folder(self.location, "segments.location"))
+            object.__setattr__(self, "location", local_folder(self.location, "location"))
         if self.writer != DEFAULT_WRITER:
             from penstock.model.segment import check_writer  # brings pyarrow, which a relay does without
 
@@ -181,7 +181,7 @@ class TablesConfig:
         if "://" in self.location and not self.location.startswith(("postgresql://", "postgres://")):
             from penstock.tables.location import local_folder  # brings pyarrow, which a relay does without
 
-            local_folder(self.location.removeprefix("parquet:"), "tables.location")
+            local_folder(self.location.removeprefix("parquet:"), "location")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,14 +206,8 @@ class AdminConfig:
         object.__setattr__(self, "allowed_hosts", tuple(self.allowed_hosts))
 
     def problems(self) -> Iterator[ConfigError]:
-        """Yields what would keep it from starting here, as files that cannot be read."""
-        if self.tls is not None:
-            yield from self.tls.problems()
-        if self.auth is not None:
-            try:
-                self.auth.tokens()
-            except ConfigError as error:
-                yield error
+        """What would keep it from starting here, as files that cannot be read."""
+        return problems_of_listener(self.tls, self.auth)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

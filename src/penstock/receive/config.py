@@ -143,6 +143,17 @@ def token_name(header: str) -> str:
     return f"token {hashlib.sha256(header.partition(' ')[2].strip().encode()).hexdigest()[:8]}"
 
 
+def problems_of_listener(tls: ServerTlsConfig | None, auth: AuthConfig | None) -> Iterator[ConfigError]:
+    """Yields what would keep a listener from starting here, as files that cannot be read."""
+    if tls is not None:
+        yield from tls.problems()
+    if auth is not None:
+        try:
+            auth.tokens()
+        except ConfigError as error:
+            yield error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerConfig:
     """A receiver that listens on a port."""
@@ -191,14 +202,8 @@ class ListenerConfig:
         return parse_address(self.listen, "listen", may_be_all=True)
 
     def problems(self) -> Iterator[ConfigError]:
-        """Yields what would keep it from starting here, as files that cannot be read."""
-        if self.tls is not None:
-            yield from self.tls.problems()
-        if self.auth is not None:
-            try:
-                self.auth.tokens()
-            except ConfigError as error:
-                yield error
+        """What would keep it from starting here, as files that cannot be read."""
+        return problems_of_listener(self.tls, self.auth)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.errors import ConfigError
 
 
-def local_folder(location: str | os.PathLike[str], what: str) -> Path:
+def local_folder(location: str | os.PathLike[str], field: str) -> Path:
     """The folder of a path or a `file://` URI.
 
     ConfigError for any other scheme: taken for a path, `s3://bucket` would become a folder `s3:` on this machine.
@@ -19,6 +19,7 @@ def local_folder(location: str | os.PathLike[str], what: str) -> Path:
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
     raise ConfigError(
-        f"{what} must be a path or a file:// URI, got {text!r}: object stores and HDFS have to be mounted, on the "
-        "driver and the executors under the same path"
+        f"must be a path or a file:// URI, got {text!r}: object stores and HDFS have to be mounted, on the driver and "
+        "the executors under the same path",
+        field=field,
     )
