@@ -23,6 +23,7 @@ from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.coverage import Coverage
+from penstock.spark.mending import mend
 from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentFolder
@@ -78,6 +79,7 @@ class BatchGate:
         self._released = threading.Event()
         self.waits = False
         self.reached: Offset = {}  # the end of the last batch that went through
+        self.torn = 0  # files of the tables that power cuts have torn and that lie aside
 
     def close(self) -> None:
         self._closed.set()
@@ -111,6 +113,7 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Batc
     config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = SegmentFolder(config.segments)
     checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or BatchGate()
+    gate.torn = mend(tables, folder)
     start, first_end = beginning(tables, folder, checkpoint.noted(folder.identity()))
     gate.reached = start
     options = {
