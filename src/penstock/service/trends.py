@@ -88,10 +88,7 @@ def _notes(before: dict[Key, float], after: dict[Key, float], seconds: float) ->
         if name == _LAGS and value > _LAG:
             yield f"Spark is {value / 60:.0f} min behind: the oldest segment that is not in the tables is so old"
         if name == _TORN and value:
-            yield (
-                f"power cuts have torn {value:.0f} files of the tables, which lie aside in _torn; their points are added "
-                "again from segments"
-            )
+            yield f"power cuts have torn {value:.0f} files of the tables: segments fill the gap; see _torn"
         if (name, labels) not in before:
             continue
         more = value - before[name, labels]
