@@ -33,12 +33,12 @@ def _sync(path: str) -> None:
         os.close(handle)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and its parents; their names survive a power cut."""
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and its parents; their names survive a power cut. `mode` is that of the folder itself."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode, exist_ok=True)
     sync_to_disk([folder.parent])
 
 

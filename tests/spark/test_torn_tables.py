@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock.errors import SegmentVanished
 from penstock.model.function import Function
@@ -12,7 +13,7 @@ from penstock.spark.segment_folder import MARK
 from penstock.tables import delta_log, parquet
 from penstock.tables.port import SCHEMAS, open_tables
 from tests.spark.engine import Engine
-from tests.spark.pipeline import Edge, assert_exact
+from tests.spark.pipeline import Edge, Job, assert_exact
 
 FUNCTIONS = tuple(map(Function.parse, ("avg", "latest", "percentile")))
 Tear = Callable[[Path], None]
@@ -163,3 +164,22 @@ def test_a_torn_mark_of_segments_that_no_table_has_is_made_anew(tmp_path: Path) 
     Engine(tmp_path / "segments", tables).run()
     assert_exact(tables, edge)
     assert empty_mark.read_text()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("tear", [empty, halve])
+def test_a_checkpoint_that_is_torn_is_done_without(
+    spark: SparkSession, tmp_path: Path, tear: Tear, caplog: pytest.LogCaptureFixture
+) -> None:
+    edge = Edge(tmp_path / "segments")
+    job = Job(spark, tmp_path)
+    for _ in range(2):
+        edge.seal(points=20)
+        job.run()
+        for path in (tmp_path / "checkpoint").rglob("*"):
+            if path.is_file() and not path.name.endswith(".crc"):
+                tear(path)
+    edge.seal(points=20)
+    job.run()
+    assert "A note in the checkpoint is torn" in caplog.text
+    assert_exact(job.tables, edge)

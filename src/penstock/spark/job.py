@@ -19,6 +19,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.durable import make_folder
 from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.spark.checkpoint import Checkpoint
@@ -110,7 +111,7 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Batc
     if a table misses what no segment has any more.
     """
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
-    config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(config.segments, 0o700)
     folder = SegmentFolder(config.segments)
     checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or BatchGate()
     gate.torn = mend(tables, folder)

@@ -11,6 +11,7 @@ table of the entries before them is whole.
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,15 +45,24 @@ class _Entry:
 
 
 class DeltaLog:
-    """The log below the folder of one table."""
+    """The log below the folder of one table.
+
+    Threads: every method may be called from any thread.
+    """
 
     def __init__(self, table: Path) -> None:
         self._table = table
         self._folder = table / "_delta_log"
+        # _lock guards _synced, and the files of the log from being removed while they are examined.
+        self._lock = threading.Lock()
         self._synced: int | None = None  # entries up to this are known to be on the disk
 
     def sync(self, table: DeltaTable) -> None:
         """Return when every entry that `table` was read from is on the disk."""
+        with self._lock:
+            self._sync_locked(table)
+
+    def _sync_locked(self, table: DeltaTable) -> None:
         before = self._newest_checkpoint() if self._synced is None else self._synced
         version = table.version()
         if version <= before:
@@ -86,8 +96,13 @@ class DeltaLog:
         Entries that cannot be read go, with all that follow on them. One that names torn files goes only if segments
         still hold what it added.
         """
-        if not self._folder.is_dir():
-            return 0
+        with self._lock:
+            self._synced = None
+            if self._folder.is_dir():
+                self._mend_locked(covered)
+        return files_aside(self._table)
+
+    def _mend_locked(self, covered: Covered) -> None:
         torn = [path for path in self._folder.glob("*.checkpoint*.parquet") if not is_whole(path)]
         hint = self._folder / "_last_checkpoint"
         if hint.exists() and (torn or not self._names_a_checkpoint(hint)):
@@ -104,7 +119,6 @@ class DeltaLog:
                 "A file of a table is torn, and neither older files nor segments hold its points: restore it. "
                 "table=%s entry=%s", self._table, lost[0].path.name,
             )  # fmt: skip
-        return files_aside(self._table)
 
     def _naming_torn_files(self, entries: list[_Entry]) -> list[_Entry]:
         """The first entry whose files are torn, and those that follow on it; none if all are whole."""

@@ -161,7 +161,12 @@ class ParquetTables:
         return gone
 
     def mend(self, covered: Covered) -> int:
-        return sum(mend_folders(self.folder / name, _GUARD, covered) for name in SCHEMAS)
+        aside = 0
+        for name in SCHEMAS:
+            if (self.folder / name).is_dir():
+                with self.locked(name):  # no folder comes or goes while they are examined
+                    aside += mend_folders(self.folder / name, _GUARD, covered)
+        return aside
 
     @_steadily
     def describe(self, name: str) -> Description:

@@ -40,8 +40,6 @@ def mend_folders(table: Path, guard_name: str, covered: Covered) -> int:
     A folder whose guard can be read goes only if segments still hold what is lost. TableConflict if a fold came later:
     it has the points of some batches in its rows, and cannot be taken back.
     """
-    if not table.is_dir():
-        return 0
     folders = sorted((_read(path, guard_name) for path in table.iterdir() if path.name[0] not in "._"), key=_made)
     replaced = {file for folder in folders for file in folder.replaces}
     torn = [folder for folder in folders if not _is_whole(folder, replaced)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.durable import sync_to_disk
+from penstock.durable import make_folder, sync_to_disk
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked, TransientExportError
 from penstock.model.segment import (
     QUARANTINE,
@@ -70,7 +70,7 @@ class SegmentExporter:
 
         QueueLocked while another process writes under that name, ConfigError if its segments are another queue's.
         """
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self._folder, 0o700)
         path = self._folder / f".{self._writer}.owner"
         owner = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
