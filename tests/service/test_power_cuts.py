@@ -88,6 +88,7 @@ class Machine:
 
     def __init__(self, folder: Path, disk: CutDisk, location: str) -> None:
         self.disk = disk
+        self._seen: set[Path] = set()
         self.location = location.format(disk.folder)
         (folder / "service").mkdir()
         self.running = Running(
@@ -106,8 +107,10 @@ class Machine:
         self.disk.come_back()
 
     def commits(self) -> int:
-        """How often a table has changed, as far as the disk tells now."""
-        return len([*self.disk.folder.glob("tables/*/_delta_log/*.json"), *self.disk.folder.glob("tables/*/*-*")])
+        """How often a table was seen to change: by an entry of Delta's log, or by a folder of Parquet's."""
+        for pattern in ("tables/*/_delta_log/*.json", "tables/*/batch-*", "tables/*/final-*"):
+            self._seen.update(self.disk.folder.glob(pattern))
+        return len(self._seen)
 
     def has_sealed_all(self) -> bool:
         """Whether nothing waits before Spark any more."""
