@@ -29,9 +29,9 @@ from penstock.spark.rollup import PLACE, PLACES
 from penstock.tables.landing import Landing, TableWriter, Written
 from penstock.tables.port import SCHEMAS, TOP_N
 from penstock.tables.table_rows import (
-    PACKED_ROWS,
     RECORDS,
     increments,
+    packed_once,
     record_increments,
     records_kept,
     sorted_rows,
@@ -196,7 +196,7 @@ def _portions(rows: pa.Table) -> Iterator[pa.Table]:
     """The rows of a level in their order, so many at once that their labels stay within bounds."""
     if not rows.num_rows:
         return
-    rows = sorted_rows(rows.select(PACKED_ROWS.names).cast(PACKED_ROWS), ("metric", "entity", "bucket"))
+    rows = sorted_rows(packed_once(rows), ("metric", "entity", "bucket"))
     longest = pc.max(pc.binary_length(rows["entity"])).as_py()
     step = max(1, min(CHUNK_ROWS, TEXT_BYTES // max(1, longest)))
     for start in range(0, rows.num_rows, step):
