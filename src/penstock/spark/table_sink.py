@@ -62,7 +62,7 @@ class Marked:
 
 @dataclass(frozen=True)
 class Report(WriterCommitMessage):
-    """What one task has written, and what it was given: rows, points of each level, and the batch's marks if any."""
+    """What one task was given and has written: rows, points of each level (or left out there), the batch's marks."""
 
     written: tuple[Written, ...] = ()
     rows: int = 0
@@ -106,9 +106,12 @@ class TableSinkWriter(DataSourceArrowWriter):
                 is_mark = pc.equal(rows["function"], MARK)
                 marked += _marks(level.value, rows.filter(is_mark))
                 rows = rows.filter(pc.invert(is_mark))
-                points[level.value] += points_of(rows)
-                for some in _portions(_kept(rows, left_out)):
-                    writers[level.value].write(increments(some))
+                kept = _kept(rows, left_out)
+                points[level.value] += points_of(rows) - points_of(kept)
+                for some in _portions(kept):
+                    made = increments(some)
+                    writers[level.value].write(made)
+                    points[level.value] += points_of(made)
         written = tuple(one for writer in writers.values() for one in writer.close())
         return Report(written, given, points, tuple(marked))
 
