@@ -197,7 +197,7 @@ def test_the_loser_of_two_jobs_waits_and_takes_over_when_the_other_is_gone(
             kept.rename(last)
         return checked(reports)
 
-    resume_point, is_away = supervisor.resume_point, iter([False, True, True])
+    resume_point, is_away = spark_job.resume_point, iter([False, True, True])
 
     def away_now_and_then(*arguments: Any) -> Any:
         if next(is_away, False):
