@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import SegmentVanished
 from penstock.model.function import Function
-from penstock.spark.segment_folder import MARK
+from penstock.spark.segment_folder import IDENTITY_FILE
 from penstock.tables import delta_log, parquet
 from penstock.tables.port import SCHEMAS, open_tables
 from tests.spark.engine import Engine
@@ -149,16 +149,16 @@ def test_a_parquet_folder_whose_guard_is_torn_is_set_aside(tmp_path: Path, tear:
 @pytest.mark.parametrize("tear", [empty, zero])
 def test_a_torn_mark_of_the_segments_is_restored_by_what_the_tables_say(tmp_path: Path, form: str, tear: Tear) -> None:
     torn = Torn(tmp_path, form)
-    before = (torn.edge.folder / MARK).read_text()
-    tear(torn.edge.folder / MARK)
+    before = (torn.edge.folder / IDENTITY_FILE).read_text()
+    tear(torn.edge.folder / IDENTITY_FILE)
     torn.assert_mended()
-    assert (torn.edge.folder / MARK).read_text() == before
+    assert (torn.edge.folder / IDENTITY_FILE).read_text() == before
 
 
 def test_a_torn_mark_of_segments_that_no_table_has_is_made_anew(tmp_path: Path) -> None:
     edge = Edge(tmp_path / "segments")
     edge.seal(points=20)
-    empty_mark = tmp_path / "segments" / MARK
+    empty_mark = tmp_path / "segments" / IDENTITY_FILE
     empty_mark.touch()
     tables = open_tables(str(tmp_path / "tables"))
     Engine(tmp_path / "segments", tables).run()

@@ -3,7 +3,7 @@
 import logging
 
 from penstock.errors import SegmentVanished, TableConflict
-from penstock.spark.segment_folder import MARK, SegmentFolder
+from penstock.spark.segment_folder import IDENTITY_FILE, SegmentFolder
 from penstock.tables.port import SCHEMAS, Tables
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def mend(tables: Tables, folder: SegmentFolder) -> int:
         return True
 
     aside = tables.mend(covered)
-    if folder.has_torn_mark():
+    if folder.has_torn_identity():
         _restore_identity(tables, folder)
     return aside
 
@@ -40,8 +40,8 @@ def _restore_identity(tables: Tables, folder: SegmentFolder) -> None:
             found.add(source)
     if len(found) > 1:
         raise TableConflict(
-            f"{folder.folder / MARK} is empty, and the tables hold segments of these writers from {len(found)} "
-            f"folders: write the identity of this one into it, one of {', '.join(sorted(found))}"
+            f"{folder.folder / IDENTITY_FILE} is empty, and the tables hold segments of these writers from "
+            f"{len(found)} folders: write the identity of this one into it, one of {', '.join(sorted(found))}"
         )
     identity = folder.identify(next(iter(found), None))
     log.warning(
