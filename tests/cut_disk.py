@@ -4,10 +4,12 @@ What was not on the disk at the cut is gone, as the kernel tells it: no page of 
 is written any more (`EXT4_IOC_SHUTDOWN`, no log flush). The next mount replays the journal.
 """
 
+import ctypes
 import fcntl
 import os
 import struct
 import subprocess
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +20,7 @@ from tests.conftest import missing
 
 SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 NO_LOG_FLUSH = 2
+CLONE_NEWNS = 0x20000
 
 
 class CutDisk:
@@ -29,6 +32,7 @@ class CutDisk:
         self._is_mounted = False
         folder.mkdir()
         try:
+            _keep_mounts_to_ourselves()
             _run("truncate", "-s", size, str(image))
             _run("mkfs.ext4", "-q", "-E", "nodiscard", str(image))
             self._mount()
@@ -68,6 +72,14 @@ class CutDisk:
 
     def _is_let_go(self) -> bool:
         return subprocess.run(["umount", str(self.folder)], capture_output=True).returncode == 0
+
+
+@cache
+def _keep_mounts_to_ourselves() -> None:
+    """Any process that gets mounts of its own at this moment would keep a copy of ours, and the disk in use."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), f"unshare: {os.strerror(ctypes.get_errno())}")
+    _run("mount", "--make-rprivate", "/")
 
 
 def _run(*command: str) -> None:
