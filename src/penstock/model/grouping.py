@@ -22,6 +22,8 @@ _GREATEST_DIGIT = 1 << 31  # two such digits still fit in 63 bits
 _SMALL = 1 << 16  # an array of this length costs nothing
 _SPREAD = 2  # indices a row; with more of them most would be empty
 _EMPTY = {"min": np.inf, "max": -np.inf}
+MERGES: dict[str, np.ufunc] = {"sum": np.add, "min": np.fmin, "max": np.fmax}  # fmin, fmax: as Spark, past NaN
+MOST = 1 << 62  # what counts stay within; two such counts still add up in 64 bits
 
 
 def grouped(table: pa.Table, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> pa.Table:
@@ -153,7 +155,7 @@ def _looked_up(column: Any) -> tuple[Any, int, Callable[[Codes], Any]]:
 
 
 def _indexed(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate]) -> tuple[Codes, list[Any]] | None:
-    """The numbers as indices into arrays; None if there are nulls or NaN: pyarrow leaves them out, numpy does not."""
+    """The numbers as indices into arrays; None for nulls and for NaN as min or max, which pyarrow leaves out."""
     rows = np.bincount(digits.numbers, minlength=digits.count)
     taken = np.flatnonzero(rows)
     columns = []
@@ -171,15 +173,38 @@ def _indexed(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate]) 
         if merge == "sum" and values.dtype == np.int64:
             merged = np.zeros(digits.count, np.int64)
             np.add.at(merged, digits.numbers, values)
-        elif values.dtype != np.float64 or np.isnan(values).any():
-            return None
+            if _may_overflow(values):
+                merged = _bounded(merged, np.bincount(digits.numbers, values, minlength=digits.count))
         elif merge == "sum":
             merged = np.bincount(digits.numbers, values, minlength=digits.count)
+        elif values.dtype != np.float64 or np.isnan(values).any():
+            return None
         else:
             merged = np.full(digits.count, _EMPTY[merge])
             (np.minimum if merge == "min" else np.maximum).at(merged, digits.numbers, values)
         columns.append(pa.array(merged[taken]))
     return taken, columns
+
+
+def merged_runs(merge: str, column: NDArray[Any], starts: Codes) -> NDArray[Any]:
+    """The merge of each run of a column, of which `starts` has the first rows.
+
+    A count that would leave 64 bits stays at `MOST`; a sum that leaves the range of a double is infinite or NaN.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: NDArray[Any] = MERGES[merge].reduceat(column, starts)
+        if merge == "sum" and column.dtype == np.int64 and _may_overflow(column):
+            return _bounded(found, np.add.reduceat(column.astype(np.float64), starts))
+    return found
+
+
+def _may_overflow(counts: Codes) -> bool:
+    return int(counts.max(initial=0)) * len(counts) >= MOST
+
+
+def _bounded(counts: Codes, roughly: NDArray[Any]) -> Codes:
+    """Counts within bounds; `roughly` is what they would be without a last bit."""
+    return np.where(roughly >= MOST, MOST, np.minimum(counts, MOST))
 
 
 def _hashed(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate]) -> tuple[Codes, list[Any]]:

@@ -139,6 +139,7 @@ class Supervisor:
         yield Sample("penstock_spark_lag_seconds", self._folder.age(waiting, self._clock.time()))
         yield Sample("penstock_spark_quarantined_segments", len(self._folder.quarantined()))
         yield Sample("penstock_tables_commit_conflicts_total", self._tables.conflicts)
+        yield Sample("penstock_tables_overflowed_rows_total", self._tables.overflow.rows)
 
 
 def _first_line(error: Exception) -> str:

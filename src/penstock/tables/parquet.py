@@ -34,6 +34,7 @@ from penstock.model.level import Level
 from penstock.tables.fold import Run, TableFile, checked_reports, plan_folds, run_here
 from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
+from penstock.tables.overflow import OverflowLog
 from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
 from penstock.tables.pruning import metrics_in, pruned_copy
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
@@ -65,6 +66,7 @@ class ParquetTables:
     def __init__(self, location: str) -> None:
         self.folder = local_folder(location, "tables")
         self.location = f"parquet:{self.folder}"
+        self.overflow = OverflowLog()
         self.conflicts = 0  # a lock lets one append at a time through
 
     @_steadily
@@ -81,6 +83,7 @@ class ParquetTables:
             if not batch.wanted_by(name, self.held(name, batch.versions)):
                 return False
             self._publish(name, "batch", written, batch.versions, ())
+        self.overflow.add(file.overflow for file in written)
         return True
 
     def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
@@ -121,6 +124,7 @@ class ParquetTables:
                 if not set(fold.replaced) <= set(self.files(name)):
                     raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again")
                 self._publish(name, "final", written, self._versions(name), fold.replaced)
+            self.overflow.add(file.overflow for file in written)
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 

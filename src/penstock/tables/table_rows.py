@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import TablesOutdated
-from penstock.model.finals import MERGES, Entries, rank_name, series_rows, with_values
+from penstock.model.finals import Entries, finite_or_null, rank_name, series_rows, with_values
 from penstock.model.function import RANKS, Function, is_function
-from penstock.model.grouping import group_starts, grouped, one_array
+from penstock.model.grouping import group_starts, grouped, merged_runs, one_array
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS, SERIES, STATES, TOP_N_ORDER, first_of_each
 from penstock.tables.labels import LABELS, entity_column, label_columns
@@ -124,7 +124,7 @@ def increments(rows: pa.Table) -> pa.Table:
     labels, series = label_columns(rows["entity"])
     count = rows.num_rows
     found: dict[str, Any] = {name: rows[name] for name in rows.column_names if name != "entity"}
-    found |= {"date": date_of(rows["bucket"]), "labels": labels, "series": series}
+    found |= {"date": date_of(rows["bucket"]), "labels": labels, "series": series, "sum": finite_or_null(rows["sum"])}
     found |= dict.fromkeys(VALUES, pa.nulls(count, pa.float64()))
     found["is_final"] = pa.repeat(pa.scalar(False), count)
     return pa.table([found[name] for name in LEVEL_ROWS.names], names=LEVEL_ROWS.names).cast(LEVEL_ROWS)
@@ -255,8 +255,7 @@ def _made_final(rows: pa.Table, level: Level) -> pa.Table:
     owner = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, rows.num_rows]))
     made = rows.select(list(keys)).take(pa.array(starts))
     for state in STATES:
-        merged = MERGES[state.merge].reduceat(rows[state.name].to_numpy(), starts)
-        made = made.append_column(state.name, pa.array(merged))
+        made = made.append_column(state.name, pa.array(merged_runs(state.merge, rows[state.name].to_numpy(), starts)))
     entries = _merged_entries(entries_of(rows["distribution"]), owner, made)
     finals = with_values(made, entries, level)
     finals = finals.append_column("distribution", distributions(entries, _has_parts(made)))
@@ -290,7 +289,7 @@ def _merged_entries(entries: Entries, owner: Any, made: pa.Table) -> Entries:
     starts = np.flatnonzero(np.r_[True, (groups[1:] != groups[:-1]) | (indexes[1:] != indexes[:-1])])
     owners = groups[starts]
     is_distinct = is_function(made["function"], lambda spec: spec.counts_distinct).to_numpy(zero_copy_only=False)
-    added, greatest = np.add.reduceat(numbers, starts), np.maximum.reduceat(numbers, starts)
+    added, greatest = merged_runs("sum", numbers, starts), np.maximum.reduceat(numbers, starts)
     offsets = np.r_[0, np.cumsum(np.bincount(owners, minlength=count))]
     return Entries(offsets, indexes[starts], np.where(is_distinct[owners], greatest, added))
 
