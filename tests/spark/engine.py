@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from penstock.model.partial import IDENTITY, PARTIALS, SERIES, STATES
+from penstock.model.grouping import NEVER
+from penstock.model.partial import ADDED_LAST, IDENTITY, PARTIALS, SERIES, STATES
 from penstock.spark.job import JobConfig, beginning, commit_batch
 from penstock.spark.rollup import PLACE, PLACES
 from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
@@ -164,10 +165,7 @@ def aggregated(partials: pa.Table) -> pa.Table:
         buckets = pc.floor_temporal(moments, unit=level.value).cast(rows["bucket"].type)
         rows = rows.set_column(3, "bucket", buckets)
         if table == TOP_N:
-            states = [(state.name, state.merge) for state in STATES]
-            merged = rows.group_by(list(IDENTITY)).aggregate(states)
-            merged = merged.select([*IDENTITY, *("_".join(state) for state in states)]).rename_columns(PARTIALS.names)
-            merged = merged.cast(PARTIALS).drop_columns(["part"])
+            merged = _plainly(rows, IDENTITY).drop_columns(["part"])
             merged = merged.append_column("distribution", pa.nulls(merged.num_rows, DISTRIBUTION))
         else:
             mark = pc.equal(rows["function"], "")
@@ -179,7 +177,15 @@ def aggregated(partials: pa.Table) -> pa.Table:
 
 
 def _marks(rows: pa.Table) -> pa.Table:
-    keys, states = list(SERIES), [(state.name, state.merge) for state in STATES]
-    found = rows.group_by(keys).aggregate(states).select([*keys, *("_".join(state) for state in states)])
+    found = _plainly(rows, SERIES)
     found = found.append_column("distribution", pa.nulls(found.num_rows, DISTRIBUTION))
-    return found.rename_columns(PACKED_ROWS.names).cast(PACKED_ROWS)
+    return found.select(PACKED_ROWS.names).cast(PACKED_ROWS)
+
+
+def _plainly(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
+    """Records of a top-n and marks, merged: they have no last values."""
+    states = [(state.name, state.merge) for state in STATES if state.name not in ADDED_LAST]
+    found = rows.group_by(list(keys)).aggregate(states).select([*keys, *("_".join(state) for state in states)])
+    found = found.rename_columns([*keys, *(name for name, _ in states)])
+    found = found.append_column("last_at", pa.repeat(pa.scalar(NEVER, pa.int64()), found.num_rows))
+    return found.append_column("last", pa.repeat(pa.scalar(0.0, pa.float64()), found.num_rows))

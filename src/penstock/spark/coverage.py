@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.function import Function
-from penstock.model.grouping import MOST
+from penstock.model.grouping import MOST, NEVER
 from penstock.model.partial import PARTIALS
 from penstock.model.segment import Origin
 from penstock.tables.port import Batch
@@ -61,7 +61,7 @@ def mark_of(coverage: str, points: int) -> pa.RecordBatch:
         "count": min(points, MOST),
         "sum": 1.0,
     }
-    row |= {"min": 0.0, "max": 0.0}
+    row |= {"min": 0.0, "max": 0.0, "last_at": NEVER, "last": 0.0}
     return pa.RecordBatch.from_pylist([row], schema=PARTIALS)
 
 

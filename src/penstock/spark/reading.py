@@ -10,9 +10,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 from penstock.model.exponential import OFFSET
 from penstock.model.finals import rank_name
 from penstock.model.function import COUNT_PER_MINUTE, FUNCTIONS, MEAN, RANKS, Final, FunctionSpec
+from penstock.model.grouping import NEVER
 from penstock.model.level import Level
 from penstock.model.packed import COUNT_BITS
-from penstock.model.partial import SERIES, STATES
+from penstock.model.partial import ADDED_LAST, SERIES, STATES
 from penstock.spark.distinct_sketches import sketch_of
 from penstock.spark.rollup import function_is, merged_states, series_of
 from penstock.tables.port import open_tables
@@ -48,7 +49,9 @@ def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level)
         _entity().alias("entity"),
         "bucket",
         F.coalesce(F.try_element_at("distribution", F.lit(-1))["index"], F.lit(0)).alias("part"),
-        *(state.name for state in STATES),
+        *(state.name for state in STATES if state.name not in ADDED_LAST),
+        F.coalesce(F.unix_micros("last_at"), F.lit(NEVER)).alias("last_at"),
+        "last",
         F.when(matter, F.transform("distribution", _packed_entry)).alias("parts"),
     )
 
@@ -93,7 +96,9 @@ def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANK
         .withColumn("estimates", _estimates(ranks))
         .select(
             *SERIES,
-            *names,
+            *(name for name in names if name not in ADDED_LAST),
+            F.when(F.col("last_at") != NEVER, F.timestamp_micros("last_at")).alias("last_at"),
+            F.when(F.col("last_at") != NEVER, F.col("last")).alias("last"),
             _final(MEAN, level).alias("avg"),
             _final(COUNT_PER_MINUTE, level).alias("cpm"),
             _value(level).alias("value"),

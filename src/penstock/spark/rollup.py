@@ -79,8 +79,9 @@ def function_is(claim: Callable[[FunctionSpec], bool]) -> Column:
 def merged_states() -> list[Column]:
     """Every state, merged. Counts are added as doubles, which Spark takes for any: it fails where 64 bits overflow."""
     counts = F.least(F.sum(F.col("count").cast("double")), F.lit(float(MOST))).cast("bigint")
-    others = [getattr(F, state.merge)(state.name).alias(state.name) for state in STATES if state.name != "count"]
-    return [counts.alias("count"), *others]
+    plain = [state for state in STATES if state.name not in ("count", "last")]
+    others = [getattr(F, state.merge)(state.name).alias(state.name) for state in plain]
+    return [counts.alias("count"), *others, F.max_by("last", "last_at").alias("last")]
 
 
 def _place(number: int, bucket: Column) -> Column:
