@@ -228,7 +228,9 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("penstock_spark_restarts_total", "counter", "Times a failed query was started again"),
         Declaration("penstock_spark_lag_segments", "gauge", "Sealed segments that are not in the tables yet"),
         Declaration(
-            "penstock_spark_lag_seconds", "gauge", "Seconds that the oldest sealed segment not in the tables has waited"
+            "penstock_spark_lag_seconds",
+            "gauge",
+            "Age of the oldest sealed segment not in the tables; 0: none",
         ),
         Declaration("penstock_spark_overtaken_total", "counter", "Times another job added to the tables first"),
         Declaration("penstock_spark_quarantined_segments", "gauge", "Damaged segments set aside"),
