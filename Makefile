@@ -28,6 +28,7 @@ SOAK_export  := tests/export
 SOAK_l1      := tests/aggregate
 SOAK_spark   := tests/spark
 SOAK_tables  := tests/tables
+SOAK_power   := tests/service/test_power_cuts.py
 
 .PHONY: help setup demo test test-fast lint types contract doctor lock clean wheel bench bench-spark soak docs
 .DEFAULT_GOAL := help

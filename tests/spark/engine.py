@@ -17,16 +17,15 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from penstock.model.grouping import NEVER
-from penstock.model.partial import ADDED_LAST, IDENTITY, PARTIALS, SERIES, STATES
+from penstock.model.partial import IDENTITY, PARTIALS, STATES
 from penstock.spark.job import JobConfig, beginning, commit_batch
+from penstock.spark.mending import mend
 from penstock.spark.rollup import PLACE, PLACES
 from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
 from penstock.spark.source import SegmentStream
 from penstock.spark.table_sink import Order, Report, TableSinkWriter
 from penstock.tables import delta, parquet, postgres
 from penstock.tables.port import TOP_N, Batch, Tables
-from penstock.tables.table_rows import DISTRIBUTION, PACKED_ROWS, packed
 
 _ALL = ReadAllAvailable()
 
@@ -115,6 +114,7 @@ class Engine:
         config = replace(self.config, **changes)
         folder = SegmentFolder(config.segments)
         if not resume or self._log is None:
+            mend(self.tables, folder)
             self._log = _Log(*beginning(self.tables, folder, self._noted))
         log = self._log
         limits = {"files": config.max_files} if config.max_files else {}
@@ -164,28 +164,10 @@ def aggregated(partials: pa.Table) -> pa.Table:
         moments = rows["bucket"].cast(pa.timestamp("us"))
         buckets = pc.floor_temporal(moments, unit=level.value).cast(rows["bucket"].type)
         rows = rows.set_column(3, "bucket", buckets)
-        if table == TOP_N:
-            merged = _plainly(rows, IDENTITY).drop_columns(["part"])
-            merged = merged.append_column("distribution", pa.nulls(merged.num_rows, DISTRIBUTION))
-        else:
-            mark = pc.equal(rows["function"], "")
-            merged = pa.concat_tables([packed(rows.filter(pc.invert(mark))), _marks(rows.filter(mark))])
-            merged = merged.append_column("record", pa.nulls(merged.num_rows, pa.string()))
+        states = [(state.name, {"newest": "last"}.get(state.merge, state.merge)) for state in STATES]
+        rows = rows.sort_by([("last_at", "ascending"), ("last", "ascending")])
+        merged = rows.group_by(list(IDENTITY), use_threads=False).aggregate(states)
+        merged = merged.select([*IDENTITY, *("_".join(state) for state in states)]).rename_columns(PARTIALS.names)
         placed = pa.repeat(pa.scalar(number, pa.int8()), merged.num_rows)
-        found.append(merged.select([*PACKED_ROWS.names, "record"]).add_column(0, PLACE, placed))
+        found.append(merged.cast(PARTIALS).add_column(0, PLACE, placed))
     return pa.concat_tables(found)
-
-
-def _marks(rows: pa.Table) -> pa.Table:
-    found = _plainly(rows, SERIES)
-    found = found.append_column("distribution", pa.nulls(found.num_rows, DISTRIBUTION))
-    return found.select(PACKED_ROWS.names).cast(PACKED_ROWS)
-
-
-def _plainly(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
-    """Records of a top-n and marks, merged: they have no last values."""
-    states = [(state.name, state.merge) for state in STATES if state.name not in ADDED_LAST]
-    found = rows.group_by(list(keys)).aggregate(states).select([*keys, *("_".join(state) for state in states)])
-    found = found.rename_columns([*keys, *(name for name, _ in states)])
-    found = found.append_column("last_at", pa.repeat(pa.scalar(NEVER, pa.int64()), found.num_rows))
-    return found.append_column("last", pa.repeat(pa.scalar(0.0, pa.float64()), found.num_rows))

@@ -5,14 +5,17 @@
 """
 
 import json
+import logging
 import time
 import uuid
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
 _NOTE, _RUN = "penstock.json", "run-"
-_RUN_KEPT = 86_400.0  # seconds: another job may be at work in a younger one
+_RUN_KEPT = 86_400.0  # seconds since the last batch: another job may be at work in a younger one
 
 
 class Checkpoint:
@@ -29,10 +32,16 @@ class Checkpoint:
         """A folder for one run; those of long ago are removed."""
         if self._files.exists(self._path("")):
             for status in self._files.listStatus(self._path("")):
-                old = status.getModificationTime() / 1000 < time.time() - _RUN_KEPT
-                if old and status.getPath().getName().startswith(_RUN):
-                    self._files.delete(status.getPath(), True)
+                path = status.getPath()
+                if path.getName().startswith(_RUN) and self._last_batch(path) < time.time() - _RUN_KEPT:
+                    self._files.delete(path, True)
         return f"{self.location}/{_RUN}{uuid.uuid4().hex}"
+
+    def _last_batch(self, run: Any) -> float:
+        """When a run has begun its last batch: the folder of its own changes no more after the start."""
+        offsets = self._jvm.org.apache.hadoop.fs.Path(run, "offsets")
+        found = offsets if self._files.exists(offsets) else run
+        return float(self._files.getFileStatus(found).getModificationTime()) / 1000
 
     def noted(self, source: str) -> set[str]:
         """The writers of a source that the tables have held something of."""
@@ -46,15 +55,22 @@ class Checkpoint:
         stream.close()
 
     def _read_note(self) -> dict[str, list[str]]:
+        """What was noted; nothing if a power cut has torn the note or its checksum."""
         if not self._files.exists(self._path(_NOTE)):
             return {}
-        stream = self._files.open(self._path(_NOTE))
         try:
-            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
-        found: dict[str, list[str]] = json.loads(text or "{}")  # empty: a crash cut it off, and it says nothing
-        return found
+            stream = self._files.open(self._path(_NOTE))
+            try:
+                found = json.loads(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            finally:
+                stream.close()
+            return {str(source): [str(writer) for writer in writers] for source, writers in found.items()}
+        except (Py4JJavaError, ValueError, AttributeError, TypeError) as error:
+            log.warning(
+                "A note in the checkpoint is torn and is written anew: the tables say where to go on. "
+                "checkpoint=%s reason=%s", self.location, str(error).partition("\n")[0],
+            )  # fmt: skip
+            return {}
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.location}/{name}" if name else self.location)

@@ -78,6 +78,7 @@ def points_of(rows: pa.RecordBatch | pa.Table) -> int:
 
 def are_the_same(points: int, others: int) -> bool:
     """Whether two counts of points agree; beyond what a double holds exactly, as far as it does."""
+    points, others = min(points, MOST), min(others, MOST)
     return points == others or (points > _EXACT and math.isclose(points, others, rel_tol=1e-9))
 
 

@@ -19,13 +19,16 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.durable import make_folder
 from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.coverage import Coverage
+from penstock.spark.mending import mend
 from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentFolder
+from penstock.spark.session import use_all_cores
 from penstock.spark.table_sink import Order, Report, checked, written_by, written_for
 from penstock.tables.port import SCHEMAS, Batch, Tables, queue_application
 
@@ -78,11 +81,17 @@ class BatchGate:
         self._released = threading.Event()
         self.waits = False
         self.reached: Offset = {}  # the end of the last batch that went through
+        self.torn = 0  # files of the tables that power cuts have torn and that lie aside
+
+    def prepare(self) -> None:
+        """For the next query: what waited at the gate before is gone."""
+        self._released.clear()
+        self.waits = False
 
     def close(self) -> None:
         self._closed.set()
 
-    def pass_through(self, batch: AddedBatch) -> None:
+    def note_added(self, batch: AddedBatch) -> None:
         """A batch is in all tables."""
         self.reached = self.reached | {writer: {"last": last, "segments": 0} for writer, last in batch.end.items()}
         self._on_added(batch)
@@ -108,9 +117,10 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Batc
     if a table misses what no segment has any more.
     """
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
-    config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(config.segments, 0o700)
     folder = SegmentFolder(config.segments)
     checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or BatchGate()
+    gate.torn = mend(tables, folder)
     start, first_end = beginning(tables, folder, checkpoint.noted(folder.identity()))
     gate.reached = start
     options = {
@@ -222,6 +232,7 @@ def _into(
             raise RuntimeError(_INTERRUPTED)
         # Adaptive execution would run each stage as a job of its own; there is nothing for it to adapt.
         rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
+        use_all_cores(rows.sparkSession)
         began = time.monotonic()
         with closing(tables.landing(f"batch-{number}")) as landing:
             order = Order(landing, dict(config.not_at))
@@ -233,7 +244,7 @@ def _into(
             checkpoint.note(covered.source, set(covered.end))
         files = [file for report in reports for file in report.written]
         added = sum(file.rows for file in files)
-        gate.pass_through(AddedBatch(end=covered.end, rows=added, files=len(files), phases=phases))
+        gate.note_added(AddedBatch(end=covered.end, rows=added, files=len(files), phases=phases))
 
     return write
 

@@ -10,9 +10,12 @@ it is never seen by a reader, and `vacuum` removes it.
 """
 
 import json
+import os
 import sys
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -22,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock.durable import sync_to_disk
 from penstock.errors import RowsMissing
 from penstock.tables.overflow import NO_OVERFLOW, Overflow, overflow_in
 
@@ -54,8 +58,14 @@ class TableWriter(Protocol):
     def write(self, rows: pa.Table) -> None: ...
 
     def close(self) -> list[Written]:
-        """Finish; what was written, of each day by itself."""
+        """Finish; what was written, of each day by itself. It survives a power cut."""
         ...
+
+
+def close_all(writers: Sequence[TableWriter]) -> list[Written]:
+    """Finish the writers of a task, all at once: each waits for the disk, and a journal serves them together."""
+    with ThreadPoolExecutor(len(writers), "penstock-close") as pool:
+        return [one for written in pool.map(lambda writer: writer.close(), writers) for one in written]
 
 
 class Landing(Protocol):
@@ -79,7 +89,10 @@ class FileLanding:
         return FileWriter(name, Path(self.folders[name]), names_date=self.names_date)
 
     def close(self) -> None:
-        pass  # what was committed stays where it is, the rest is removed by vacuum
+        """What was committed stays where it is, and vacuum removes the rest; folders without a file go at once."""
+        for folder in self.folders.values():
+            with suppress(OSError):  # it has files, or was moved
+                os.rmdir(folder)
 
 
 class FileWriter:
@@ -129,8 +142,10 @@ class FileWriter:
 
     def close(self) -> list[Written]:
         found = []
-        for day, (path, writer) in self._files.items():
+        for _, writer in self._files.values():
             writer.close()
+        sync_to_disk(path for path, _ in self._files.values())  # their names are synced by what commits them
+        for day, (path, _) in self._files.items():
             metadata = pq.read_metadata(path)
             stats = json.dumps(stats_of(metadata), allow_nan=False)
             size, overflow = path.stat().st_size, self._overflow[day]
