@@ -227,13 +227,12 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration("penstock_spark_restarts_total", "counter", "Times a failed query was started again"),
         Declaration("penstock_spark_lag_segments", "gauge", "Sealed segments that are not in the tables yet"),
-        Declaration(
-            "penstock_spark_lag_seconds", "gauge", "Seconds that the oldest sealed segment not in the tables has waited"
-        ),
+        Declaration("penstock_spark_lag_seconds", "gauge", "Age of the oldest sealed segment not in the tables, or 0"),
         Declaration("penstock_spark_overtaken_total", "counter", "Times another job added to the tables first"),
         Declaration("penstock_spark_quarantined_segments", "gauge", "Damaged segments set aside"),
         # the tables
         Declaration("penstock_tables_commit_conflicts_total", "counter", "Appends tried again after another commit"),
+        Declaration("penstock_tables_overflowed_rows_total", "counter", "Rows whose sum is null: no double holds it"),
         Declaration("penstock_tables_torn_files", "gauge", "Files of tables that power cuts tore, set aside in _torn"),
         Declaration("penstock_tables_folded_rows_total", "counter", "Rows that compaction folded into others"),
         Declaration("penstock_tables_expired_rows_total", "counter", "Rows deleted because of their age"),

@@ -197,11 +197,12 @@ def asked_of(location: str, *arguments: str) -> Any:
     )
 
 
-def test_the_last_value_stands_beside_the_average_where_a_group_is_one_series(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [KEPT, {**KEPT, PointKind.GAUGE: (AVG, LATEST)}], ids=["default", "latest"])
+def test_the_last_value_stands_beside_the_average_where_a_group_is_one_series(tmp_path: Path, kept: Kept) -> None:
     hosts = [entity_of({"host": host}) for host in ("a", "a", "a", "b")]
     times = [NOW + timedelta(seconds=second) for second in (0, 2, 1, 3)]
     cpu = chunk_type("cpu").of(hosts, [round(time.timestamp() * 1e6) for time in times], [1.0, 5.0, 9.0, 7.0])
-    location = of_chunks(tmp_path, [cpu], {**KEPT, PointKind.GAUGE: (AVG, LATEST)})
+    location = of_chunks(tmp_path, [cpu], kept)
 
     for _ in range(2):
         by_host = json.loads(asked_of(location, "cpu", "--by", "host", "--json").stdout)

@@ -1,5 +1,7 @@
 """Rules at the door: what they make of a series, and which texts are none."""
 
+import re
+
 import pytest
 
 from penstock.decode.config import IntakeConfig
@@ -45,3 +47,5 @@ def test_a_text_that_is_no_rule_is_refused_with_what_it_must_read(text: str) -> 
     with pytest.raises(ConfigError, match=r"intake.rules must (each begin with|read) .*got ") as refused:
         IntakeConfig(rules=(text,))
     assert refused.value.field == "intake.rules"
+    (shown,) = re.findall(r"(?:like|a rule is) '([^']+)'", str(refused.value))
+    assert IntakeConfig(rules=(shown,)).rules == (shown,)  # an example that works

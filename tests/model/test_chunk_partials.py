@@ -12,8 +12,9 @@ from penstock.model.chunk_partials import KEPT, LATEST, PERCENTILE, Kept, newest
 from penstock.model.columns import Columns
 from penstock.model.definition import Definition
 from penstock.model.function import AVG
+from penstock.model.grouping import MINUTE_US, NEVER
 from penstock.model.partial import ENCODED, IDENTITY, merged, merged_encoded
-from penstock.model.point import Chunk, PointKind, chunk_type
+from penstock.model.point import VALUES, Chunk, PointKind, chunk_type
 
 TEXTS = ("a", "b", 'quote"d', "")
 TYPES = [chunk_type(name, kind) for name in ("cpu", "rps") for kind in PointKind]  # kept, since types are held weakly
@@ -53,7 +54,9 @@ def by_texts(made: list[Chunk], kept: Kept) -> pa.Table:
     tables = []
     for chunk in made:
         function = kept[chunk.kind][0]
-        tables.append(Definition(name=chunk.metric, source=chunk.metric, function=function).partials(chunk.points))
+        tables.append(
+            Definition(name=chunk.metric, source=chunk.metric, function=function).partials(chunk.points, chunk.kind)
+        )
     return merged(pa.concat_tables([ENCODED.empty_table(), *tables]))
 
 
@@ -65,7 +68,22 @@ def test_the_partials_are_those_of_a_group_by_over_texts(made: list[Chunk], kept
     found = merged_encoded(partials_of_chunks(made, kept))
 
     assert found.schema == ENCODED
-    assert as_rows(found) == as_rows(by_texts(made, kept))
+    rows = as_rows(found)
+    assert {key: one[:4] for key, one in rows.items()} == {
+        key: one[:4] for key, one in as_rows(by_texts(made, kept)).items()
+    }
+    last: dict[tuple[Any, ...], tuple[int, float]] = {}
+    for chunk in made:
+        moments = chunk.points["time"].cast(pa.int64()).to_pylist()
+        for entity, time, value in zip(chunk.points["entity"].to_pylist(), moments, chunk.points["value"].to_pylist()):
+            key = (chunk.metric, str(kept[chunk.kind][0]), entity, time // MINUTE_US * MINUTE_US)
+            if chunk.kind in VALUES:
+                last[key] = max((time, value), last.get(key, (NEVER, 0.0)))
+    of_series: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for key, states in rows.items():  # its parts together
+        of = (*key[:3], round(key[3].timestamp() * 1e6))
+        of_series[of] = max(states[4:], of_series.get(of, (NEVER, 0.0)))
+    assert of_series == {of: last.get(of, (NEVER, 0.0)) for of in of_series}
 
 
 @given(chunks())

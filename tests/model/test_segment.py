@@ -8,7 +8,8 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.model.chunk_partials import partials_of_chunks
-from penstock.model.partial import ENCODED, PARTIALS, merged
+from penstock.model.grouping import NEVER
+from penstock.model.partial import ADDED_LAST, ENCODED, PARTIALS, encoded, merged
 from penstock.model.point import chunk_type
 from penstock.model.segment import (
     Segment,
@@ -89,6 +90,21 @@ def test_a_sealed_segment_is_never_replaced(tmp_path: Path) -> None:
 
 def test_a_block_reads_back_as_it_was() -> None:
     assert decode(encode(PARTS)).equals(PARTS)
+
+
+def test_blocks_and_segments_of_an_earlier_version_have_no_last_values(tmp_path: Path) -> None:
+    older = encoded(PARTS).drop_columns(list(ADDED_LAST))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, older.schema) as writer:
+        writer.write_table(older)
+    path = tmp_path / Segment("edge", 0, 1).name
+    with pa.ipc.new_file(path, older.schema) as file:
+        file.write_table(older)
+
+    for found in (decode(bytes(sink.getvalue())), read(path)):
+        assert found.schema == PARTIALS
+        assert found.drop_columns(list(ADDED_LAST)).equals(PARTS.drop_columns(list(ADDED_LAST)))
+        assert set(found["last_at"].to_pylist()) == {NEVER}
 
 
 def test_a_block_whose_texts_were_written_out_is_still_read() -> None:

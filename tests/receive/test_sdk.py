@@ -213,8 +213,28 @@ def test_percentiles_and_the_last_value_are_kept_without_a_definition_where_that
 
     assert rows["gauge", "percentile(6)"]["p50"] == pytest.approx(2.0, rel=0.01)
     assert rows["gauge", "percentile(6)"]["count"] == 4
-    assert rows["gauge", "latest"]["value"] == 2.0
+    assert rows["gauge", "latest"]["value"] == rows["gauge", "percentile(6)"]["last"] == 2.0
     assert rows.keys() == {("gauge", "percentile(6)"), ("gauge", "latest")}
+
+
+def test_the_last_value_that_a_gauge_was_set_to_is_kept_without_being_asked_for(tmp_path: Path) -> None:
+    edge = Edge(tmp_path / "queue")
+    reader = PeriodicExportingMetricReader(exporters(edge, "http", None), export_interval_millis=3_600_000)
+    provider = MeterProvider([reader])
+    meter = provider.get_meter("tests")
+    gauge, counter = meter.create_gauge("gauge"), meter.create_counter("counter")
+    for level in (1.0, 9.0, 4.0):
+        gauge.set(level, {"room": "a"})
+        gauge.set(-level, {"room": "b"})
+        counter.add(1)
+        assert provider.force_flush()
+    rows = {(row["metric"], row["entity"]): row for row in edge.finals()}
+    provider.shutdown()
+    edge.close()
+
+    found = {json.loads(entity)["room"]: row["last"] for (metric, entity), row in rows.items() if metric == "gauge"}
+    assert found == {"a": 4.0, "b": -4.0}
+    assert [row["last"] for (metric, _), row in rows.items() if metric == "counter"] == [None]
 
 
 def bucket_of(value: float) -> tuple[float, float]:

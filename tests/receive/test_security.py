@@ -187,6 +187,26 @@ def test_grpc_serves_new_certificates_and_trusts_new_clients_only_after_a_reload
             call_securely(receiver.port, certificates)
 
 
+def test_grpc_connections_from_before_a_reload_end_where_clients_show_certificates(
+    intake: Intake, certificates: ServerTlsConfig, renewal: tuple[ServerTlsConfig, ServerTlsConfig]
+) -> None:
+    live, fresh = renewal
+    key, certificate = (Path(path).read_bytes() for path in (certificates.key_file, certificates.cert_file))
+    with serving(intake, tls=live) as receiver:
+        credentials = grpc.ssl_channel_credentials(certificate, key, certificate)
+        with grpc.secure_channel(f"localhost:{receiver.port}", credentials) as channel:
+            export = channel.unary_unary(EXPORT)
+            assert export(BODY, timeout=10) == b""
+            receiver.reload()
+            assert export(BODY, timeout=10, wait_for_ready=True) == b""  # its authority is still there
+            assert live.client_ca_file is not None
+            assert fresh.client_ca_file is not None
+            Path(live.client_ca_file).write_bytes(Path(fresh.client_ca_file).read_bytes())
+            receiver.reload()
+            with pytest.raises(grpc.RpcError):
+                export(BODY, timeout=10)
+
+
 def test_certificates_that_do_not_belong_together_are_refused_and_the_old_ones_go_on(
     intake: Intake, certificates: ServerTlsConfig, renewal: tuple[ServerTlsConfig, ServerTlsConfig]
 ) -> None:

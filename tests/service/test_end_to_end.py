@@ -41,12 +41,16 @@ def record(port: int) -> None:
         return [Observation(0.5, {"host": "a"}), Observation(1.5, {"host": "b"})]
 
     meter.create_observable_gauge("load", callbacks=[load])
+    temperature = meter.create_gauge("temperature")
+    temperature.set(9.0, {"room": "a"})
+    temperature.set(3.0, {"room": "a"})
     sales, seconds = meter.create_counter("sales"), meter.create_histogram("duration")
     for number in range(100):
         sales.add(2, {"shop": "north" if number % 4 else "south"})
         seconds.record(number / 10, {"shop": "north"})
         if number == 49:
             provider.force_flush()
+            temperature.set(1.0, {"room": "a"})
     provider.shutdown()
 
 
@@ -76,6 +80,8 @@ def test_an_sdks_metrics_are_in_the_minute_table_and_penstock_query_finds_them(t
         wait_until(lambda: sum(row.value or 0 for row in rows("sales")) == 200, 120)
         assert {row.group["shop"]: row.value for row in rows("sales", by=("shop",))} == {"north": 150, "south": 50}
         assert {row.group["host"]: row.value for row in rows("load", by=("host",))} == {"a": 0.5, "b": 1.5}
+        (temperature,) = rows("temperature", by=("room",))
+        assert (temperature.last, temperature.value, temperature.min, temperature.max) == (1.0, 2.0, 1.0, 3.0)
         (duration,) = rows("duration")
         assert duration.points == 100
 

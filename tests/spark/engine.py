@@ -164,8 +164,9 @@ def aggregated(partials: pa.Table) -> pa.Table:
         moments = rows["bucket"].cast(pa.timestamp("us"))
         buckets = pc.floor_temporal(moments, unit=level.value).cast(rows["bucket"].type)
         rows = rows.set_column(3, "bucket", buckets)
-        states = [(state.name, state.merge) for state in STATES]
-        merged = rows.group_by(list(IDENTITY)).aggregate(states)
+        states = [(state.name, {"newest": "last"}.get(state.merge, state.merge)) for state in STATES]
+        rows = rows.sort_by([("last_at", "ascending"), ("last", "ascending")])
+        merged = rows.group_by(list(IDENTITY), use_threads=False).aggregate(states)
         merged = merged.select([*IDENTITY, *("_".join(state) for state in states)]).rename_columns(PARTIALS.names)
         placed = pa.repeat(pa.scalar(number, pa.int8()), merged.num_rows)
         found.append(merged.cast(PARTIALS).add_column(0, PLACE, placed))

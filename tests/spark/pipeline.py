@@ -71,7 +71,8 @@ class Edge:
         moments = pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
         tables = []
         for function in self.functions:
-            tables.append(of_columns(metric, function, pa.array(entities), moments, pa.array(values)))
+            columns = (pa.array(entities), moments, pa.array(values))
+            tables.append(of_columns(metric, function, *columns, keeps_last=metric == "cpu"))
             self.points += [(metric, str(function), *row) for row in zip(entities, times, values)]
         folder, first = folder or self.folder, self._next[writer]
         folder.mkdir(exist_ok=True)
@@ -111,6 +112,7 @@ def final_contents(tables: Any, level: Level) -> dict[Key, dict[str, Any]]:
 def assert_same_values(found: dict[Key, dict[str, Any]], expected: dict[Key, dict[str, Any]]) -> None:
     assert found.keys() == expected.keys()
     for key, row in expected.items():
+        assert (found[key]["last"], found[key]["last_at"]) == (row["last"], row["last_at"])
         for name in ("count", "sum", "min", "max", *VALUES):
             assert found[key][name] == pytest.approx(row[name], rel=1e-9, abs=1e-9), (key, name)
 
@@ -122,6 +124,9 @@ def assert_exact(tables: Tables, edge: Edge) -> None:
         assert found.keys() == expected.keys()
         for key, points in expected.items():
             row, values = found[key], [value for _, value in points]
+            newest = max(points)
+            assert row["last"] == (newest[1] if key[0] == "cpu" else None)
+            assert row["last_at"] is None or int(row["last_at"].timestamp() * 1e6 + 0.5) == newest[0]
             if key[1] == "latest":
                 assert row["value"] == max(points)[1]
                 continue

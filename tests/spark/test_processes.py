@@ -6,8 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
@@ -62,6 +64,61 @@ def test_a_job_killed_between_two_tables_leaves_them_exact_after_the_next_run(
     Job(spark, tmp_path).run()
 
     assert_exact(open_tables(str(tmp_path / "tables")), edge)
+
+
+def parts_of(process: subprocess.Popen[bytes], name: str) -> list[psutil.Process]:
+    """What a job has started under that name; Python's own processes have the version behind theirs."""
+    found = []
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if one.name().startswith(name):
+                found.append(one)
+    return found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", ["java", "python"])
+def test_a_job_whose_java_or_python_alone_is_killed_leaves_the_tables_exact(
+    spark: SparkSession, tmp_path: Path, part: str
+) -> None:
+    edge = Edge(tmp_path / "segments")
+    for _ in range(5):
+        edge.seal(points=100)
+    process = run_job(tmp_path, "--max-files", "1", "--trigger", "0s", "--master", "local[2]")
+    try:
+        wait_until(lambda: committed(tmp_path, "hour", 2) or process.poll() is not None, timeout=200)
+        doomed = parts_of(process, part)
+        assert doomed, (tmp_path / "job.log").read_text()
+        for one in doomed:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        if part == "python":  # the job itself goes on
+            wait_until(lambda: committed(tmp_path, "top_n", 5) or process.poll() is not None, timeout=200)
+            assert process.poll() is None, (tmp_path / "job.log").read_text()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    Job(spark, tmp_path).run()
+
+    assert_exact(open_tables(str(tmp_path / "tables")), edge)
+
+
+def test_what_spark_logs_of_a_run_is_not_read_by_the_next(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's offset log may be torn, empty or of another version: the tables say where a run goes on."""
+    edge, job = Edge(tmp_path / "segments"), Job(spark, tmp_path)
+    for contents in (b"", b"v1\n{not json", b"\xff" * 100):
+        edge.seal(points=100)
+        job.run()
+        logs = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+        assert any(path.parent.name == "offsets" for path in logs)
+        for path in {*logs} - {tmp_path / "checkpoint" / "penstock.json"}:
+            path.write_bytes(contents)
+    edge.seal(points=100)
+    job.run()
+
+    assert_exact(job.tables, edge)
 
 
 def test_sigterm_ends_the_process_between_two_batches_and_the_next_start_goes_on(

@@ -23,7 +23,7 @@ from tests.tables.adding import add
 from tests.tables.test_layout import DAY, _close, partials_of, some_points
 
 FUNCTIONS = ("percentile", "avg", "latest", "histogram(5,50)")
-PARTIAL_ROWS = PARTIALS.remove(PARTIALS.get_field_index("record"))
+PARTIAL_ROWS = pa.schema([PARTIALS.field(name) for name in upgrade.OLD_LEVEL])
 TOP_ROWS = pa.schema([PARTIALS.field(name) for name in upgrade.OLD_TOP])
 GUARD = "penstock/src/w"
 

@@ -19,7 +19,7 @@ TOO_MUCH = "a histogram that counts more in a bucket than anything can have coun
 
 @dataclass(frozen=True, slots=True)
 class HistogramTotals:
-    """What histogram points state beside their buckets; NaN where they do not.
+    """What histogram points state beside their buckets; NaN where they do not, or state an infinity.
 
     A cumulative stream states the min and max since it began. `is_least` and `is_greatest` say where they are also
     those of this point or increment.
@@ -40,7 +40,8 @@ class HistogramTotals:
 
 def read_totals(data: Bytes, columns: dict[str, Ints], requests: Ints, streams: Ints, times: Ints) -> HistogramTotals:
     wanted = [columns[name] for name in ("sum", "min", "max")]
-    sums, least, greatest = (np.where(at > 0, float64_at(data, at), np.nan) for at in wanted)
+    stated = [float64_at(data, at) for at in wanted]
+    sums, least, greatest = (np.where((at > 0) & np.isfinite(of), of, np.nan) for at, of in zip(wanted, stated))
     return HistogramTotals(requests, streams, times, sums, least, greatest, ~np.isnan(least), ~np.isnan(greatest))
 
 
@@ -88,7 +89,7 @@ def spread(
 def _sums(stated: Floats, point: Ints, values: Floats, counts: Ints) -> Floats:
     """Returns what each row adds to the sum: its share of the stated sum, so that nothing is lost by rounding."""
     points = len(stated)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         own = counts * values
         total = np.bincount(point, own, points)
         # Shares are by value where all are of one sign. Else they could cancel each other out, and are by count.

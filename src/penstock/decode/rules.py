@@ -42,7 +42,14 @@ _OF_LABELS: Mapping[str, Callable[[Mapping[str, str], Sequence[str]], dict[str, 
     "keep_labels": _keep_labels,
     "hash_labels": _hash_labels,
 }
-_ACTS = ("drop", *_OF_LABELS, "rename")
+_EXAMPLES = {
+    "drop": "drop debug.*",
+    "drop_labels": "drop_labels http.* user session",
+    "keep_labels": "keep_labels rpc.* service method",
+    "hash_labels": "hash_labels mail.* email",
+    "rename": "rename old.name new.name",
+}
+_ACTS = tuple(_EXAMPLES)
 
 
 @dataclass(slots=True)
@@ -71,11 +78,14 @@ def parse_rule(text: str) -> Rule:
     """ConfigError for a text that is no rule."""
     act, metric, *names = (*str(text).split(), "", "")[: max(2, len(str(text).split()))]
     if act not in _ACTS:
-        raise ConfigError(f"must each begin with one of {', '.join(_ACTS)}, got {text!r}", field=_FIELD)
+        raise ConfigError(
+            f"must each begin with one of {', '.join(_ACTS)}, got {text!r}; a rule is {_EXAMPLES['drop_labels']!r}",
+            field=_FIELD,
+        )
     wanted = {"drop": "drop METRIC", "rename": "rename METRIC NAME"}.get(act, f"{act} METRIC LABEL …")
     is_whole = bool(metric) and (len(names) == (act == "rename") if act in ("drop", "rename") else bool(names))
     if not is_whole:
-        raise ConfigError(f"must read {wanted!r}, got {text!r}", field=_FIELD)
+        raise ConfigError(f"must read {wanted!r}, like {_EXAMPLES[act]!r}, got {text!r}", field=_FIELD)
     return Rule(str(text), act, metric, tuple(names))
 
 

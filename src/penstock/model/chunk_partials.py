@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from penstock.model.columns import Columns, columns_of, joined
 from penstock.model.function import AVG, Function
-from penstock.model.grouping import MINUTE_US
+from penstock.model.grouping import MINUTE_US, NEVER
 from penstock.model.partial import CODED, ENCODED
-from penstock.model.point import STATED, Chunk, PointKind
+from penstock.model.point import STATED, VALUES, Chunk, PointKind
 
 # Of a metric without a definition: the function whose partials it becomes; after it LATEST, where that is kept, too.
 # The states of avg and sum are the same; those of a percentile include them.
 PERCENTILE, LATEST = Function.parse("percentile"), Function("latest")
 Kept = Mapping[PointKind, tuple[Function, ...]]
+_ZERO = pa.scalar(0.0, pa.float64())
 KEPT: Kept = {
     PointKind.GAUGE: (AVG,),
     PointKind.EVENT: (AVG,),
@@ -64,6 +65,7 @@ class _AlikeChunks:
             [types.setdefault(type(chunk), len(types)) for chunk in chunks], list(map(len, chunks))
         )
         self._metrics = [kind.metric for kind in types]
+        self._is_value = np.array([kind.kind in VALUES for kind in types])  # of which the last is kept
         self._functions = [str(kept[kind.kind][0]) for kind in types]
 
     def partials(self, function: Function) -> pa.Table:
@@ -78,9 +80,22 @@ class _AlikeChunks:
             states = [pa.array(columns.states[name]) for name in STATED]
         else:
             states = [pa.array(np.ones(len(values), np.int64)), values, values, values]
+        states += self._last(values)
         return _table(
             columns, _encoded(self._owners, self._metrics), _encoded(self._owners, self._functions), parts, states
         )
+
+    def _last(self, values: Any) -> list[Any]:
+        """Times and values of points whose last one is kept."""
+        if self._is_value.all():
+            return [pa.array(self._columns.times), values]
+        if not self._is_value.any():
+            return [pa.repeat(pa.scalar(NEVER, pa.int64()), len(values)), pa.repeat(_ZERO, len(values))]
+        is_value = self._is_value[self._owners]
+        return [
+            pa.array(np.where(is_value, self._columns.times, NEVER)),
+            pa.array(np.where(is_value, self._columns.values, 0.0)),
+        ]
 
     def newest(self) -> pa.Table:
         """A row of `latest` for each series and minute; it counts no points, since the other function does."""
@@ -95,6 +110,7 @@ class _AlikeChunks:
         columns, owners = columns.take(rows), self._owners[rows]
         values = pa.array(columns.values)
         states = [pa.array(np.zeros(len(rows), np.int64)), pa.array(np.zeros(len(rows))), values, values]
+        states += [pa.array(columns.times), values]
         function = _encoded(np.zeros(len(rows), np.int64), [str(LATEST)])
         return _table(columns, _encoded(owners, self._metrics), function, pa.array(columns.times), states)
 

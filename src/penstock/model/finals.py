@@ -1,9 +1,12 @@
 """Final values: what readers of a table see, taken from merged partials at the very end.
 
     count, sum, min, max    of the points (of a percent, a rate or an apdex: of their scores)
+    last, last_at           the newest value of a gauge or event, and its time; else null
     avg, cpm                sum ÷ count; count ÷ minutes of the bucket
     value                   what the metric's function says, see `penstock.model.function`
     p50 … p99               of a percentile, else null
+
+A sum that has left the range of a double, and what follows from it, is null.
 
 Nearest rank: p95 is the smallest value that at least 95 % of the points do not exceed.
 """
@@ -20,12 +23,13 @@ import pyarrow.compute as pc
 from penstock.model.distinct import estimate_of
 from penstock.model.exponential import middles_of
 from penstock.model.function import COUNT_PER_MINUTE, MEAN, RANKS, Final, functions_in, is_function
-from penstock.model.grouping import Codes, group_starts
+from penstock.model.grouping import MOST, NEVER, Codes, group_starts, merged_last, merged_runs
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, STATES, merged
 
+MOMENT = pa.timestamp("us", tz="UTC")
+_NOTHING = pa.scalar(None, pa.float64())
 ORDER = [(name, "ascending") for name in SERIES]
-MERGES: dict[str, np.ufunc] = {"sum": np.add, "min": np.fmin, "max": np.fmax}  # fmin, fmax: as Spark, past NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +53,47 @@ def series_rows(partials: pa.Table) -> tuple[pa.Table, Entries]:
     partials = partials.filter(pc.is_null(partials["record"])).sort_by([*ORDER, ("part", "ascending")])
     starts = group_starts(partials, SERIES)
     rows = partials.select(list(SERIES)).take(pa.array(starts))
-    for state in STATES:
-        column = partials[state.name].to_numpy()
-        rows = rows.append_column(state.name, pa.array(MERGES[state.merge].reduceat(column, starts)))
+    rows = with_states(rows, partials, starts)
     is_distinct = is_function(partials["function"], lambda spec: spec.counts_distinct)
     number = pc.if_else(is_distinct, pc.cast(partials["max"], pa.int64(), safe=False), partials["count"])
     return rows, Entries(np.r_[starts, partials.num_rows], partials["part"].to_numpy(), number.to_numpy())
 
 
+def with_states(rows: pa.Table, partials: pa.Table, starts: Codes) -> pa.Table:
+    """Rows, one for each run of partials, with their merged states."""
+    columns = {state.name: partials[state.name].to_numpy() for state in STATES}
+    last = merged_last(columns.pop("last_at"), columns.pop("last"), starts)
+    for state, column in zip(STATES, columns.values()):
+        rows = rows.append_column(state.name, pa.array(merged_runs(state.merge, column, starts)))
+    return rows.append_column("last_at", pa.array(last[0])).append_column("last", pa.array(last[1]))
+
+
+def with_last(rows: pa.Table) -> pa.Table:
+    """Rows with their last values as readers see them: null where there is none."""
+    has_last = pc.not_equal(rows["last_at"], pa.scalar(NEVER, pa.int64()))
+    nothing = pa.scalar(None, pa.int64())
+    shown = {"last_at": pc.if_else(has_last, rows["last_at"], nothing).cast(MOMENT)}
+    shown["last"] = pc.if_else(has_last, rows["last"], _NOTHING)
+    for name, column in shown.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+    return rows
+
+
 def with_values(rows: pa.Table, entries: Entries, level: Level, ranks: Sequence[float] = RANKS) -> pa.Table:
     """Rows, one per series and bucket, with their final values."""
+    rows = with_last(rows)
     rows = rows.append_column("avg", _final(rows, MEAN, level))
     rows = rows.append_column("cpm", _final(rows, COUNT_PER_MINUTE, level))
     rows = rows.append_column("value", _values(rows, level, entries))
+    for name in ("sum", "avg", "value"):
+        rows = rows.set_column(rows.schema.get_field_index(name), name, finite_or_null(rows[name]))
     return _with_ranks(rows, entries, ranks)
+
+
+def finite_or_null(column: Any) -> Any:
+    """The column with null in place of infinities and NaN."""
+    is_finite = pc.is_finite(column)
+    return column if pc.all(is_finite).as_py() in (True, None) else pc.if_else(is_finite, column, _NOTHING)
 
 
 def _final(rows: pa.Table, final: Final, level: Level) -> Any:
@@ -106,9 +137,8 @@ def _with_ranks(rows: pa.Table, entries: Entries, ranks: Sequence[float]) -> pa.
             scales[_is(rows, text).to_numpy()] = function.parameters[0]
     if not len(entries.indexes):
         return _without_ranks(rows, ranks)
-    total = rows["count"].to_numpy()
-    upto = np.cumsum(entries.numbers)
-    before = np.r_[0, upto][entries.offsets[:-1]]
+    upto = np.cumsum(np.minimum(entries.numbers, MOST // len(entries.numbers)))  # no series' counts spoil the others'
+    before, total = np.r_[0, upto][entries.offsets[:-1]], np.diff(np.r_[0, upto][entries.offsets])
     least, greatest = rows["min"].to_numpy(), rows["max"].to_numpy()
     for rank in ranks:
         # Divided last: 55 / 100 is a little more than its double says.

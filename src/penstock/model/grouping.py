@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-Aggregate = tuple[str, str]  # a column, and its merge: count, sum, min, max or list
+Aggregate = tuple[str, str]  # a column, and its merge: count, sum, min, max, list or newest (by `last_at`)
 Codes = NDArray[np.int64]
 
 MINUTE_US = 60_000_000  # what buckets are multiples of
@@ -22,6 +22,10 @@ _GREATEST_DIGIT = 1 << 31  # two such digits still fit in 63 bits
 _SMALL = 1 << 16  # an array of this length costs nothing
 _SPREAD = 2  # indices a row; with more of them most would be empty
 _EMPTY = {"min": np.inf, "max": -np.inf}
+MERGES: dict[str, np.ufunc] = {"sum": np.add, "min": np.fmin, "max": np.fmax}  # fmin, fmax: as Spark, past NaN
+LAST: tuple[Aggregate, ...] = (("last_at", "max"), ("last", "newest"))
+NEVER = int(np.iinfo(np.int64).min)  # the time of a last value that there is not
+MOST = 1 << 62  # what counts stay within; two such counts still add up in 64 bits
 
 
 def grouped(table: pa.Table, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> pa.Table:
@@ -33,10 +37,26 @@ def grouped(table: pa.Table, keys: Sequence[str], aggregates: Sequence[Aggregate
     digits = _digits(table, sorted(keys, key=lambda key: key != "bucket"))
     if digits.count > max(_SMALL, _SPREAD * table.num_rows):
         digits.renumber()
-    numbers, columns = _indexed(table, digits, aggregates) or _hashed(table, digits, aggregates)
+    plain = [one for one in aggregates if one not in LAST]
+    numbers, columns = _indexed(table, digits, plain) or _hashed(table, digits, plain)
+    if len(plain) < len(aggregates):  # both of them, behind the others
+        columns += [pa.array(column[numbers]) for column in _newest(table, digits)]
     values = digits.values(numbers)
-    names = [f"{column}_{merge}" for column, merge in aggregates]
+    names = [f"{column}_{merge}" for column, merge in (*plain, *LAST[: len(aggregates) - len(plain)])]
     return pa.table([*(values[key] for key in keys), *columns], names=[*keys, *names])
+
+
+def _newest(table: pa.Table, digits: "_Digits") -> tuple[Codes, NDArray[np.float64]]:
+    """Time and value of the last value of each number."""
+    times, values = (one_array(table[name]).to_numpy() for name, _ in LAST)
+    newest, last = np.full(digits.count, NEVER), np.zeros(digits.count)
+    if times.max() == NEVER:
+        return newest, last
+    np.maximum.at(newest, digits.numbers, times)
+    rows = np.flatnonzero(times == newest[digits.numbers])
+    last[digits.numbers[rows]] = -np.inf
+    np.maximum.at(last, digits.numbers[rows], values[rows])
+    return newest, last
 
 
 def among_the_greatest(table: pa.Table, keys: Sequence[str], column: str, n: int) -> Any:
@@ -153,7 +173,7 @@ def _looked_up(column: Any) -> tuple[Any, int, Callable[[Codes], Any]]:
 
 
 def _indexed(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate]) -> tuple[Codes, list[Any]] | None:
-    """The numbers as indices into arrays; None if there are nulls or NaN: pyarrow leaves them out, numpy does not."""
+    """The numbers as indices into arrays; None for nulls and for NaN as min or max, which pyarrow leaves out."""
     rows = np.bincount(digits.numbers, minlength=digits.count)
     taken = np.flatnonzero(rows)
     columns = []
@@ -171,15 +191,45 @@ def _indexed(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate]) 
         if merge == "sum" and values.dtype == np.int64:
             merged = np.zeros(digits.count, np.int64)
             np.add.at(merged, digits.numbers, values)
-        elif values.dtype != np.float64 or np.isnan(values).any():
-            return None
+            if _may_overflow(values):
+                merged = _bounded(merged, np.bincount(digits.numbers, values, minlength=digits.count))
         elif merge == "sum":
             merged = np.bincount(digits.numbers, values, minlength=digits.count)
+        elif values.dtype != np.float64 or np.isnan(values).any():
+            return None
         else:
             merged = np.full(digits.count, _EMPTY[merge])
             (np.minimum if merge == "min" else np.maximum).at(merged, digits.numbers, values)
         columns.append(pa.array(merged[taken]))
     return taken, columns
+
+
+def merged_runs(merge: str, column: NDArray[Any], starts: Codes) -> NDArray[Any]:
+    """The merge of each run of a column, of which `starts` has the first rows.
+
+    A count that would leave 64 bits stays at `MOST`; a sum that leaves the range of a double is infinite or NaN.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: NDArray[Any] = MERGES[merge].reduceat(column, starts)
+        if merge == "sum" and column.dtype == np.int64 and _may_overflow(column):
+            return _bounded(found, np.add.reduceat(column.astype(np.float64), starts))
+    return found
+
+
+def merged_last(times: Codes, values: NDArray[np.float64], starts: Codes) -> tuple[Codes, NDArray[np.float64]]:
+    """Time and value of the last value of each run."""
+    newest = np.maximum.reduceat(times, starts)
+    is_newest = times == np.repeat(newest, np.diff(np.r_[starts, len(times)]))
+    return newest, np.maximum.reduceat(np.where(is_newest, values, -np.inf), starts)
+
+
+def _may_overflow(counts: Codes) -> bool:
+    return int(counts.max(initial=0)) * len(counts) >= MOST
+
+
+def _bounded(counts: Codes, roughly: NDArray[Any]) -> Codes:
+    """Counts within bounds; `roughly` is what they would be without a last bit."""
+    return np.where(roughly >= MOST, MOST, np.minimum(counts, MOST))
 
 
 def _hashed(table: pa.Table, digits: _Digits, aggregates: Sequence[Aggregate]) -> tuple[Codes, list[Any]]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.function import Function, functions_in, is_function
-from penstock.model.grouping import among_the_greatest, group_starts, grouped
+from penstock.model.grouping import NEVER, among_the_greatest, group_starts, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class PartialColumn:
 
     name: str
     type: Any  # an Arrow type
-    merge: Literal["sum", "min", "max"]
+    merge: Literal["sum", "min", "max", "newest"]  # newest: of the greatest `last_at`, and of those the greatest
 
 
 SERIES = ("metric", "function", "entity", "bucket")
@@ -39,7 +39,10 @@ STATES = (
     PartialColumn("sum", pa.float64(), "sum"),
     PartialColumn("min", pa.float64(), "min"),
     PartialColumn("max", pa.float64(), "max"),
+    PartialColumn("last_at", pa.int64(), "max"),  # microseconds; NEVER where no last value is kept
+    PartialColumn("last", pa.float64(), "newest"),
 )
+ADDED_LAST = ("last_at", "last")  # segments and blocks of earlier versions do without
 PARTIALS = pa.schema(
     [
         pa.field("metric", pa.string()),
@@ -70,6 +73,7 @@ def of_columns(
     states: Mapping[str, Any] | None = None,
     records: Any = None,
     parts: Any = None,
+    keeps_last: bool = False,
 ) -> pa.Table:
     """Points as partials of one metric and function: an encoded row for each, to be merged.
 
@@ -91,7 +95,9 @@ def of_columns(
         "record": pa.nulls(rows, CODED) if records is None else records,
         **states,
     }
-    return encoded(pa.table([found[name] for name in PARTIALS.names], names=PARTIALS.names))
+    if keeps_last:
+        found |= {"last_at": pc.cast(times, pa.int64()), "last": values}
+    return encoded(pa.table(found))
 
 
 def _repeated(text: str, rows: int) -> Any:
@@ -113,12 +119,16 @@ def merged_encoded(partials: pa.Table) -> pa.Table:
 
 
 def encoded(partials: pa.Table) -> pa.Table:
-    """Partials with their texts as codes, whether they were before or not."""
+    """Partials with their texts as codes, whether they were before or not; without last values, if they have none."""
+    for name, value in zip(ADDED_LAST, (pa.scalar(NEVER, pa.int64()), pa.scalar(0.0, pa.float64()))):
+        if name not in partials.column_names:
+            partials = partials.append_column(name, pa.repeat(value, partials.num_rows))
     for text in TEXTS:
         column = partials[text]
         if not pa.types.is_dictionary(column.type):
-            partials = partials.set_column(PARTIALS.get_field_index(text), text, column.dictionary_encode())
-    return partials.cast(ENCODED)
+            place = partials.schema.get_field_index(text)
+            partials = partials.set_column(place, text, column.dictionary_encode())
+    return partials.select(PARTIALS.names).cast(ENCODED)
 
 
 def _pruned(partials: pa.Table) -> pa.Table:

@@ -40,6 +40,9 @@ class PointKind(Enum):
     DISTRIBUTION = "distribution"  # each stands for many values
 
 
+VALUES = (PointKind.GAUGE, PointKind.EVENT)  # kinds whose points are values, so that the last one says something
+
+
 def entity_of(labels: Mapping[str, str]) -> str:
     """The one text that stands for a set of labels: JSON with sorted keys, so every engine can read it back."""
     return json.dumps(labels, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

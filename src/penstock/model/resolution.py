@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.model.exponential import middles_of, parts_of
 from penstock.model.finals import ORDER
 from penstock.model.function import functions_in
-from penstock.model.grouping import group_starts
+from penstock.model.grouping import MOST, group_starts
 from penstock.model.partial import SERIES, merged
 
 Range = tuple[float, float]
@@ -44,7 +44,8 @@ def rank_ranges(partials: pa.Table, ranks: Sequence[float]) -> list[list[Range |
 def _ranges(own: pa.Table, scale: int, ranks: Sequence[float]) -> list[Range | None]:
     least, greatest = pc.min(own["min"]), pc.max(own["max"])
     first, last = parts_of(pa.array([least.as_py(), greatest.as_py()], pa.float64()), scale).to_pylist()
-    parts, upto = own["part"].to_numpy(), np.cumsum(own["count"].to_numpy())
+    parts = own["part"].to_numpy()
+    upto = np.cumsum(np.minimum(own["count"].to_numpy(), MOST // len(parts)))
     if first >= parts[0] - _NEXT_TO and last <= parts[-1] + _NEXT_TO:
         return [None] * len(ranks)
     values = [least.as_py(), *middles_of(own["part"], scale).to_pylist(), greatest.as_py()]

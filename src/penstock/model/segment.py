@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from penstock.durable import sync_to_disk
 from penstock.errors import ConfigError
-from penstock.model.partial import ENCODED, PARTIALS, encoded
+from penstock.model.partial import ADDED_LAST, ENCODED, PARTIALS, encoded
 from penstock.model.share import ALL, Share
 from penstock.model.share_batches import in_shares, of_share
 
@@ -176,10 +176,11 @@ def read_encoded(path: Path, share: Share = ALL) -> pa.Table:
         reader = pa.ipc.open_file(file, options=_ON_ONE_CORE)
         batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         schema = reader.schema
-    if schema.names != PARTIALS.names:
+    if [name for name in PARTIALS.names if name in schema.names or name not in ADDED_LAST] != schema.names:
         raise ValueError(f"{path.name} is no segment of this format: columns {schema.names}")
     ends = [int(end) for end in (schema.metadata or {}).get(_SHARES, b"").split()]
-    return of_share(batches, ends, share) if ends else share.of(pa.Table.from_batches(batches, schema))
+    found = of_share(batches, ends, share) if ends else share.of(pa.Table.from_batches(batches, schema))
+    return found if found.num_columns == len(PARTIALS) else encoded(found)
 
 
 def outline_of(path: Path) -> Outline:

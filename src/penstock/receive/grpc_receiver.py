@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _SERVICE = "opentelemetry.proto.collector.metrics.v1.MetricsService"
 _KEY = "idempotency-key"  # of the metadata
 _START = 10.0  # seconds that binding a port may take
+_REST = 0.05  # seconds between two tries to listen
 _FLUSH = 1.0  # seconds for answers to be written
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -103,8 +104,29 @@ class GrpcReceiver:
         return tokens, _certificates(self.config.tls) if self.config.tls else None
 
     def reload(self) -> None:
-        """Reads the tokens and certificates again; new connections use them."""
-        self._tokens, self._renewed = self.check_secrets()
+        """Reads the tokens and certificates again; new connections use them.
+
+        Where clients show certificates, open connections end, so that a removed authority is out at once. Calls that
+        run have `_FLUSH` seconds; clients repeat the others.
+        """
+        self._tokens, certificates = self.check_secrets()
+        if self.config.tls is None or self.config.tls.client_ca_file is None:
+            self._renewed = certificates
+            return
+        self._certificates = certificates
+        self._thread.run(self._reopen(), _FLUSH + 2 * _START)
+
+    async def _reopen(self) -> None:
+        assert self._server is not None
+        await self._server.stop(_FLUSH)
+        deadline = self._thread.loop.time() + _START
+        while True:
+            try:
+                return await self._open()
+            except RuntimeError:  # gRPC has not let go of the port yet
+                if self._thread.loop.time() > deadline:
+                    raise
+                await asyncio.sleep(_REST)
 
     def _next_certificates(self) -> grpc.ServerCertificateConfiguration | None:
         """Called in every handshake, on threads of gRPC; None keeps the certificates that it has."""
@@ -121,7 +143,7 @@ class GrpcReceiver:
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.max_connections)
         export = grpc.unary_unary_rpc_method_handler(self._export)
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, {"Export": export})])
-        address = self.config.listen
+        address = f"{self.config.listen.rpartition(':')[0]}:{self.port or self.config.address[1]}"
         if self._certificates is None:
             self.port = self._server.add_insecure_port(address)
         else:

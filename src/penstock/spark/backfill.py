@@ -9,6 +9,7 @@ from datetime import UTC as ZONE
 from datetime import date, datetime, time
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
@@ -16,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 from penstock.errors import RowsMissing, TableConflict
 from penstock.model.function import is_function
 from penstock.model.level import Level
+from penstock.spark.coverage import are_the_same
 from penstock.spark.job import resume_point
 from penstock.spark.rollup import function_is, rolled_up, series_of
 from penstock.spark.segment_folder import SegmentFolder
@@ -81,7 +83,7 @@ def backfill(
         reports = written_by(rows.transform(rolled_up), order, Path(exchange))
         for level in Level:
             written = sum(report.points[level.value] for report in reports)
-            if written != found.after:
+            if not are_the_same(written, found.after):
                 raise RowsMissing(
                     f"the segments hold {found.after} points of these days, {written} were written for table "
                     f"{level.value!r}: nothing was replaced"
@@ -99,11 +101,12 @@ def _points(tables: Tables, level: Level, start: datetime, end: datetime) -> dic
     """The points of each metric in a table; not of `latest`, of which rows come and go without any loss."""
     rows = tables.partials(level, start, end)
     rows = rows.filter(pc.invert(is_function(rows["function"], lambda spec: spec.keeps_newest)))
+    rows = rows.select(["metric"]).append_column("count", rows["count"].cast(pa.float64(), safe=False))
     found = rows.group_by("metric").aggregate([("count", "sum")]).to_pylist()
-    return {row["metric"]: row["count_sum"] for row in found}
+    return {row["metric"]: int(row["count_sum"]) for row in found}
 
 
 def _points_of(rows: DataFrame) -> dict[str, int]:
     counts = ~function_is(lambda spec: spec.keeps_newest)
-    counted = rows.transform(series_of).where(counts).groupBy("metric").agg(F.sum("count"))
+    counted = rows.transform(series_of).where(counts).groupBy("metric").agg(F.sum(F.col("count").cast("double")))
     return {metric: int(points) for metric, points in counted.collect()}

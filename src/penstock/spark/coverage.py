@@ -9,6 +9,7 @@ the sink has written must be that.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,10 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.function import Function
+from penstock.model.grouping import MOST, NEVER
 from penstock.model.partial import PARTIALS
 from penstock.model.segment import Origin
 from penstock.tables.port import Batch
 
+_EXACT = 1 << 53
 MARK = ""  # no function has an empty name
 
 
@@ -49,8 +52,16 @@ class Coverage:
 def mark_of(coverage: str, points: int) -> pa.RecordBatch:
     """The mark of one task."""
     row: dict[str, Any] = dict.fromkeys(PARTIALS.names)
-    row |= {"metric": "", "function": MARK, "entity": coverage, "bucket": 0, "part": 0, "count": points, "sum": 1.0}
-    row |= {"min": 0.0, "max": 0.0}
+    row |= {
+        "metric": "",
+        "function": MARK,
+        "entity": coverage,
+        "bucket": 0,
+        "part": 0,
+        "count": min(points, MOST),
+        "sum": 1.0,
+    }
+    row |= {"min": 0.0, "max": 0.0, "last_at": NEVER, "last": 0.0}
     return pa.RecordBatch.from_pylist([row], schema=PARTIALS)
 
 
@@ -62,7 +73,13 @@ def points_of(rows: pa.RecordBatch | pa.Table) -> int:
     if passing or MARK in functions:
         left_out = pc.is_in(rows["function"], pa.array([MARK, *passing], pa.string()))
         counted = pc.filter(counted, pc.invert(left_out))
-    return pc.sum(counted).as_py() or 0
+    return int(pc.sum(counted.cast(pa.float64(), safe=False)).as_py() or 0)
+
+
+def are_the_same(points: int, others: int) -> bool:
+    """Whether two counts of points agree; beyond what a double holds exactly, as far as it does."""
+    points, others = min(points, MOST), min(others, MOST)
+    return points == others or (points > _EXACT and math.isclose(points, others, rel_tol=1e-9))
 
 
 def _loses_points(function: Function) -> bool:

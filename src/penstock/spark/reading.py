@@ -1,5 +1,6 @@
 """Reading the tables with Spark: partials merged and turned into final values, as `penstock.model.finals` does it."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 
@@ -9,11 +10,12 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 from penstock.model.exponential import OFFSET
 from penstock.model.finals import rank_name
 from penstock.model.function import COUNT_PER_MINUTE, FUNCTIONS, MEAN, RANKS, Final, FunctionSpec
+from penstock.model.grouping import NEVER
 from penstock.model.level import Level
 from penstock.model.packed import COUNT_BITS
-from penstock.model.partial import SERIES, STATES
+from penstock.model.partial import ADDED_LAST, SERIES, STATES
 from penstock.spark.distinct_sketches import sketch_of
-from penstock.spark.rollup import function_is, series_of
+from penstock.spark.rollup import function_is, merged_states, series_of
 from penstock.tables.port import open_tables
 
 
@@ -47,7 +49,9 @@ def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level)
         _entity().alias("entity"),
         "bucket",
         F.coalesce(F.try_element_at("distribution", F.lit(-1))["index"], F.lit(0)).alias("part"),
-        *(state.name for state in STATES),
+        *(state.name for state in STATES if state.name not in ADDED_LAST),
+        F.coalesce(F.unix_micros("last_at"), F.lit(NEVER)).alias("last_at"),
+        "last",
         F.when(matter, F.transform("distribution", _packed_entry)).alias("parts"),
     )
 
@@ -59,7 +63,12 @@ def _entity() -> Column:
 
 
 def _packed_entry(entry: Column) -> Column:
-    return F.coalesce(F.shiftleft(entry["index"], COUNT_BITS).bitwiseOR(entry["count"]), F.lit(0))
+    return F.coalesce(F.shiftleft(entry["index"], COUNT_BITS).bitwiseOR(_within_bits(entry["count"])), F.lit(0))
+
+
+def _within_bits(count: Column) -> Column:
+    """A count that leaves the part before it alone."""
+    return F.least(count, F.lit((1 << COUNT_BITS) - 1))
 
 
 def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANKS) -> DataFrame:
@@ -67,27 +76,29 @@ def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANK
 
     Everything is said in few expressions: Java interprets a generated method of more than 8,000 bytes, for ever.
     """
-    rows = partials.transform(_with_parts)
+    rows = partials.transform(_with_parts).withColumn("sum", F.coalesce("sum", F.lit(math.nan)))
     names = [state.name for state in STATES]
     # Of `latest` only the newest part counts, and of two at the same time the greater.
     newest = F.max(F.struct("part", "max", *(name for name in names if name != "max"))).alias("newest")
-    states = [getattr(F, state.merge)(state.name).alias(state.name) for state in STATES]
     latest = function_is(lambda spec: spec.keeps_newest)
     scale = F.when(function_is(_has_percentiles), _first_parameter("double"))
     return (
         rows.repartition(*SERIES)  # a list that is collected before the shuffle would be written and read once more
         .groupBy(*SERIES)
-        .agg(*states, newest, _parts())
+        .agg(*merged_states(), newest, _parts())
         .select(
             *SERIES,
             *(F.when(latest, F.col("newest")[name]).otherwise(F.col(name)).alias(name) for name in names),
             "parts",
             F.pow(F.lit(2.0), -scale).alias("width"),
         )
+        .withColumn("sum", F.when(F.abs("sum") < math.inf, F.col("sum")))  # NaN is greater
         .withColumn("estimates", _estimates(ranks))
         .select(
             *SERIES,
-            *names,
+            *(name for name in names if name not in ADDED_LAST),
+            F.when(F.col("last_at") != NEVER, F.timestamp_micros("last_at")).alias("last_at"),
+            F.when(F.col("last_at") != NEVER, F.col("last")).alias("last"),
             _final(MEAN, level).alias("avg"),
             _final(COUNT_PER_MINUTE, level).alias("cpm"),
             _value(level).alias("value"),
@@ -124,7 +135,7 @@ def _value(level: Level) -> Column:
 def _with_parts(partials: DataFrame) -> DataFrame:
     """Partials with a list of entries like those of `penstock.model.packed`, where all parts of a series matter."""
     ranked, distinct = function_is(_has_percentiles), function_is(_counts_distinct)
-    number = F.when(distinct, F.col("max").cast("bigint")).otherwise(F.col("count"))
+    number = F.when(distinct, F.col("max").cast("bigint")).otherwise(_within_bits(F.col("count")))
     entry = F.coalesce(F.shiftleft("part", COUNT_BITS).bitwiseOR(number), F.lit(0))  # never null, and Spark knows it
     listed = F.when(ranked | distinct, F.array(entry))
     if "parts" in partials.columns:

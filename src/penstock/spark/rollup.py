@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
 from penstock.model.function import FunctionSpec, names_where
+from penstock.model.grouping import MOST
 from penstock.model.level import Level
 from penstock.model.partial import IDENTITY, STATES
 from penstock.tables.port import TOP_N
@@ -43,7 +44,7 @@ def at_every_level(partials: DataFrame) -> DataFrame:
 
 def merged_in(rows: DataFrame) -> DataFrame:
     """One row per place and identity."""
-    return rows.groupBy(PLACE, *IDENTITY).agg(*_states())
+    return rows.groupBy(PLACE, *IDENTITY).agg(*merged_states())
 
 
 def series_of(partials: DataFrame) -> DataFrame:
@@ -56,8 +57,12 @@ def function_is(claim: Callable[[FunctionSpec], bool]) -> Column:
     return F.substring_index("function", "(", 1).isin(*names_where(claim))
 
 
-def _states() -> list[Column]:
-    return [getattr(F, state.merge)(state.name).alias(state.name) for state in STATES]
+def merged_states() -> list[Column]:
+    """Every state, merged. Counts are added as doubles, which Spark takes for any: it fails where 64 bits overflow."""
+    counts = F.least(F.sum(F.col("count").cast("double")), F.lit(float(MOST))).cast("bigint")
+    plain = [state for state in STATES if state.name not in ("count", "last")]
+    others = [getattr(F, state.merge)(state.name).alias(state.name) for state in plain]
+    return [counts.alias("count"), *others, F.max_by("last", "last_at").alias("last")]
 
 
 def _place(number: int, bucket: Column) -> Column:

@@ -48,7 +48,7 @@ from penstock.tables.location import local_folder
 # The schema `PARTIALS`, in Spark's words; a test holds the two together.
 SCHEMA = (
     "metric string, function string, entity string, bucket timestamp, part bigint, record string, "
-    "count bigint, sum double, min double, max double"
+    "count bigint, sum double, min double, max double, last_at bigint, last double"
 )
 PACKED_SCHEMA = from_arrow_schema(PACKED)  # words cannot say that lists have no nulls
 # A backlog of any size is worked off in batches like these. Tasks merge in steps and spill, so it is time that they

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import RowsMissing
 from penstock.model.level import Level
-from penstock.spark.coverage import MARK, Coverage, points_of
+from penstock.spark.coverage import MARK, Coverage, are_the_same, points_of
 from penstock.spark.rollup import PLACE, PLACES
 from penstock.tables.landing import Landing, TableWriter, Written, close_all
 from penstock.tables.port import SCHEMAS, TOP_N
@@ -155,7 +155,7 @@ def checked(reports: list[Report]) -> Coverage:
     coverage = Coverage.from_text(next(iter(marks.values())).coverage)
     for level in Level:
         mark, points = marks.get(level.value), sum(report.points[level.value] for report in reports)
-        if mark is None or (mark.tasks, mark.points) != (coverage.tasks, points):
+        if mark is None or mark.tasks != coverage.tasks or not are_the_same(mark.points, points):
             read = f"{mark.points} points, by {mark.tasks} tasks" if mark else "nothing"
             raise RowsMissing(
                 f"of a batch that {coverage.tasks} tasks read, {points} points were written for table {level.value!r}, "

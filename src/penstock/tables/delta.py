@@ -36,6 +36,7 @@ from penstock.tables.delta_log import MAINTENANCE, NO_HOOKS, DeltaLog
 from penstock.tables.fold import Fold, Run, TableFile, checked_reports, plan_folds, run_here
 from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
+from penstock.tables.overflow import OverflowLog
 from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
 from penstock.tables.pruning import metrics_in, pruned_copy
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
@@ -55,6 +56,7 @@ class DeltaTables:
     def __init__(self, location: str | os.PathLike[str]) -> None:
         self.folder = local_folder(location, "tables")
         self.location = str(self.folder)
+        self.overflow = OverflowLog()
         self.conflicts = 0
         # _appending guards _opened.
         self._appending = threading.Lock()
@@ -89,6 +91,7 @@ class DeltaTables:
                     self._opened.pop(name, None)
                     self.conflicts += 1
                     continue
+                self.overflow.add(file.overflow for file in written)
                 return True
         raise TableBusy(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
 
@@ -127,7 +130,9 @@ class DeltaTables:
         before = self.describe(name)
         landing = FileLanding({name: str(self._new_folder(name, FINAL))})
         for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
-            self._replace_files(name, fold, checked_reports(name, fold, run(fold.tasks)))
+            written = checked_reports(name, fold, run(fold.tasks))
+            self._replace_files(name, fold, written)
+            self.overflow.add(file.overflow for file in written)
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 

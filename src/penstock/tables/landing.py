@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from penstock.durable import sync_to_disk
 from penstock.errors import RowsMissing
+from penstock.tables.overflow import NO_OVERFLOW, Overflow, overflow_in
 
 BOUND_TEXT = 32  # characters of a text that bounds a column; entities may be long
 GROUP_ROWS = 1 << 13  # about 140 series of an hour of minutes: what a reader of one series has to read
@@ -47,6 +48,7 @@ class Written:
     size_bytes: int
     rows: int
     stats: str = "{}"  # bounds of each column, as Delta's log has them
+    overflow: Overflow = NO_OVERFLOW
     date: str = ""  # the day that all rows are of, in ISO's form; empty: of any
 
 
@@ -104,12 +106,14 @@ class FileWriter:
         self._folder = folder
         self._names_date = names_date
         self._files: dict[str, tuple[Path, pq.ParquetWriter]] = {}
+        self._overflow = dict[str, Overflow]()
 
     def write(self, rows: pa.Table) -> None:
         """Rows of any days; those of one day stay in their order."""
         days = pc.unique(rows["date"]).to_pylist()
         for day in days:
             own = rows if len(days) == 1 else rows.filter(pc.equal(rows["date"], pa.scalar(day, pa.date32())))
+            self._overflow[day.isoformat()] = self._overflow.get(day.isoformat(), NO_OVERFLOW) + overflow_in(own)
             if self._names_date:
                 own = own.drop_columns(["date"])
             writer = self._writer(day.isoformat(), own.schema)
@@ -144,7 +148,8 @@ class FileWriter:
         for day, (path, _) in self._files.items():
             metadata = pq.read_metadata(path)
             stats = json.dumps(stats_of(metadata), allow_nan=False)
-            found.append(Written(self._name, str(path), path.stat().st_size, metadata.num_rows, stats, day))
+            size, overflow = path.stat().st_size, self._overflow[day]
+            found.append(Written(self._name, str(path), size, metadata.num_rows, stats, overflow, day))
         return found
 
 

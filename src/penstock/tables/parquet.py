@@ -35,6 +35,7 @@ from penstock.model.level import Level
 from penstock.tables.fold import Fold, Run, TableFile, checked_reports, plan_folds, run_here
 from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
+from penstock.tables.overflow import OverflowLog
 from penstock.tables.parquet_mending import mend_folders
 from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
 from penstock.tables.pruning import metrics_in, pruned_copy
@@ -68,6 +69,7 @@ class ParquetTables:
     def __init__(self, location: str) -> None:
         self.folder = local_folder(location, "tables")
         self.location = f"parquet:{self.folder}"
+        self.overflow = OverflowLog()
         self.conflicts = 0  # a lock lets one append at a time through
 
     @_steadily
@@ -86,6 +88,7 @@ class ParquetTables:
                 sync_to_disk([self.folder / name])  # the process that added it may have died before
                 return False
             self._publish(name, "batch", written, batch.versions, ())
+        self.overflow.add(file.overflow for file in written)
         return True
 
     def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
@@ -129,6 +132,7 @@ class ParquetTables:
             with self._alone(name):
                 self._check_unchanged(name, fold)
                 self._publish(name, "final", written, self._versions(name), fold.replaced)
+            self.overflow.add(file.overflow for file in written)
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 

@@ -29,6 +29,7 @@ from penstock.model.partial import SERIES, first_of_each
 from penstock.model.segment import Origin
 from penstock.tables.fold import Run, run_here
 from penstock.tables.landing import Landing, Written
+from penstock.tables.overflow import OverflowLog
 from penstock.tables.table_rows import RECORDS, TOP_KEPT, records_kept, top_records
 from penstock.tables.table_rows import SCHEMAS as SCHEMAS
 from penstock.tables.table_rows import TOP_N as TOP_N
@@ -94,6 +95,7 @@ class Tables(Protocol):
     """
 
     location: str
+    overflow: OverflowLog  # rows that were written without their sum
     conflicts: int  # commits of appends that were tried again because another commit came first
 
     def held(self, name: str, applications: Iterable[str] | None = None) -> dict[str, int]:

@@ -12,8 +12,7 @@ sees the ones or the others. The comment of a table names its format.
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -29,8 +28,10 @@ from penstock.model.partial import PARTIALS
 from penstock.secret_text import redacted
 from penstock.tables.fold import Run, fold_rows, run_here
 from penstock.tables.landing import Written
+from penstock.tables.overflow import OverflowLog, overflow_in
 from penstock.tables.port import Batch, Compaction, Description
 from penstock.tables.postgres_rows import TYPES, from_rows, held_guards, to_csv
+from penstock.tables.postgres_staging import StagedLanding
 from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, as_partials, as_records, check_format
 
 _STAGED = "penstock_staged_"
@@ -46,6 +47,7 @@ class PostgresTables:
 
     def __init__(self, location: str) -> None:
         self._dsn = location
+        self.overflow = OverflowLog()
         self.conflicts = 0  # a lock lets one append at a time through
         self.location = redacted(location)
         try:
@@ -61,7 +63,7 @@ class PostgresTables:
             self._prepare(connection, name)
             return held_guards(connection, name, applications)
 
-    def landing(self, label: str) -> "StagedLanding":
+    def landing(self, label: str) -> StagedLanding:
         """Staging tables of one batch, without a log: what they hold matters only until the batch is committed."""
         staged = {name: f"{_STAGED}{int(time.time())}_{uuid.uuid4().hex[:8]}_{name}" for name in SCHEMAS}
         create = sql.SQL("create unlogged table {} (attempt text, like {})")
@@ -84,6 +86,7 @@ class PostgresTables:
                 "on conflict (table_name, application) do update set version = excluded.version",
                 (name, list(batch.versions), list(batch.versions.values())),
             )
+        self.overflow.add(one.overflow for one in written)
         return True
 
     def replace(
@@ -137,7 +140,9 @@ class PostgresTables:
         with connection.transaction():
             rows = connection.execute(taking, (day, *bounds, day)).fetchall()
             if rows:
-                self._copy(connection, name, fold_rows(name, from_rows(name, rows)))
+                made = fold_rows(name, from_rows(name, rows))
+                self._copy(connection, name, made)
+                self.overflow.add([overflow_in(made)])
 
     def _copy(self, connection: psycopg.Connection[Any], name: str, rows: pa.Table) -> None:
         columns = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
@@ -330,57 +335,6 @@ class PostgresTables:
             self._prepare(connection, name)
             query = sql.SQL("select {} from {}").format(columns, _table(name)) + where
             return from_rows(name, connection.execute(query, tuple(given.values())).fetchall())
-
-
-@dataclass(frozen=True, slots=True)
-class StagedLanding:
-    """One staging table for each table. A row carries the attempt that wrote it: one that failed counts for nothing."""
-
-    dsn: str
-    staged: dict[str, str]
-
-    def writer(self, name: str) -> "StagedWriter":
-        return StagedWriter(self.dsn, name, self.staged[name])
-
-    def close(self) -> None:
-        """Drop the staging tables; what cannot be dropped now, `vacuum` drops later."""
-        with suppress(psycopg.OperationalError), psycopg.connect(self.dsn, autocommit=True) as connection:
-            connection.execute("set lock_timeout = '1s'")  # a task attempt that was overtaken may still copy
-            for table in self.staged.values():
-                connection.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(table)))
-
-
-class StagedWriter:
-    """Copies rows into a staging table, in one transaction."""
-
-    def __init__(self, dsn: str, name: str, staged: str) -> None:
-        self._dsn = dsn
-        self._name = name
-        self._staged = staged
-        self._attempt = uuid.uuid4().hex
-        self._connection: psycopg.Connection[Any] | None = None
-        self._rows = self._size = 0
-
-    def write(self, rows: pa.Table) -> None:
-        if not rows.num_rows:
-            return
-        if self._connection is None:
-            self._connection = psycopg.connect(self._dsn)
-        rows = rows.add_column(0, "attempt", pa.repeat(pa.scalar(self._attempt), rows.num_rows))
-        columns = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
-        copying = sql.SQL("copy {} ({}) from stdin (format csv)").format(sql.Identifier(self._staged), columns)
-        data = to_csv(rows)
-        with self._connection.cursor() as cursor, cursor.copy(copying) as copy:
-            copy.write(data)
-        self._rows += rows.num_rows
-        self._size += len(data)
-
-    def close(self) -> list[Written]:
-        if self._connection is None:
-            return []
-        self._connection.commit()
-        self._connection.close()
-        return [Written(self._name, f"{self._staged}/{self._attempt}", self._size, self._rows)]
 
 
 def _table(name: str) -> sql.Identifier:

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from penstock.errors import PenstockError
 from penstock.model.finals import rank_name, with_finals
 from penstock.model.function import Function, functions_in, is_function
 from penstock.model.level import Level
+from penstock.model.partial import PARTIALS, encoded
 from penstock.model.point import entity_of
 from penstock.model.resolution import Range, rank_ranges
 from penstock.tables.port import SCHEMAS, Tables
@@ -61,7 +62,7 @@ class QueryRow:
     min: float
     max: float
     ranks: dict[str, float | None] = field(default_factory=dict)
-    last: float | None = None  # where it is kept, of groups of one series
+    last: float | None = None  # of gauges and events, of groups of one series
     ranges: dict[str, Range | None] = field(default_factory=dict)  # of ranks that the sender's buckets do not resolve
 
     def flat(self) -> dict[str, Any]:
@@ -106,35 +107,28 @@ def answer(tables: Tables, question: Question, now: datetime | None = None) -> l
     if question.ranks:
         partials = _with_percentiles(partials, question.metric)
     _check_labels(partials, question)
-    partials, newest = _with_newest_apart(partials, question.by)
-    partials = grouped(partials, question.by)
+    partials = _without_second_series(partials)
+    series, partials = partials["entity"], grouped(partials, question.by)
+    alone = _groups_of_one(series, partials["entity"])
     if question.top is not None:
-        partials, newest = _one_bucket(partials, since), _one_bucket(newest, since)
+        partials = _one_bucket(partials, since)
         minutes = max(1, int((now - since).total_seconds() // 60))
-        rows = _with_last(_rows(partials, question, level, minutes / level.minutes), newest, level)
+        rows = _rows(partials, question, level, alone, minutes / level.minutes)
         return sorted(rows, key=_by_value)[: question.top]
-    return _with_last(_rows(partials, question, level), newest, level)
+    return _rows(partials, question, level, alone)
 
 
-def _with_newest_apart(partials: pa.Table, by: Sequence[str]) -> tuple[pa.Table, pa.Table]:
-    """The last values that are kept beside another function, by group; of several series together there is none."""
+def _without_second_series(partials: pa.Table) -> pa.Table:
+    """Without what `undefined: latest` keeps beside another function: the last value is a column of that, too."""
     is_newest = is_function(partials["function"], lambda spec: spec.keeps_newest)
-    others, newest = partials.filter(pc.invert(is_newest)), partials.filter(is_newest)
-    if not others.num_rows:
-        return partials, newest.slice(0, 0)
-    cut = grouped(newest, by)
-    series = Counter(entity for _, entity in set(zip(newest["entity"].to_pylist(), cut["entity"].to_pylist())))
-    alone = pa.array([entity for entity, count in series.items() if count == 1], pa.string())
-    return others, cut.filter(pc.is_in(cut["entity"], alone))
+    others = partials.filter(pc.invert(is_newest))
+    return others if others.num_rows else partials
 
 
-def _with_last(rows: list[QueryRow], newest: pa.Table, level: Level) -> list[QueryRow]:
-    found = (
-        {(row["bucket"], row["entity"]): row["value"] for row in with_finals(newest, level, ()).to_pylist()}
-        if newest.num_rows
-        else {}
-    )
-    return [replace(row, last=found.get((row.time, entity_of(row.group)))) for row in rows]
+def _groups_of_one(series: Any, groups: Any) -> set[str]:
+    """The groups that are one series: of several together there is no last value."""
+    found = Counter(group for _, group in set(zip(series.to_pylist(), groups.to_pylist())))
+    return {group for group, count in found.items() if count == 1}
 
 
 def metrics_of(tables: Tables, now: datetime | None = None) -> list[MetricSummary]:
@@ -207,7 +201,9 @@ def _with_percentiles(partials: pa.Table, metric: str) -> pa.Table:
     return partials.filter(pc.is_in(partials["function"], pa.array(splitting)))
 
 
-def _rows(partials: pa.Table, question: Question, level: Level, buckets: float = 1.0) -> list[QueryRow]:
+def _rows(
+    partials: pa.Table, question: Question, level: Level, alone: set[str], buckets: float = 1.0
+) -> list[QueryRow]:
     names = [rank_name(rank) for rank in question.ranks]
     finals = with_finals(partials, level, question.ranks).to_pylist()
     ranges = rank_ranges(partials, question.ranks) if names else [[]] * len(finals)
@@ -227,6 +223,7 @@ def _rows(partials: pa.Table, question: Question, level: Level, buckets: float =
                 row["min"],
                 row["max"],
                 ranks,
+                last=row["last"] if row["entity"] in alone else None,
                 ranges=dict(zip(names, of_ranks)),
             )
         )
@@ -261,7 +258,7 @@ def _top_records(tables: Tables, question: Question, since: datetime) -> pa.Tabl
         "min": rows["max"],
         "max": rows["max"],
     }
-    return pa.table(columns)
+    return encoded(pa.table(columns)).cast(PARTIALS)
 
 
 def _why_nothing(tables: Tables, question: Question, level: Level) -> str:

@@ -16,11 +16,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import TablesOutdated
-from penstock.model.finals import MERGES, Entries, rank_name, series_rows, with_values
+from penstock.model.finals import (
+    MOMENT,
+    Entries,
+    finite_or_null,
+    rank_name,
+    series_rows,
+    with_last,
+    with_states,
+    with_values,
+)
 from penstock.model.function import RANKS, Function, is_function
-from penstock.model.grouping import group_starts, grouped, one_array
+from penstock.model.grouping import NEVER, group_starts, grouped, merged_runs, one_array
 from penstock.model.level import Level
-from penstock.model.partial import PARTIALS, SERIES, STATES, TOP_N_ORDER, first_of_each
+from penstock.model.partial import ADDED_LAST, PARTIALS, SERIES, STATES, TOP_N_ORDER, first_of_each
 from penstock.tables.labels import LABELS, entity_column, label_columns
 
 FORMAT = 2  # of the layout; 1 had one row for each part
@@ -38,7 +47,7 @@ LEVEL_ROWS = pa.schema(
         pa.field("date", pa.date32()),
         _BUCKET,
         *_KNOWN_BY,
-        *(PARTIALS.field(state.name) for state in STATES),
+        *(pa.field(state.name, MOMENT if state.name == "last_at" else state.type) for state in STATES),
         pa.field("distribution", DISTRIBUTION),
         *(pa.field(name, pa.float64()) for name in VALUES),
         pa.field("is_final", pa.bool_()),
@@ -131,9 +140,9 @@ def packed_once(partials: pa.Table) -> pa.Table:
 def increments(rows: pa.Table) -> pa.Table:
     """Packed rows as rows of a level that are not final."""
     labels, series = label_columns(rows["entity"])
-    count = rows.num_rows
+    rows, count = with_last(rows), rows.num_rows
     found: dict[str, Any] = {name: rows[name] for name in rows.column_names if name != "entity"}
-    found |= {"date": date_of(rows["bucket"]), "labels": labels, "series": series}
+    found |= {"date": date_of(rows["bucket"]), "labels": labels, "series": series, "sum": finite_or_null(rows["sum"])}
     found |= dict.fromkeys(VALUES, pa.nulls(count, pa.float64()))
     found["is_final"] = pa.repeat(pa.scalar(False), count)
     return pa.table([found[name] for name in LEVEL_ROWS.names], names=LEVEL_ROWS.names).cast(LEVEL_ROWS)
@@ -159,7 +168,7 @@ def as_partials(rows: pa.Table) -> pa.Table:
     """
     if not rows.num_rows:
         return PARTIALS.empty_table()
-    entries = entries_of(rows["distribution"])
+    rows, entries = _mergeable(rows), entries_of(rows["distribution"])
     sizes = np.diff(entries.offsets)
     times = np.maximum(sizes, 1)  # a row without a distribution is its own part 0
     owner = np.repeat(np.arange(len(sizes)), times)
@@ -172,7 +181,8 @@ def as_partials(rows: pa.Table) -> pa.Table:
     is_distinct = is_function(rows["function"], lambda spec: spec.counts_distinct).to_numpy(zero_copy_only=False)[owner]
     taken = pa.array(owner)
     count = rows["count"].to_numpy()[owner]
-    found: dict[str, Any] = {name: rows[name].take(taken) for name in ("metric", "function", "bucket", "min")}
+    kept = ("metric", "function", "bucket", "min", *ADDED_LAST)
+    found: dict[str, Any] = {name: rows[name].take(taken) for name in kept}
     found["entity"] = entity_column(rows["labels"], rows["series"]).take(taken)
     found["part"] = pa.array(parts)
     found["record"] = pa.nulls(len(owner), pa.string())
@@ -258,19 +268,24 @@ def folded_rows(rows: pa.Table, level: Level) -> pa.Table:
 
 def _made_final(rows: pa.Table, level: Level) -> pa.Table:
     """One final row for each series and bucket; those of one are side by side."""
-    rows = _without_overtaken(rows)
+    schema, rows = rows.schema, _mergeable(_without_overtaken(rows))
     keys = IDENTITY_OF[level.value]
     starts = group_starts(rows, keys)
     owner = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, rows.num_rows]))
-    made = rows.select(list(keys)).take(pa.array(starts))
-    for state in STATES:
-        merged = MERGES[state.merge].reduceat(rows[state.name].to_numpy(), starts)
-        made = made.append_column(state.name, pa.array(merged))
+    made = with_states(rows.select(list(keys)).take(pa.array(starts)), rows, starts)
     entries = _merged_entries(entries_of(rows["distribution"]), owner, made)
     finals = with_values(made, entries, level)
     finals = finals.append_column("distribution", distributions(entries, _has_parts(made)))
     finals = finals.append_column("is_final", pa.repeat(pa.scalar(True), finals.num_rows))
-    return finals.select(rows.column_names).cast(rows.schema)
+    return finals.select(schema.names).cast(schema)
+
+
+def _mergeable(rows: pa.Table) -> pa.Table:
+    """Rows of a level with their last values as partials have them."""
+    filled = {"last_at": pc.fill_null(rows["last_at"].cast(pa.int64()), NEVER), "last": pc.fill_null(rows["last"], 0.0)}
+    for name, column in filled.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+    return rows
 
 
 def _without_overtaken(rows: pa.Table) -> pa.Table:
@@ -299,7 +314,7 @@ def _merged_entries(entries: Entries, owner: Any, made: pa.Table) -> Entries:
     starts = np.flatnonzero(np.r_[True, (groups[1:] != groups[:-1]) | (indexes[1:] != indexes[:-1])])
     owners = groups[starts]
     is_distinct = is_function(made["function"], lambda spec: spec.counts_distinct).to_numpy(zero_copy_only=False)
-    added, greatest = np.add.reduceat(numbers, starts), np.maximum.reduceat(numbers, starts)
+    added, greatest = merged_runs("sum", numbers, starts), np.maximum.reduceat(numbers, starts)
     offsets = np.r_[0, np.cumsum(np.bincount(owners, minlength=count))]
     return Entries(offsets, indexes[starts], np.where(is_distinct[owners], greatest, added))
 

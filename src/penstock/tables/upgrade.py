@@ -25,7 +25,7 @@ from penstock.durable import sync_to_disk
 from penstock.errors import RowsMissing, TableConflict, TablesOutdated
 from penstock.model.function import is_function
 from penstock.model.level import Level
-from penstock.model.partial import PARTIALS
+from penstock.model.partial import ADDED_LAST, PARTIALS, encoded
 from penstock.tables.delta import DeltaTables
 from penstock.tables.parquet import ParquetTables
 from penstock.tables.port import Tables
@@ -41,7 +41,7 @@ from penstock.tables.table_rows import (
 )
 
 BATCH_ROWS = 100_000
-OLD_LEVEL = [name for name in PARTIALS.names if name != "record"]
+OLD_LEVEL = [name for name in PARTIALS.names if name not in ("record", *ADDED_LAST)]
 OLD_TOP = ["metric", "function", "bucket", "entity", "record", "max"]
 Points = Counter[tuple[str, str]]  # by metric and function
 
@@ -93,8 +93,7 @@ def converted(name: str, rows: pa.Table) -> pa.Table:
     """Rows of format 1 as increments. Entities of a top-n are left out: they are ranked when they are read."""
     if name != TOP_N:
         record = pa.nulls(rows.num_rows, pa.string())
-        partials = rows.append_column("record", record).select(PARTIALS.names).cast(PARTIALS)
-        return increments(packed(partials))
+        return increments(packed(encoded(rows.append_column("record", record)).cast(PARTIALS)))
     rows = rows.filter(pc.is_valid(rows["record"]))
     found = []
     for level in Level:
