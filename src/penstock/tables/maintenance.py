@@ -12,6 +12,7 @@ from penstock.errors import TableConflict
 from penstock.model.definition import Definitions
 from penstock.model.level import Level
 from penstock.tables.fold import Run, run_here
+from penstock.tables.metrics_table import METRICS
 from penstock.tables.port import SCHEMAS, TOP_N, Tables
 from penstock.telemetry import Sample
 
@@ -24,6 +25,7 @@ def expire(tables: Tables, keep: Mapping[str, float], defined: Definitions, now:
     """Delete what is older than its metric's lifetime, else its table's (`keep`, seconds); table and rows that went."""
     for name in SCHEMAS:
         yield name, expire_table(tables, name, keep[name], defined, now)
+    yield METRICS, expire_metrics(tables, keep, defined, now)
 
 
 def expire_table(tables: Tables, name: str, keep: float, defined: Definitions, now: datetime) -> int:
@@ -33,6 +35,13 @@ def expire_table(tables: Tables, name: str, keep: float, defined: Definitions, n
         together[ttl].append(metric)
     gone = sum(tables.expire(name, now - timedelta(seconds=ttl), tuple(some)) for ttl, some in together.items())
     return gone + tables.expire(name, now - timedelta(seconds=keep), but_not=tuple(own))
+
+
+def expire_metrics(tables: Tables, keep: Mapping[str, float], defined: Definitions, now: datetime) -> int:
+    """Forget metrics of which no table may have a row any more."""
+    own = [ttl for level in Level for ttl in defined.ttls(level).values()]
+    longest = max([*keep.values(), *own, *defined.record_ttls().values()])
+    return tables.forget_metrics(now - timedelta(seconds=longest) - timedelta(days=1))
 
 
 class Maintenance:
@@ -97,6 +106,7 @@ class Maintenance:
             self._try("expire", name, partial(expire_table, self._tables, name, self._keep[name], defined, now))
             for name in SCHEMAS
         )
+        expired += self._try("expire", METRICS, partial(expire_metrics, self._tables, self._keep, defined, now))
         removed = self._try("vacuum", "all", partial(self._tables.vacuum, HOURS))
         log.info("Tables are cleaned up. expired=%d files_removed=%d", expired, removed)
 

@@ -6,6 +6,7 @@
     open_tables("parquet:/data/tables")            plain Parquet folders           penstock.tables.parquet
 
     minute  hour  day  top_n                       the tables, see `penstock.tables.table_rows`
+    metrics                                        what is known of metrics, see `penstock.tables.metrics_table`
 
 Tasks write, the driver commits what they report (`penstock.tables.landing`). Every append carries its guard in the same
 commit: up to which sequence of each writer the table now holds the points. So a batch that runs again changes nothing,
@@ -126,6 +127,18 @@ class Tables(Protocol):
 
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
         """The rows of the top-n table as they lie there (schema `RECORDS`), from `start` on."""
+        ...
+
+    def metrics(self) -> pa.Table:
+        """The `metrics` table (schema `METRIC_ROWS`), sorted by metric and function; empty if there is none yet."""
+        ...
+
+    def note_metrics(self, rows: pa.Table) -> None:
+        """Merge these rows into the `metrics` table."""
+        ...
+
+    def forget_metrics(self, before: datetime) -> int:
+        """Delete the metrics that were last seen before that moment; how many rows went."""
         ...
 
     def compact(self, name: str, run: Run = run_here) -> "Compaction":

@@ -12,8 +12,7 @@ sees the ones or the others. The comment of a table names its format.
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -30,6 +29,8 @@ from penstock.secret_text import redacted
 from penstock.tables.fold import Run, fold_rows, run_here
 from penstock.tables.landing import Written
 from penstock.tables.port import Batch, Compaction, Description
+from penstock.tables.postgres_landing import StagedLanding
+from penstock.tables.postgres_metrics import add_metrics, forget_metrics, read_metrics
 from penstock.tables.postgres_rows import TYPES, from_rows, to_csv
 from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, as_partials, as_records, check_format
 
@@ -61,7 +62,7 @@ class PostgresTables:
             self._prepare(connection, name)
             return _held(connection, name, applications)
 
-    def landing(self, label: str) -> "StagedLanding":
+    def landing(self, label: str) -> StagedLanding:
         """Staging tables of one batch, without a log: what they hold matters only until the batch is committed."""
         staged = {name: f"{_STAGED}{int(time.time())}_{uuid.uuid4().hex[:8]}_{name}" for name in SCHEMAS}
         create = sql.SQL("create unlogged table {} (attempt text, like {})")
@@ -109,6 +110,18 @@ class PostgresTables:
 
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
         return as_records(self._rows(TOP_N, start, None, metric, level.value))
+
+    def metrics(self) -> pa.Table:
+        with self._connect() as connection:
+            return read_metrics(connection)
+
+    def note_metrics(self, rows: pa.Table) -> None:
+        with self._connect() as connection:
+            add_metrics(connection, rows)
+
+    def forget_metrics(self, before: datetime) -> int:
+        with self._connect() as connection:
+            return forget_metrics(connection, before)
 
     def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
@@ -327,57 +340,6 @@ class PostgresTables:
             self._prepare(connection, name)
             query = sql.SQL("select {} from {}").format(columns, _table(name)) + where
             return from_rows(name, connection.execute(query, tuple(given.values())).fetchall())
-
-
-@dataclass(frozen=True, slots=True)
-class StagedLanding:
-    """One staging table for each table. A row carries the attempt that wrote it: one that failed counts for nothing."""
-
-    dsn: str
-    staged: dict[str, str]
-
-    def writer(self, name: str) -> "StagedWriter":
-        return StagedWriter(self.dsn, name, self.staged[name])
-
-    def close(self) -> None:
-        """Drop the staging tables; what cannot be dropped now, `vacuum` drops later."""
-        with suppress(psycopg.OperationalError), psycopg.connect(self.dsn, autocommit=True) as connection:
-            connection.execute("set lock_timeout = '1s'")  # a task attempt that was overtaken may still copy
-            for table in self.staged.values():
-                connection.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(table)))
-
-
-class StagedWriter:
-    """Copies rows into a staging table, in one transaction."""
-
-    def __init__(self, dsn: str, name: str, staged: str) -> None:
-        self._dsn = dsn
-        self._name = name
-        self._staged = staged
-        self._attempt = uuid.uuid4().hex
-        self._connection: psycopg.Connection[Any] | None = None
-        self._rows = self._size = 0
-
-    def write(self, rows: pa.Table) -> None:
-        if not rows.num_rows:
-            return
-        if self._connection is None:
-            self._connection = psycopg.connect(self._dsn)
-        rows = rows.add_column(0, "attempt", pa.repeat(pa.scalar(self._attempt), rows.num_rows))
-        columns = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
-        copying = sql.SQL("copy {} ({}) from stdin (format csv)").format(sql.Identifier(self._staged), columns)
-        data = to_csv(rows)
-        with self._connection.cursor() as cursor, cursor.copy(copying) as copy:
-            copy.write(data)
-        self._rows += rows.num_rows
-        self._size += len(data)
-
-    def close(self) -> list[Written]:
-        if self._connection is None:
-            return []
-        self._connection.commit()
-        self._connection.close()
-        return [Written(self._name, f"{self._staged}/{self._attempt}", self._size, self._rows)]
 
 
 def _held(connection: psycopg.Connection[Any], name: str, applications: Iterable[str]) -> dict[str, int]:
