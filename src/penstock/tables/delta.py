@@ -36,12 +36,12 @@ from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.tables import delta_commits
 from penstock.tables.delta_commits import DELTA_SCHEMAS, OpenTable, partitioned_by
-from penstock.tables.fold import Fold, Run, TableFile, checked_reports, plan_folds, run_here
+from penstock.tables.fold import Fold, Run, TableFile, folded, plan_folds, run_here
 from penstock.tables.landing import FileLanding, Written, check_visible, stats_of
 from penstock.tables.location import local_folder
 from penstock.tables.metrics_table import METRIC_ROWS, METRICS, merged_metrics, still_seen
-from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
-from penstock.tables.pruning import metrics_in, pruned_copy
+from penstock.tables.port import Batch, Compaction, Description
+from penstock.tables.pruning import Doomed, pruned_copy
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
 
 MAINTENANCE = "penstock/maintenance"
@@ -160,12 +160,20 @@ class DeltaTables:
     def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
         landing = FileLanding({name: str(self._new_folder(name, FINAL))})
-        for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
-            self._replace_files(name, fold, checked_reports(name, fold, run(fold.tasks)))
+        folds = plan_folds(name, self.files(name), landing, datetime.now(UTC).date())
+        for fold, written in folded(name, folds, run):
+            self._replace_files(name, fold, written)
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
+    def expire(
+        self,
+        name: str,
+        before: datetime,
+        metrics: tuple[str, ...] = (),
+        but_not: tuple[str, ...] = (),
+        level: str | None = None,
+    ) -> int:
         gone = 0
 
         def step(table: DeltaTable) -> list[Any]:
@@ -174,7 +182,7 @@ class DeltaTables:
             for file in _files(table, self.path(name)):
                 if file.date >= before.date():
                     continue
-                rows, kept = self._expired(name, file, metrics, but_not)
+                rows, kept = self._expired(name, file, Doomed(metrics, but_not, level))
                 if rows:
                     gone += rows
                     actions += [self._removed(name, file), *kept]
@@ -183,20 +191,15 @@ class DeltaTables:
         self._maintain(name, step)
         return gone
 
-    def _expired(
-        self, name: str, file: TableFile, metrics: tuple[str, ...], but_not: tuple[str, ...]
-    ) -> tuple[int, list[AddAction]]:
-        """How many rows of a file go, and what is to be added for those that stay. Most files need not be read."""
-        if not metrics and not but_not:
-            return file.rows, []
-        there = metrics_in(file.path)
-        doomed = there & set(metrics) if metrics else there - set(but_not)
-        if not doomed:
+    def _expired(self, name: str, file: TableFile, doomed: Doomed) -> tuple[int, list[AddAction]]:
+        """How many rows of a file go, and what is to be added for those that stay."""
+        has_doomed, has_others = doomed.share_of(file.path)
+        if not has_doomed:
             return 0, []
-        if doomed == there:
+        if not has_others:
             return file.rows, []
         landing = FileLanding({name: str(self._new_folder(name, FINAL if file.is_final else "kept"))})
-        written = pruned_copy(file.path, name, landing, ~doomed_metrics(metrics, but_not), file.date)
+        written = pruned_copy(file.path, name, landing, ~doomed.expression(), file.date)
         kept = sum(one.rows for one in written)
         return file.rows - kept, [self._reported(name, one) for one in written]
 

@@ -29,18 +29,30 @@ def expire(tables: Tables, keep: Mapping[str, float], defined: Definitions, now:
 
 
 def expire_table(tables: Tables, name: str, keep: float, defined: Definitions, now: datetime) -> int:
-    own = defined.record_ttls() if name == TOP_N else defined.ttls(Level(name))
+    if name != TOP_N:
+        return _expire_rows(tables, name, keep, defined.ttls(Level(name)), now)
+    own = {level: defined.record_ttls(level) for level in Level}
+    if not any(own.values()):  # whole days, without looking into files
+        return _expire_rows(tables, name, keep, {}, now)
+    return sum(_expire_rows(tables, name, keep, ttls, now, level.value) for level, ttls in own.items())
+
+
+def _expire_rows(
+    tables: Tables, name: str, keep: float, own: Mapping[str, float], now: datetime, level: str | None = None
+) -> int:
     together: dict[float, list[str]] = defaultdict(list)
     for metric, ttl in own.items():
         together[ttl].append(metric)
-    gone = sum(tables.expire(name, now - timedelta(seconds=ttl), tuple(some)) for ttl, some in together.items())
-    return gone + tables.expire(name, now - timedelta(seconds=keep), but_not=tuple(own))
+    gone = sum(
+        tables.expire(name, now - timedelta(seconds=ttl), tuple(some), level=level) for ttl, some in together.items()
+    )
+    return gone + tables.expire(name, now - timedelta(seconds=keep), but_not=tuple(own), level=level)
 
 
 def expire_metrics(tables: Tables, keep: Mapping[str, float], defined: Definitions, now: datetime) -> int:
     """Forget metrics of which no table may have a row any more."""
     own = [ttl for level in Level for ttl in defined.ttls(level).values()]
-    longest = max([*keep.values(), *own, *defined.record_ttls().values()])
+    longest = max([*keep.values(), *own])
     return tables.forget_metrics(now - timedelta(seconds=longest) - timedelta(days=1))
 
 

@@ -16,10 +16,9 @@ and a batch that does not follow what the table holds (another query on the same
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import TableConflict, TableOvertaken
 from penstock.model.finals import with_finals
@@ -148,8 +147,18 @@ class Tables(Protocol):
         """
         ...
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
-        """Delete the days that end by `before`; how many rows went. Of these metrics only, or of all but those."""
+    def expire(
+        self,
+        name: str,
+        before: datetime,
+        metrics: tuple[str, ...] = (),
+        but_not: tuple[str, ...] = (),
+        level: str | None = None,
+    ) -> int:
+        """Delete the days that end by `before`; how many rows went.
+
+        Of these metrics only, or of all but those; of records of one level, where it is named.
+        """
         ...
 
     def vacuum(self, hours: int) -> int:
@@ -195,13 +204,6 @@ def open_tables(location: str) -> Tables:
     from penstock.tables.delta import DeltaTables
 
     return DeltaTables(location)
-
-
-def doomed_metrics(metrics: tuple[str, ...], but_not: tuple[str, ...]) -> Any:
-    """What `expire` deletes of a day, as an expression of pyarrow."""
-    if metrics:
-        return pc.field("metric").isin(pa.array(metrics, pa.string()))
-    return ~pc.field("metric").isin(pa.array(but_not, pa.string()))
 
 
 def read_level(tables: Tables, level: Level, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
