@@ -11,7 +11,8 @@ from penstock.model.level import Level
 from penstock.spark.fold_tasks import run_on
 from penstock.tables import fold
 from penstock.tables.maintenance import Maintenance
-from penstock.tables.port import SCHEMAS, read_level
+from penstock.tables.port import SCHEMAS, open_tables, read_level
+from tests.spark.engine import Engine
 from tests.spark.pipeline import Edge, Job, assert_exact
 
 pytestmark = pytest.mark.spark
@@ -40,3 +41,19 @@ def test_executors_fold_and_the_job_goes_on_in_the_same_tables(
             assert rows.num_rows == read_level(job.tables, level).num_rows
     assert not [one.value for one in maintenance.samples() if one.name.endswith("failures_total") and one.value]
     assert_exact(job.tables, edge)
+
+
+def test_many_days_are_folded_by_one_job(spark: SparkSession, tmp_path: Path) -> None:
+    edge = Edge(tmp_path / "segments", 6, minutes=6 * 1440)
+    engine = Engine(tmp_path / "segments", open_tables(str(tmp_path / "tables")))
+    edge.seal()
+    engine.run()
+    assert len({file.date for file in engine.tables.files("minute")}) == 6  # type: ignore[attr-defined]
+    context = spark.sparkContext
+    context.setJobGroup("folding", "")
+    engine.tables.compact("minute", run_on(spark))
+    jobs = context.statusTracker().getJobIdsForGroup("folding")
+    context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+
+    assert len(jobs) == 1
+    assert_exact(engine.tables, edge)

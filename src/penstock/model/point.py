@@ -40,6 +40,10 @@ class PointKind(Enum):
     DISTRIBUTION = "distribution"  # each stands for many values
 
 
+# What the `metrics` table calls them.
+TYPES = {kind: "histogram" if kind is PointKind.DISTRIBUTION else kind.value for kind in PointKind}
+
+
 def entity_of(labels: Mapping[str, str]) -> str:
     """The one text that stands for a set of labels: JSON with sorted keys, so every engine can read it back."""
     return json.dumps(labels, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

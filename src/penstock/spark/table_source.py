@@ -21,16 +21,11 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
 from penstock.model.grouping import one_array
+from penstock.tables.metrics_table import METRIC_ROWS, METRICS
 from penstock.tables.port import open_tables
 from penstock.tables.snapshot import KEYS, VIEW_SCHEMAS, SnapshotPiece, Wanted, plan_pieces, read_piece
 
-METRICS = "metrics"
-_TIME = pa.timestamp("us", tz="UTC")
-METRIC_VIEW = pa.schema(
-    [pa.field(name, pa.string()) for name in ("metric", "type", "function", "unit", "description")]
-    + [pa.field(name, _TIME) for name in ("first_seen", "last_seen")]
-)
-SCHEMAS: dict[str, Any] = {**VIEW_SCHEMAS, METRICS: METRIC_VIEW}
+SCHEMAS: dict[str, Any] = {**VIEW_SCHEMAS, METRICS: METRIC_ROWS}
 LABEL = "label"  # the column of labels that were named
 _BATCH_ROWS = 4096
 _COMPARED: dict[type[Filter], Callable[[Any, Any], Any]] = {
@@ -119,8 +114,7 @@ class TableReader(DataSourceReader):
         if isinstance(partition, TablePiece):
             yield from read_piece(partition.piece)
         elif self._table == METRICS:
-            known = getattr(open_tables(self._path), "metrics", METRIC_VIEW.empty_table)
-            yield known()
+            yield open_tables(self._path).metrics()
 
     def _named(self, rows: pa.Table) -> Any:
         maps = one_array(rows["labels"])

@@ -4,6 +4,7 @@
     <folder>/minute/.<id>/2026-11-18-part-….parquet                     a landing, written by executors
     <folder>/minute/batch-<id>/2026-11-18-part-….parquet + _guard.json  one append: appears whole, by a rename
     <folder>/minute/final-<id>/ …   _guard.json names the files that it replaces
+    <folder>/metrics/metrics.parquet                                    what is known of metrics, replaced as a whole
 
 A file holds rows of one date. A folder is written under a name that starts with a dot (which readers of Parquet pass
 over) and then renamed: the rename is the commit. A file that a newer folder replaces is passed over by us at once, and
@@ -31,15 +32,17 @@ import pyarrow.parquet as pq
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.tables.fold import Run, TableFile, checked_reports, plan_folds, run_here
+from penstock.tables.fold import Run, TableFile, folded, plan_folds, run_here
 from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
-from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
-from penstock.tables.pruning import metrics_in, pruned_copy
+from penstock.tables.metrics_table import METRIC_ROWS, METRICS, merged_metrics, still_seen
+from penstock.tables.port import Batch, Compaction, Description
+from penstock.tables.pruning import Doomed, pruned_copy
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
 
 _GUARD = "_guard.json"
 _FORMAT = "_format"
+_METRICS_FILE = "metrics.parquet"
 _READS = 20
 T = TypeVar("T")
 
@@ -111,11 +114,34 @@ class ParquetTables:
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
         return as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
+    def metrics(self) -> pa.Table:
+        path = self.folder / METRICS / _METRICS_FILE
+        return (
+            pq.read_table(path, schema=METRIC_ROWS, partitioning=None) if path.exists() else METRIC_ROWS.empty_table()
+        )
+
+    def note_metrics(self, rows: pa.Table) -> None:
+        self._rewrite_metrics(lambda there: merged_metrics(there, rows))
+
+    def forget_metrics(self, before: datetime) -> int:
+        return self._rewrite_metrics(lambda there: still_seen(there, before))
+
+    def _rewrite_metrics(self, change: Callable[[pa.Table], pa.Table]) -> int:
+        """Put a changed table in the place of the one that is there, by a rename; how many rows it lost."""
+        with self.locked(METRICS):
+            there = self.metrics()
+            made = change(there)
+            if not made.equals(there):
+                scratch = self.folder / METRICS / f".{uuid.uuid4().hex}.parquet"
+                pq.write_table(made, scratch, compression="zstd")
+                scratch.rename(self.folder / METRICS / _METRICS_FILE)
+        return int(there.num_rows - made.num_rows)
+
     def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
         landing = self._landing(name)
-        for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
-            written = checked_reports(name, fold, run(fold.tasks))
+        folds = plan_folds(name, self.files(name), landing, datetime.now(UTC).date())
+        for fold, written in folded(name, folds, run):
             check_visible(written)
             with self._alone(name):
                 if not set(fold.replaced) <= set(self.files(name)):
@@ -124,7 +150,15 @@ class ParquetTables:
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
+    def expire(
+        self,
+        name: str,
+        before: datetime,
+        metrics: tuple[str, ...] = (),
+        but_not: tuple[str, ...] = (),
+        level: str | None = None,
+    ) -> int:
+        doomed = Doomed(metrics, but_not, level)
         gone = 0
         with self._alone(name):
             # A folder has files of one kind: final rows, or increments.
@@ -134,14 +168,12 @@ class ParquetTables:
                 for file in self.files(name):
                     if file.date >= before.date() or file.is_final != (kind == "final"):
                         continue
-                    there = metrics_in(file.path) if metrics or but_not else {""}
-                    doomed = there & set(metrics) if metrics else there - set(but_not)
-                    if not doomed:
+                    has_doomed, has_others = doomed.share_of(file.path)
+                    if not has_doomed:
                         continue
                     removed.append(file)
-                    if doomed != there:
-                        kept = ~doomed_metrics(metrics, but_not)
-                        added += pruned_copy(file.path, name, self._landing(name), kept, file.date)
+                    if has_others:
+                        added += pruned_copy(file.path, name, self._landing(name), ~doomed.expression(), file.date)
                 if removed:
                     self._publish(name, kind, added, self._versions(name), removed)
                     gone += sum(file.rows for file in removed) - sum(file.rows for file in added)

@@ -1,7 +1,9 @@
 """Tables in PostgreSQL: rows and guard in one transaction.
 
     penstock_minute  penstock_hour  penstock_day  penstock_top_n     partitioned by date: penstock_minute_20261118
+    penstock_metrics                                                 what is known of metrics
     penstock_guard (table_name, application, version)                which batches each table holds
+    penstock.minute  penstock.hour …                                 views, see `penstock.tables.postgres_views`
     penstock_staged_<time>_<id>_<table>                              what the tasks of one batch have copied
 
 Tasks copy their rows into staging tables. One transaction of the driver adds them, then the staging tables go. A fold
@@ -9,11 +11,11 @@ takes the rows of the series and buckets that have increments out and puts final
 sees the ones or the others. The comment of a table names its format.
 """
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -30,9 +32,13 @@ from penstock.secret_text import redacted
 from penstock.tables.fold import Run, fold_rows, run_here
 from penstock.tables.landing import Written
 from penstock.tables.port import Batch, Compaction, Description
+from penstock.tables.postgres_landing import StagedLanding
+from penstock.tables.postgres_metrics import add_metrics, create_metrics, forget_metrics, read_metrics
 from penstock.tables.postgres_rows import TYPES, from_rows, to_csv
+from penstock.tables.postgres_views import VERSION, view_statements
 from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, as_partials, as_records, check_format
 
+log = logging.getLogger(__name__)
 _STAGED = "penstock_staged_"
 _FOLD_ROWS = 50_000  # increments that are folded at once
 _FORMAT = "penstock.format="
@@ -47,6 +53,7 @@ class PostgresTables:
     def __init__(self, location: str) -> None:
         self._dsn = location
         self.conflicts = 0  # a lock lets one append at a time through
+        self._has_views = False
         self.location = redacted(location)
         try:
             conninfo_to_dict(location)
@@ -61,7 +68,7 @@ class PostgresTables:
             self._prepare(connection, name)
             return _held(connection, name, applications)
 
-    def landing(self, label: str) -> "StagedLanding":
+    def landing(self, label: str) -> StagedLanding:
         """Staging tables of one batch, without a log: what they hold matters only until the batch is committed."""
         staged = {name: f"{_STAGED}{int(time.time())}_{uuid.uuid4().hex[:8]}_{name}" for name in SCHEMAS}
         create = sql.SQL("create unlogged table {} (attempt text, like {})")
@@ -69,7 +76,27 @@ class PostgresTables:
             for name, table in staged.items():
                 self._prepare(connection, name)
                 connection.execute(create.format(sql.Identifier(table), _table(name)))
+            self._make_views(connection)
         return StagedLanding(self._dsn, staged)
+
+    def _make_views(self, connection: psycopg.Connection[Any]) -> None:
+        """Make the views where they are missing or of another version; a role that may not goes on without."""
+        if self._has_views:
+            return
+        self._has_views = True
+        found = connection.execute("select obj_description(to_regnamespace('penstock'), 'pg_namespace')").fetchone()
+        if found and (found[0] or "").endswith(f"version {VERSION}"):
+            return
+        try:
+            with connection.transaction():
+                connection.execute("select pg_advisory_xact_lock(hashtext('penstock'))")
+                for name in SCHEMAS:
+                    self._prepare(connection, name)
+                create_metrics(connection)
+                for statement in view_statements():
+                    connection.execute(statement.encode())
+        except psycopg.errors.InsufficientPrivilege as error:
+            log.warning("The views of PostgreSQL are not made: grant create on the database. reason=%s", error)
 
     def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
         with self._connect() as connection, connection.transaction():
@@ -110,6 +137,18 @@ class PostgresTables:
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
         return as_records(self._rows(TOP_N, start, None, metric, level.value))
 
+    def metrics(self) -> pa.Table:
+        with self._connect() as connection:
+            return read_metrics(connection)
+
+    def note_metrics(self, rows: pa.Table) -> None:
+        with self._connect() as connection:
+            add_metrics(connection, rows)
+
+    def forget_metrics(self, before: datetime) -> int:
+        with self._connect() as connection:
+            return forget_metrics(connection, before)
+
     def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
         with self._connect() as connection:
@@ -145,17 +184,25 @@ class PostgresTables:
         with connection.cursor() as cursor, cursor.copy(copying) as copy:
             copy.write(to_csv(rows))
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
+    def expire(
+        self,
+        name: str,
+        before: datetime,
+        metrics: tuple[str, ...] = (),
+        but_not: tuple[str, ...] = (),
+        level: str | None = None,
+    ) -> int:
         gone = 0
         with self._connect() as connection:
             self._prepare(connection, name)
             for partition, day in self._partitions(connection, name):
                 if day >= before.date():
                     continue
-                if metrics or but_not:
-                    doomed = sql.SQL("delete from {} where metric = any(%s)" if metrics else
-                                     "delete from {} where not metric = any(%s)")  # fmt: skip
-                    gone += connection.execute(doomed.format(partition), (list(metrics or but_not),)).rowcount
+                if metrics or but_not or level:
+                    doomed = sql.SQL("delete from {} where (metric = any(%s)) = %s").format(partition)
+                    if level:
+                        doomed += sql.SQL(" and level = {}").format(sql.Literal(level))
+                    gone += connection.execute(doomed, (list(metrics or but_not), bool(metrics))).rowcount
                     continue
                 with connection.transaction():
                     connection.execute("set local lock_timeout = '10s'")  # readers go first; there is a next time
@@ -327,57 +374,6 @@ class PostgresTables:
             self._prepare(connection, name)
             query = sql.SQL("select {} from {}").format(columns, _table(name)) + where
             return from_rows(name, connection.execute(query, tuple(given.values())).fetchall())
-
-
-@dataclass(frozen=True, slots=True)
-class StagedLanding:
-    """One staging table for each table. A row carries the attempt that wrote it: one that failed counts for nothing."""
-
-    dsn: str
-    staged: dict[str, str]
-
-    def writer(self, name: str) -> "StagedWriter":
-        return StagedWriter(self.dsn, name, self.staged[name])
-
-    def close(self) -> None:
-        """Drop the staging tables; what cannot be dropped now, `vacuum` drops later."""
-        with suppress(psycopg.OperationalError), psycopg.connect(self.dsn, autocommit=True) as connection:
-            connection.execute("set lock_timeout = '1s'")  # a task attempt that was overtaken may still copy
-            for table in self.staged.values():
-                connection.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(table)))
-
-
-class StagedWriter:
-    """Copies rows into a staging table, in one transaction."""
-
-    def __init__(self, dsn: str, name: str, staged: str) -> None:
-        self._dsn = dsn
-        self._name = name
-        self._staged = staged
-        self._attempt = uuid.uuid4().hex
-        self._connection: psycopg.Connection[Any] | None = None
-        self._rows = self._size = 0
-
-    def write(self, rows: pa.Table) -> None:
-        if not rows.num_rows:
-            return
-        if self._connection is None:
-            self._connection = psycopg.connect(self._dsn)
-        rows = rows.add_column(0, "attempt", pa.repeat(pa.scalar(self._attempt), rows.num_rows))
-        columns = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
-        copying = sql.SQL("copy {} ({}) from stdin (format csv)").format(sql.Identifier(self._staged), columns)
-        data = to_csv(rows)
-        with self._connection.cursor() as cursor, cursor.copy(copying) as copy:
-            copy.write(data)
-        self._rows += rows.num_rows
-        self._size += len(data)
-
-    def close(self) -> list[Written]:
-        if self._connection is None:
-            return []
-        self._connection.commit()
-        self._connection.close()
-        return [Written(self._name, f"{self._staged}/{self._attempt}", self._size, self._rows)]
 
 
 def _held(connection: psycopg.Connection[Any], name: str, applications: Iterable[str]) -> dict[str, int]:
