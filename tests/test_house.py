@@ -85,6 +85,7 @@ DOORS = {
     "spark": {"backfill", "fold_tasks", "java", "job", "progress", "session", "supervisor"},
     "spool": {"", "dead_letter_report", "dead_letters", "examine"},
     "tables": {
+        "catalog_sql",
         "delta",
         "fold",
         "landing",

@@ -20,7 +20,11 @@ from penstock.model.partial import merged, of_columns
 from penstock.model.point import entity_of
 from penstock.spark import register
 from penstock.spark.table_source import TableReader
-from penstock.tables.port import open_tables
+from penstock.tables.catalog_sql import catalog_sql
+from penstock.tables.delta import DeltaTables
+from penstock.tables.port import SCHEMAS, TOP_N, open_tables
+from penstock.tables.snapshot import read_snapshot
+from penstock.tables.table_rows import RECORDS
 from tests.tables.adding import add
 from tests.tables.test_snapshot import START, Point, assert_truth, batch, partials_of, percentiles
 
@@ -151,3 +155,48 @@ def test_a_source_without_a_table_or_place_says_what_is_missing(sql: SparkSessio
         register(sql, "s3://bucket/tables")
     with pytest.raises(ConfigError, match="a database has these views itself"):
         TableReader("postgresql://localhost/db", "hour", ()).partitions()
+
+
+def test_printed_statements_make_the_same_views_in_a_catalog(sql: SparkSession, tmp_path: Path) -> None:
+    """There is no Delta connector here: tables of the same rows stand in for those that name Delta tables."""
+    rng = random.Random(6)
+    names = sorted(set(FUNCTIONS) - {"top_n"})
+    points: list[Point] = [
+        (rng.choice(names), entity_of({"shop": rng.choice("ab")}), rng.randrange(7200), rng.gauss(3, 20), n % 3)
+        for n in range(300)
+    ]
+    tables = DeltaTables(tmp_path / "tables")
+    for number in range(3):
+        add(tables, "minute", partials_of([point for point in points if point[4] == number]), batch(number))
+        if number == 1:
+            tables.compact("minute")
+    for number, (record, value) in enumerate((("a", 3.0), ("b", 2.0), ("c", 4.0), ("d", 1.0))):
+        row = pa.table([["minute"], ["m"], ["top_n(3)"], ["e"], [START], [record], [value]], schema=RECORDS)
+        add(tables, TOP_N, row, batch(number))
+    sql.sql("CREATE DATABASE penstock")
+    for name in SCHEMAS:
+        sql.createDataFrame(tables._rows(name)).write.saveAsTable(f"penstock.{name}_rows")
+    sql.createDataFrame(tables.metrics()).write.saveAsTable("penstock.metrics")
+    statements = catalog_sql("spark", str(tmp_path / "tables")).split(";\n")
+    assert sum(f"using delta location '{tables.folder.as_uri()}/" in statement for statement in statements) == 5
+    for statement in statements:
+        if statement.strip() and "using delta" not in statement:
+            sql.sql(statement)
+
+    found = pa.table(sql.table("penstock.minute").toArrow())
+    assert_truth(found, points, Level.MINUTE, distinct=3 * 1.04 / math.sqrt(4096))
+    expected = {row["metric"] + str(row["bucket"]) + row["series"]: row for row in
+                read_snapshot(tables, "minute").to_pylist()}  # fmt: skip
+    for row in found.to_pylist():
+        entries = expected[row["metric"] + str(row["bucket"]) + row["series"]]["distribution"]
+        assert [entry["value"] for entry in row["distribution"] or ()] == pytest.approx(
+            [entry["value"] for entry in entries or ()]
+        )
+    top = sql.sql("SELECT rank, record[''], value FROM penstock.top_n ORDER BY rank").collect()
+    assert [tuple(row) for row in top] == [(1, "c", 4.0), (2, "a", 3.0), (3, "b", 2.0)]
+    assert sql.table("penstock.hour").count() == sql.table("penstock.day").count() == 0
+    (row,) = sql.sql(
+        "SELECT penstock.penstock_percentile(penstock.penstock_merge(array_agg(distribution)), 1) AS p100 "
+        "FROM penstock.minute WHERE metric = 'percentile'"
+    ).collect()
+    assert row.p100 == pytest.approx(max(value for name, _, _, value, _ in points if name == "percentile"), rel=0.006)
