@@ -42,12 +42,14 @@ def rows_of(level: Level, series: int, start: datetime, buckets: int, seed: int)
     sizes = rng.integers(1, POINTS[level] + 1, count)
     total = int(sizes.sum())
     first = np.repeat(2**20 + rng.integers(100, 400, count), sizes)
-    within = np.arange(total) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    entries = Entries(np.r_[0, np.cumsum(sizes)], first + 2 * within, rng.integers(1, 4, total))
+    steps = np.cumsum(rng.integers(1, 4, total))
+    within = steps - np.repeat(steps[np.cumsum(sizes) - sizes], sizes)
+    entries = Entries(np.r_[0, np.cumsum(sizes)], first + within, rng.integers(1, 4, total))
     names = [f"service.metric.{n}" for n in range(METRICS)]
     texts = [entity_of({"endpoint": f"GET /things/{n}", "service": f"s{n % 20}"}) for n in range(each)]
     number = np.repeat(np.arange(series), buckets)
-    low = rng.lognormal(3, 1, count)
+    values = rng.uniform(2.0 ** ((entries.indexes - 2**20) / 64), 2.0 ** ((entries.indexes + 1 - 2**20) / 64))
+    sums = np.add.reduceat(values * entries.numbers, entries.offsets[:-1])
     moments = int(start.timestamp() * 1e6) + np.tile(np.arange(buckets), series) * level.minutes * 60_000_000
     counts = np.add.reduceat(entries.numbers, entries.offsets[:-1])
     columns: dict[str, Any] = {
@@ -56,9 +58,9 @@ def rows_of(level: Level, series: int, start: datetime, buckets: int, seed: int)
         "entity": pa.array(texts).take(pa.array(number % each)),
         "bucket": pa.array(moments).cast(PACKED_ROWS.field("bucket").type),
         "count": pa.array(counts),
-        "sum": pa.array(low * counts * 1.5),
-        "min": pa.array(low),
-        "max": pa.array(low * 2),
+        "sum": pa.array(sums),
+        "min": pa.array(values[entries.offsets[:-1]]),
+        "max": pa.array(values[entries.offsets[1:] - 1]),
         "distribution": distributions(entries, np.ones(count, bool)),
     }
     return pa.table([columns[name] for name in PACKED_ROWS.names], schema=PACKED_ROWS)
