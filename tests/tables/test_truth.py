@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -11,7 +10,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
 
 from penstock.model.finals import with_finals
 from penstock.model.function import Function
@@ -183,23 +181,6 @@ def test_in_postgresql(server: PostgreSQL, seed: int) -> None:
         run.steps(3)
         assert_equal(in_postgres(server, "penstock.minute"), batch_answer(run.live))
         assert_equal(in_postgres(server, "penstock_minute where is_final"), batch_answer(run.folded))
-
-
-@pytest.mark.spark
-def test_in_spark(spark: SparkSession, tmp_path: Path) -> None:
-    from penstock.spark.fold_tasks import run_on
-    from penstock.spark.reading import read_table
-
-    run = Run(lambda: open_tables(str(tmp_path / "tables")), 7)
-    run.steps(6)
-    run.tables.compact("minute", run_on(spark))
-    run.folded = list(run.live)
-    run.steps(4)
-    rows = read_table(spark, tmp_path / "tables", "minute").toArrow()
-    assert_equal(answer_of(rows), batch_answer(run.live))
-    files = run.tables.file_uris("minute")  # type: ignore[attr-defined]
-    final = spark.read.parquet(*files).where("is_final").count()
-    assert final == len(batch_answer(run.folded))
 
 
 @pytest.mark.server

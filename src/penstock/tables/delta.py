@@ -32,7 +32,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from penstock.errors import TableConflict
+from penstock.errors import TableBusy, TableConflict
 from penstock.model.level import Level
 from penstock.tables import delta_commits
 from penstock.tables.delta_commits import DELTA_SCHEMAS, OpenTable, partitioned_by
@@ -90,7 +90,7 @@ class DeltaTables:
                     self.conflicts += 1
                     continue
                 return True
-        raise TableConflict(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
+        raise TableBusy(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
 
     def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
         """Begin a table with these rows and guards."""

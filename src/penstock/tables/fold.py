@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -32,6 +33,8 @@ from penstock.tables.landing import GROUP_ROWS, FileLanding, Written
 from penstock.tables.table_rows import LEVEL_ROWS, SORTED_BY, TOP_N, folded_records, folded_rows, sorted_rows
 
 TASK_BYTES = 384 * 2**20  # what a task may hold, by the estimate of `_memory_of`
+ROW_BYTES, ENTRY_BYTES = 500, 150
+ENTRIES = "distribution.list.element.index"
 ROUND_TASKS = 64  # tasks that are run at once
 TEXT_BYTES = 32 * 2**20  # labels that are written at once
 SMALL_BYTES = 64 * 2**20  # a day that is over and takes no more than this becomes one file
@@ -203,12 +206,25 @@ def _day_of(day: date) -> tuple[datetime, datetime]:
 
 
 def _is_worth_joining(files: list[TableFile]) -> bool:
-    return len(files) > _shares(files) and sum(file.size_bytes for file in files) <= SMALL_BYTES
+    if len(files) == 1 or sum(file.size_bytes for file in files) > SMALL_BYTES:
+        return False
+    return len(files) > _shares(files)
 
 
 def _memory_of(file: TableFile) -> int:
-    """About what the rows of a file take while they are folded; entries of distributions are well compressed."""
-    return 250 * file.rows + 8 * file.size_bytes
+    """About what the rows of a file take while they are folded: as measured, for rows and for entries."""
+    return ROW_BYTES * file.rows + ENTRY_BYTES * _entries_in(file.path)
+
+
+@lru_cache(maxsize=1 << 16)  # a file never changes
+def _entries_in(path: str) -> int:
+    """How many entries the distributions of a file have, as its footer says."""
+    metadata = pq.read_metadata(path)
+    columns = [metadata.schema.column(n).path for n in range(len(metadata.schema))]
+    if ENTRIES not in columns:
+        return 0
+    place = columns.index(ENTRIES)
+    return sum(metadata.row_group(n).column(place).num_values for n in range(metadata.num_row_groups))
 
 
 def _shares(files: Sequence[TableFile]) -> int:

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.tables.fold import Run, TableFile, folded, plan_folds, run_here
+from penstock.tables.fold import Fold, Run, TableFile, folded, plan_folds, run_here
 from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
 from penstock.tables.metrics_table import METRIC_ROWS, METRICS, merged_metrics, still_seen
@@ -140,15 +140,26 @@ class ParquetTables:
     def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
         landing = self._landing(name)
-        folds = plan_folds(name, self.files(name), landing, datetime.now(UTC).date())
-        for fold, written in folded(name, folds, run):
-            check_visible(written)
-            with self._alone(name):
-                if not set(fold.replaced) <= set(self.files(name)):
-                    raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again")
-                self._publish(name, "final", written, self._versions(name), fold.replaced)
+        left = list(plan_folds(name, self.files(name), landing, datetime.now(UTC).date()))
+        try:
+            for fold, written in folded(name, tuple(left), run):
+                check_visible(written)
+                with self._alone(name):
+                    self._check_unchanged(name, fold)
+                    self._publish(name, "final", written, self._versions(name), fold.replaced)
+                left.remove(fold)
+        except TableConflict:
+            raise
+        except Exception as error:
+            for fold in left:
+                self._check_unchanged(name, fold, error)  # its files may be gone
+            raise
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
+
+    def _check_unchanged(self, name: str, fold: Fold, cause: Exception | None = None) -> None:
+        if not set(fold.replaced) <= set(self.files(name)):
+            raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again") from cause
 
     def expire(
         self,
