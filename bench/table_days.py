@@ -1,6 +1,6 @@
 """Tables of 10,000 series and 30 days: what they take, what maintaining them takes, and what a question reads.
 
-    python -m bench.table_days [--series 10000] [--days 30] [--only maintain|question|spark]
+    python -m bench.table_days [--series 10000] [--days 30] [--only maintain|question|spark|views]
 
 Hours and days of all days; minutes of the last six hours, since those of other hours lie in files that no question
 about these opens. Every series is a percentile. Each step is a process of its own, so that its memory is its own.
@@ -163,7 +163,43 @@ def question_in_spark(folder: Path) -> dict[str, Any]:
     return {"Spark, first and best of five": f"{taken[0]:.2f} s, {min(taken[1:]):.2f} s"}
 
 
-STEPS = {"maintain": maintain, "sizes": sizes, "question": question, "spark": question_in_spark}
+def question_to_views(folder: Path) -> dict[str, Any]:
+    """The same question to the views, which merge increments: in DuckDB, and in Spark with the label named or not."""
+    import duckdb
+
+    from penstock.spark import register
+    from penstock.spark.session import start_session
+    from penstock.tables.catalog_sql import catalog_sql
+
+    db, found = duckdb.connect(), dict[str, Any]()
+    db.execute("set threads = 2; set timezone = 'UTC'")
+    db.execute(catalog_sql("duckdb", str(folder)))
+    spark = start_session("local[2]", {"spark.sql.warehouse.dir": str(folder / "warehouse")})
+    register(spark, folder, labels=["service"])
+    day, since = (END - HOURS).date(), (END - HOURS).strftime("%Y-%m-%d %H:%M:%S")
+    asked = QUESTION.format(source="penstock.minute", day=day, since=since).replace(" and is_final", "")
+    named = asked.replace("labels['service']", "label.service")
+    asks = {"DuckDB": lambda: db.execute(asked).fetchall(), "Spark": lambda: spark.sql(asked).collect(),
+            "Spark, label named": lambda: spark.sql(named).collect()}  # fmt: skip
+    for how, ask in asks.items():
+        taken = []
+        for _ in range(6):
+            began = time.perf_counter()
+            rows = ask()
+            taken.append(time.perf_counter() - began)
+            assert len(rows) == 360, len(rows)
+        found[f"{how}, first and best of five"] = f"{taken[0]:.2f} s, {min(taken[1:]):.2f} s"
+    spark.stop()
+    return found
+
+
+STEPS = {
+    "maintain": maintain,
+    "sizes": sizes,
+    "question": question,
+    "spark": question_in_spark,
+    "views": question_to_views,
+}
 
 
 def main() -> None:
