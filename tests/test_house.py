@@ -45,6 +45,7 @@ DOORS = {
         "function",
         "grouping",
         "level",
+        "metric_description",
         "name",
         "packed",
         "partial",
@@ -83,7 +84,20 @@ DOORS = {
     },
     "spark": {"backfill", "fold_tasks", "java", "job", "progress", "session", "supervisor"},
     "spool": {"", "dead_letter_report", "dead_letters", "examine"},
-    "tables": {"delta", "fold", "landing", "location", "maintenance", "port", "query", "table_rows", "upgrade"},
+    "tables": {
+        "catalog_sql",
+        "delta",
+        "fold",
+        "landing",
+        "location",
+        "maintenance",
+        "metrics_table",
+        "port",
+        "query",
+        "snapshot",
+        "table_rows",
+        "upgrade",
+    },
 }
 PERSONS = re.compile(r"\b(nobody|somebody|whoever|meanwhile|everybody)\b", re.IGNORECASE)
 

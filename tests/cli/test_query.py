@@ -24,6 +24,7 @@ from penstock.model.level import Level
 from penstock.model.partial import merged, of_columns
 from penstock.model.point import Chunk, PointKind, chunk_type, entity_of
 from penstock.tables import delta
+from penstock.tables.metrics_table import METRIC_ROWS
 from penstock.tables.port import TOP_N, Batch, Tables, open_tables
 from penstock.tables.query import QueryRow, Question, answer, grouped, metrics_of
 from penstock.tables.table_rows import RECORDS
@@ -253,10 +254,12 @@ def test_a_terminal_is_shown_a_table_or_a_plot(tables: Tables, arguments: list[s
 
 
 def test_without_a_metric_all_of_them_are_listed(tables: Tables) -> None:
+    known = {"metric": "latency", "type": "histogram", "function": "percentile(6)", "unit": "ms"}
+    tables.note_metrics(pa.Table.from_pylist([known | {"first_seen": NOW, "last_seen": NOW}], schema=METRIC_ROWS))
     ran = CliRunner().invoke(main, ["query", "--json", "--tables", tables.location])
     assert json.loads(ran.stdout) == [
-        {"metric": "cpu", "function": "avg", "points": 40, "series": 4},
-        {"metric": "latency", "function": "percentile(6)", "points": 40, "series": 4},
+        {"metric": "cpu", "function": "avg", "unit": "", "points": 40, "series": 4},
+        {"metric": "latency", "function": "percentile(6)", "unit": "ms", "points": 40, "series": 4},
     ]
 
 

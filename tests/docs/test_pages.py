@@ -131,7 +131,10 @@ def test_metrics_that_are_named_exist(page: Path) -> None:
         assert name in DECLARATIONS or name in TABLES, name
 
 
-TABLES = ("penstock_minute", "penstock_hour", "penstock_day", "penstock_top_n", "penstock_guard")
+TABLES = (
+    *("penstock_minute", "penstock_hour", "penstock_day", "penstock_top_n", "penstock_metrics", "penstock_guard"),
+    *("penstock_percentile", "penstock_merge", "penstock_distinct"),  # functions of SQL
+)
 
 
 @each_written_page

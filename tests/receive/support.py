@@ -13,6 +13,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.outcome import Answer, Format, Status
+from penstock.model.metric_description import Descriptions, MetricDescription, joined
 from penstock.model.point import Chunk, PointKind
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
@@ -35,6 +36,7 @@ class KeepingSink:
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
+        self.described: dict[str, MetricDescription] = {}
         self.refuses = False
         self.fails: BaseException | None = None
         self.failing: dict[int, BaseException] = {}  # of single bodies, by their places in a group
@@ -46,6 +48,9 @@ class KeepingSink:
 
     def submit(self, chunks: Sequence[Chunk], done: Done, requests: bytes = b"") -> bool:
         return self._take(lambda: self.chunks.extend(chunks), done)
+
+    def describe(self, metrics: Descriptions) -> None:
+        self.described = joined(self.described, metrics)
 
     def takes(self, kind: Format) -> bool:
         return kind is not Format.EVENTS

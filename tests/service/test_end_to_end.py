@@ -44,7 +44,7 @@ def record(port: int) -> None:
     temperature = meter.create_gauge("temperature")
     temperature.set(9.0, {"room": "a"})
     temperature.set(3.0, {"room": "a"})
-    sales, seconds = meter.create_counter("sales"), meter.create_histogram("duration")
+    sales, seconds = meter.create_counter("sales"), meter.create_histogram("duration", "s", "how long it takes")
     for number in range(100):
         sales.add(2, {"shop": "north" if number % 4 else "south"})
         seconds.record(number / 10, {"shop": "north"})
@@ -84,6 +84,13 @@ def test_an_sdks_metrics_are_in_the_minute_table_and_penstock_query_finds_them(t
         assert (temperature.last, temperature.value, temperature.min, temperature.max) == (1.0, 2.0, 1.0, 3.0)
         (duration,) = rows("duration")
         assert duration.points == 100
+        described = {row["metric"]: row for row in tables.metrics().to_pylist() if row["function"] != "latest"}
+        assert {described[name]["type"] for name in ("sales", "load")} == {"counter", "gauge"}
+        assert [described["duration"][name] for name in ("type", "unit", "description")] == [
+            "histogram",
+            "s",
+            "how long it takes",
+        ]
 
         wait_until(lambda: rows("order.duration"), 120)
         command = [sys.executable, "-m", "penstock", "query", "orders", "--by", "shop", "--json"]

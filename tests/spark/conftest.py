@@ -10,12 +10,13 @@ from penstock.spark.session import start_session
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     try:
         session = start_session(
             "local[2]",
             {
                 "spark.sql.shuffle.partitions": "1",
+                "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
                 "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # short runs: compile fast, not well
             },
         )

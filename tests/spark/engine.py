@@ -24,7 +24,8 @@ from penstock.spark.rollup import PLACE, PLACES
 from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
 from penstock.spark.source import SegmentStream
 from penstock.spark.table_sink import Order, Report, TableSinkWriter
-from penstock.tables import delta, parquet, postgres
+from penstock.tables import delta_commits, parquet, postgres
+from penstock.tables.metrics_table import MetricsBook
 from penstock.tables.port import TOP_N, Batch, Tables
 
 _ALL = ReadAllAvailable()
@@ -56,7 +57,7 @@ def faults() -> Iterator[Faults]:
     """Faults at the commit points of every place: Delta's log entry, PostgreSQL's commit, the rename of a folder."""
     found = Faults()
     commit, publish, append, transaction = (
-        delta._commit, parquet._publish, postgres.PostgresTables.append, postgres.PostgresTables._merge,
+        delta_commits.commit_actions, parquet._publish, postgres.PostgresTables.append, postgres.PostgresTables._merge,
     )  # fmt: skip
 
     def committing(table: Any, name: str, *rest: Any) -> None:
@@ -77,7 +78,7 @@ def faults() -> Iterator[Faults]:
         return added
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta, "_commit", committing)
+        patch.setattr(delta_commits, "commit_actions", committing)
         patch.setattr(parquet, "_publish", publishing)
         patch.setattr(postgres.PostgresTables, "_merge", merging)
         patch.setattr(postgres.PostgresTables, "append", appending)
@@ -116,7 +117,7 @@ class Engine:
         if not resume or self._log is None:
             mend(self.tables, folder)
             self._log = _Log(*beginning(self.tables, folder, self._noted))
-        log = self._log
+        log, book = self._log, MetricsBook(self.tables.metrics())
         limits = {"files": config.max_files} if config.max_files else {}
         source = SegmentStream(
             SegmentFolder(config.segments),
@@ -141,7 +142,7 @@ class Engine:
             start, end = log.batch_range(log.done)
             batches = [b for piece in source.partitions(start, end) for b in source.read(piece)]
             order = Order(self.tables.landing("test"), dict(config.not_at))
-            covered = commit_batch(self.tables, written(pa.Table.from_batches(batches, PARTIALS), order))
+            covered = commit_batch(self.tables, written(pa.Table.from_batches(batches, PARTIALS), order), book)
             self._noted |= set(covered.end)
             log.done += 1
 

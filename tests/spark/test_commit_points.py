@@ -31,7 +31,7 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tables]:
     yield open_tables(server.url)
     with psycopg.connect(server.url) as connection:
         for name in (*SCHEMAS, "guard"):
-            connection.execute(f"drop table if exists penstock_{name}")
+            connection.execute(f"drop table if exists penstock_{name} cascade")
 
 
 def test_a_power_cut_around_any_commit_adds_everything_once(tables: Tables, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_it_holds_on_postgresql(tmp_path: Path) -> None:
         def check(life: tuple[int, list[tuple[Any, ...]]]) -> None:
             with psycopg.connect(server.url) as connection:
                 for name in (*SCHEMAS, "guard"):
-                    connection.execute(f"drop table if exists penstock_{name}")
+                    connection.execute(f"drop table if exists penstock_{name} cascade")
             lived(lambda _: server.url, *life)
 
         check()

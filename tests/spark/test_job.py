@@ -21,7 +21,7 @@ from penstock.spark import job as spark_job
 from penstock.spark import table_sink
 from penstock.spark.rollup import rolled_up
 from penstock.spark.source import PACKED_SCHEMA, SCHEMA
-from penstock.tables import delta
+from penstock.tables import delta_commits
 from penstock.tables.port import open_tables, read_top_n
 from tests.servers import PostgreSQL
 from tests.spark.engine import Engine
@@ -184,7 +184,7 @@ def _sorted(partials: pa.Table) -> list[dict[str, Any]]:
 def test_batches_that_crash_around_commits_add_everything_once(
     job: Job, edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = delta._commit
+    commit = delta_commits.commit_actions
     for table, when in (("minute", "before"), ("minute", "after"), ("day", "before"), ("top_n", "after")):
 
         def crashing(opened: Any, name: str, *rest: Any, table: str = table, when: str = when) -> None:
@@ -194,7 +194,7 @@ def test_batches_that_crash_around_commits_add_everything_once(
                 raise RuntimeError("power cut")
 
         edge.seal(points=100)
-        monkeypatch.setattr(delta, "_commit", crashing)
+        monkeypatch.setattr(delta_commits, "commit_actions", crashing)
         with pytest.raises(Exception, match="power cut"):
             job.run()
     monkeypatch.undo()
@@ -209,7 +209,7 @@ def test_with_its_checkpoint_deleted_a_job_goes_on_from_what_the_tables_hold(
 ) -> None:
     edge.seal()
     job.run()
-    commit = delta._commit
+    commit = delta_commits.commit_actions
 
     def crash_at_day(opened: Any, name: str, *rest: Any) -> None:
         if name == "day":
@@ -217,7 +217,9 @@ def test_with_its_checkpoint_deleted_a_job_goes_on_from_what_the_tables_hold(
         commit(opened, name, *rest)
 
     edge.seal()
-    monkeypatch.setattr(delta, "_commit", crash_at_day)  # minute and hour are now a batch ahead of day and top-n
+    monkeypatch.setattr(
+        delta_commits, "commit_actions", crash_at_day
+    )  # minute and hour are now a batch ahead of day and top-n
     with pytest.raises(Exception, match="power cut"):
         job.run()
     monkeypatch.undo()
@@ -284,7 +286,7 @@ def test_a_segment_that_disappears_stops_the_batch_that_needs_it(
     edge.seal()
     lost = edge.seal()
     edge.seal()
-    monkeypatch.setattr(delta, "_commit", _raise)
+    monkeypatch.setattr(delta_commits, "commit_actions", _raise)
     with pytest.raises(Exception, match="power cut"):
         job.run()
     monkeypatch.undo()

@@ -23,7 +23,7 @@ from penstock.spark import supervisor, table_sink
 from penstock.spark.backfill import backfill
 from penstock.spark.job import JobConfig
 from penstock.spark.supervisor import Supervisor
-from penstock.tables import delta
+from penstock.tables import delta_commits
 from penstock.tables.port import SCHEMAS, open_tables
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
@@ -44,7 +44,7 @@ def test_a_failed_query_is_started_again_and_the_tables_are_exact(
     edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
     edge.seal()
     edge.seal()
-    commit, failures = delta._commit, iter([("hour", "before"), ("day", "after")])
+    commit, failures = delta_commits.commit_actions, iter([("hour", "before"), ("day", "after")])
     failing = [next(failures)]
 
     def sometimes(opened: Any, name: str, *rest: Any) -> None:
@@ -56,7 +56,7 @@ def test_a_failed_query_is_started_again_and_the_tables_are_exact(
             raise ConnectionError("the storage was away")
         commit(opened, name, *rest)
 
-    monkeypatch.setattr(delta, "_commit", sometimes)
+    monkeypatch.setattr(delta_commits, "commit_actions", sometimes)
     job = Supervisor(spark, tables, config(tmp_path, available_now=True, max_files=1))
     telemetry = Telemetry()
     telemetry.watch(job.samples)
@@ -258,14 +258,14 @@ def test_a_stop_lets_the_batch_that_runs_finish_and_the_next_run_goes_on(
     edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
     for _ in range(3):
         edge.seal(points=50)
-    commit, in_batch, go_on = delta._commit, threading.Event(), threading.Event()
+    commit, in_batch, go_on = delta_commits.commit_actions, threading.Event(), threading.Event()
 
     def slow(*arguments: Any) -> None:
         in_batch.set()
         go_on.wait(60)
         commit(*arguments)
 
-    monkeypatch.setattr(delta, "_commit", slow)
+    monkeypatch.setattr(delta_commits, "commit_actions", slow)
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
     checked, busy = table_sink.checked, iter([TableBusy("ten other commits came first")])
 

@@ -53,7 +53,7 @@ def postgres_server(shared_postgres: PostgreSQL) -> Iterator[PostgreSQL]:
     yield shared_postgres
     with psycopg.connect(shared_postgres.url) as connection:
         for name in (*SCHEMAS, "guard"):
-            connection.execute(f"drop table if exists penstock_{name}")
+            connection.execute(f"drop table if exists penstock_{name} cascade")
 
 
 def rows(value: float, day: int = 0, metric: str = "m", function: str = "avg", second: int = 0) -> Any:

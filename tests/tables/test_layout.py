@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from penstock.model.level import Level
 from penstock.model.partial import SERIES, merged, of_columns
 from penstock.model.point import entity_of
 from penstock.tables import fold
-from penstock.tables.fold import fold_rows, run_here
+from penstock.tables.fold import FoldReport, FoldTask, fold_rows, run_here
 from penstock.tables.labels import described, entity_from
 from penstock.tables.port import Batch, Tables, open_tables, read_level
 from penstock.tables.table_rows import LEVEL_ROWS, SORTED_BY, VALUES, as_partials, increments, packed
@@ -130,6 +131,24 @@ def test_a_fold_rewrites_no_file_whose_hours_got_nothing_new(tmp_path: Path, mon
     assert len(before & after) == 3
     (new,) = after - before
     assert {bucket.hour for bucket in pq.read_table(new, partitioning=None)["bucket"].to_pylist()} == {23}
+
+
+def test_a_day_that_cannot_be_folded_holds_up_no_other_day(tmp_path: Path) -> None:
+    tables = open_tables(str(tmp_path / "tables"))
+    added(tables, some_points(1), 0)
+
+    def failing(tasks: Sequence[FoldTask]) -> list[FoldReport]:
+        if any(task.start.day == 1 for task in tasks):
+            raise RuntimeError("an executor is gone")
+        return run_here(tasks)
+
+    with pytest.raises(RuntimeError, match="an executor is gone"):
+        tables.compact("minute", failing)
+    assert {(file.date.day, file.is_final) for file in tables.files("minute")} == {(1, False), (2, True)}  # type: ignore[attr-defined]
+    tables.compact("minute")
+    assert {file.is_final for file in tables.files("minute")} == {True}  # type: ignore[attr-defined]
+    now = with_finals(partials_of(some_points(1), "percentile", "avg", "latest"), Level.MINUTE)
+    assert _close(read_level(tables, Level.MINUTE), now)
 
 
 def test_final_files_are_sorted_and_have_small_row_groups_and_a_page_index(tmp_path: Path) -> None:

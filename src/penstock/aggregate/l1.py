@@ -21,6 +21,7 @@ from typing import Self
 
 from penstock.aggregate.config import L1Config
 from penstock.aggregate.definition_counts import DefinitionCounts
+from penstock.aggregate.described_metrics import DescribedMetrics
 from penstock.aggregate.handlers import MetricHandlers
 from penstock.aggregate.pending import Done, PendingPoints, Submission
 from penstock.aggregate.point_counts import PointCounts
@@ -30,6 +31,7 @@ from penstock.batch.config import BufferStrategy
 from penstock.clock import Clock, SystemClock
 from penstock.errors import QueueClosed, QueueError
 from penstock.model.definition import Definitions
+from penstock.model.metric_description import Descriptions
 from penstock.model.point import Chunk
 from penstock.spool import Durability
 from penstock.telemetry import Sample
@@ -73,7 +75,16 @@ class L1:
             clock=self._clock,
         )
         self._handlers = MetricHandlers(queue, self._pending, self._counts, self._definition_counts, config.max_metrics)
-        self._pusher = Pusher(queue.name, self._pending, push, config.flush_rows, lambda: self._definitions.kept)
+        self._described = DescribedMetrics(self._clock)
+        self._pusher = Pusher(
+            queue.name,
+            self._pending,
+            push,
+            config.flush_rows,
+            lambda: self._definitions.kept,
+            lambda: self._described.news(self._definitions),
+            self._described.tell_again,
+        )
 
     @classmethod
     def with_own_queue(
@@ -126,6 +137,7 @@ class L1:
         for chunk in chunks:
             numbers = chunk.finite()
             submission.received.append((chunk.metric, len(chunk), len(chunk) - len(numbers)))
+            self._described.has_points(chunk.metric)
             if made := definitions.of(chunk.metric):
                 submission.queued.append(self._handlers.queued(numbers, made, submission))
             if definitions.keeps(chunk.metric, chunk.kind):
@@ -147,6 +159,11 @@ class L1:
         """Apply these to what is submitted from now on."""
         self._definition_counts.redefine(definitions)
         self._definitions = definitions
+        self._described.tell_again()
+
+    def describe(self, metrics: Descriptions) -> None:
+        """Take what is said of metrics; it goes with their next points."""
+        self._described.learn(metrics)
 
     def close(self, timeout: float = 30.0) -> None:
         """Admit nothing more, merge what the queue holds, push all of it, answer every submission.

@@ -9,6 +9,7 @@ import pyarrow as pa
 from penstock.aggregate.pending import PendingPoints, PushRound
 from penstock.errors import QueueClosed
 from penstock.model.chunk_partials import Kept, newest_of_chunks, partials_of_chunks
+from penstock.model.metric_description import Descriptions, to_json
 from penstock.model.partial import merged_encoded
 from penstock.model.segment import encode
 
@@ -26,13 +27,22 @@ class Pusher:
     """
 
     def __init__(
-        self, name: str, pending: PendingPoints, push: Push, flush_rows: int, kept: Callable[[], Kept]
+        self,
+        name: str,
+        pending: PendingPoints,
+        push: Push,
+        flush_rows: int,
+        kept: Callable[[], Kept],
+        news: Callable[[], Descriptions] = dict,
+        give_back: Callable[[Descriptions], None] = lambda _: None,
     ) -> None:
         self._name = name
         self._pending = pending
         self._push = push
         self._flush_rows = flush_rows
         self._kept = kept  # of metrics without a definition
+        self._news = news  # what senders say of metrics, to be told with the next block
+        self._give_back = give_back  # what could not be told
         self.blocks = 0
         self.partials = 0
         self._thread = threading.Thread(target=self._push_rounds, name=f"penstock-{name}-push", daemon=True)
@@ -70,9 +80,14 @@ class Pusher:
         return [table.slice(start, self._flush_rows) for start in range(0, table.num_rows, self._flush_rows)]
 
     def _push_blocks(self, blocks: Sequence[pa.Table], requests: bytes = b"") -> None:
-        """Push all of them or none. The last has the digests of the requests."""
+        """Push all of them or none. The last has the digests of the requests, and the news of metrics."""
         if blocks:
-            self._push([*map(encode, blocks[:-1]), encode(blocks[-1], requests)])
+            news = self._news()
+            try:
+                self._push([*map(encode, blocks[:-1]), encode(blocks[-1], requests, to_json(news))])
+            except BaseException:
+                self._give_back(news)
+                raise
             self.blocks += len(blocks)
             self.partials += sum(block.num_rows for block in blocks)
 

@@ -139,7 +139,8 @@ def _readable(location: str) -> Iterator[None]:
 
 
 def _list(found: list[Any], *, as_json: bool, as_csv: bool) -> None:
-    flat = [{"metric": o.metric, "function": o.function, "points": o.points, "series": o.series} for o in found]
+    names = ("metric", "function", "unit", "points", "series")
+    flat = [{name: getattr(one, name) for name in names} for one in found]
     if as_json:
         click.echo(json.dumps(flat, indent=2, ensure_ascii=False))
     elif as_csv:

@@ -76,10 +76,11 @@ def metrics_listing(found: Sequence[MetricSummary]) -> Table:
     table = Table(title="Metrics", title_justify="left", header_style="bold")
     table.add_column("metric", overflow="fold")
     table.add_column("function")
+    table.add_column("unit")
     for name in ("points", "series"):
         table.add_column(name, justify="right")
     for one in found:
-        table.add_row(_text(one.metric), one.function, f"{one.points:,}", f"{one.series:,}")
+        table.add_row(_text(one.metric), one.function, _text(one.unit), f"{one.points:,}", f"{one.series:,}")
     return table
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from penstock.cli.spark_options import tables_option
+from penstock.errors import ConfigError
 
 
 @click.group()
@@ -14,6 +15,7 @@ def tables() -> None:
     \b
     Examples:
       penstock tables upgrade --tables /data/tables
+      penstock tables sql --engine duckdb --tables /data/tables
     """
     from penstock.service.doctor import require_extra
 
@@ -40,3 +42,26 @@ def upgrade(file: Path | None, location: str | None) -> None:
         click.echo(f"{name:<7} {points:>12,} points converted")
         found += 1
     click.echo("rows become final with the next fold" if found else "all tables have the format of this version")
+
+
+@tables.command()
+@click.option("--engine", required=True, help="duckdb, postgres, spark, databricks or trino.")
+@tables_option
+def sql(engine: str, file: Path | None, location: str | None) -> None:
+    """Print the statements that make the views in an engine: penstock.minute, .hour, .day, .top_n, .metrics.
+
+    DuckDB reads the files of Delta and Parquet tables without an extension. Spark, Databricks and Trino need their own
+    Delta connector. In PostgreSQL, the job makes the views by itself.
+
+    \b
+    Examples:
+      penstock tables sql --engine duckdb -c penstock.yaml > penstock.sql
+      duckdb -init penstock.sql
+      penstock tables sql --engine spark --tables /data/tables
+    """
+    from penstock.cli.spark_options import named_tables
+    from penstock.tables.catalog_sql import ENGINES, catalog_sql
+
+    if engine not in ENGINES:
+        raise ConfigError(f"must be one of {', '.join(ENGINES)}, got {engine!r}", field="--engine")
+    click.echo(catalog_sql(engine, named_tables(location, file)))

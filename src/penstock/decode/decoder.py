@@ -21,6 +21,7 @@ from penstock.decode.deltas import Deltas
 from penstock.decode.events import EventReader
 from penstock.decode.exponential_deltas import ExponentialDeltas
 from penstock.decode.histogram_deltas import HistogramDeltas
+from penstock.decode.metric_news import MetricNews
 from penstock.decode.otlp.exponential_histograms import exponential_histograms
 from penstock.decode.otlp.histograms import explicit_histograms
 from penstock.decode.otlp.json_request import as_protobuf
@@ -35,6 +36,7 @@ from penstock.decode.seen_times import SeenTimes
 from penstock.decode.series import Namespace, SeriesTable
 from penstock.decode.stream_memory import RestoredStreams, Snapshot, join_streams, name_of, rows_of, take, write
 from penstock.decode.stream_owners import HandoverBodies, HandoverParts, StreamOwners
+from penstock.model.metric_description import Descriptions, joined
 from penstock.model.point import Chunk
 from penstock.telemetry import Sample
 
@@ -83,12 +85,13 @@ class Decoder:
         self._clock = clock
         since = int((clock.time() if began is None else began) * 1e9)  # streams that began later are new
         self._owners = owners
-        self._table = SeriesTable(config)
+        self._news = MetricNews()
+        self._table = SeriesTable(config, self._news)
         self._deltas = Deltas(config.initial_value, since)
         self._histograms = HistogramDeltas(config.initial_value, since)
         self._exponentials = ExponentialDeltas(config.initial_value, since)
-        self._otlp = OtlpReader(config)
-        self._remote_write = RemoteWriteReader(config, owners)
+        self._otlp = OtlpReader(config, self._news)
+        self._remote_write = RemoteWriteReader(config, owners, self._news)
         self._events = EventReader()
         self._part = (owners.own, owners.count) if owners is not None else (0, 1)
         self._expired = 0
@@ -178,6 +181,13 @@ class Decoder:
             pieces.append(rows.take(is_kept))
         chunks = [chunk for rows in pieces for chunk in rows.chunks(self._table)]
         return replace(decoded, chunks=chunks, rows=pieces)
+
+    def metric_news(self) -> Descriptions:
+        """Returns what senders have said of their metrics and was not returned before."""
+        found: Descriptions = {}
+        for metric, one in self._news.take().items():
+            found = joined(found, {self._table.renamed.get(metric, metric): one})
+        return found
 
     def expire(self) -> int:
         """Forgets streams that have been silent for too long; returns how many."""

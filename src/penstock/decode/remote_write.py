@@ -3,7 +3,7 @@
     WriteRequest   { repeated TimeSeries timeseries = 1; repeated MetricMetadata metadata = 3 }
     TimeSeries     { repeated Label labels = 1; repeated Sample samples = 2; repeated Histogram histograms = 4 }
     Sample         { double value = 1; int64 timestamp = 2 }        milliseconds since the epoch
-    MetricMetadata { MetricType type = 1; string metric_family_name = 2 }
+    MetricMetadata { MetricType type = 1; string metric_family_name = 2; string help = 4; string unit = 5 }
 
 A series' labels stay serialised: they are its key, decoded once. What it is follows from its name and metadata:
 
@@ -24,6 +24,7 @@ from penstock.decode.column_scan import PADDING, Ints, MessageLayout, float64_at
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import locate_messages, repeated_messages
+from penstock.decode.metric_news import MetricNews
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import DecodedNumbers, Rows
 from penstock.decode.series import NO_STREAM, Namespace, Refused
@@ -34,12 +35,13 @@ from penstock.model.point import PointKind
 from penstock.protobuf import fields
 
 _METADATA = 0x1A
-_TYPE, _FAMILY = 0x08, 0x12
+_TYPE, _FAMILY, _HELP, _UNIT = 0x08, 0x12, 0x22, 0x2A
 _COUNTER, _GAUGE, _GAUGE_HISTOGRAM = 1, 2, 4
 _SERIES = MessageLayout(repeated={0x0A: "labels", 0x12: "samples", 0x22: "histograms"})
 _SAMPLE = MessageLayout(fixed={0x09: "value"}, varints={0x10: "time"})
 _NAME = "__name__"
-_ENDINGS = ("_total", "_count", SUM, BUCKET)
+_COUNTED = "_count"
+_ENDINGS = ("_total", _COUNTED, SUM, BUCKET)
 _STALE = 0x7FF0000000000002  # the NaN that ends a series
 _MAX_TYPES = 100_000  # of metric families that are remembered
 
@@ -58,8 +60,11 @@ class RemoteWriteReader:
     Threads: one at a time.
     """
 
-    def __init__(self, config: IntakeConfig, owners: StreamOwners | None = None) -> None:
+    def __init__(
+        self, config: IntakeConfig, owners: StreamOwners | None = None, news: MetricNews | None = None
+    ) -> None:
         self._config = config
+        self._news = news or MetricNews()
         self._namespace = Namespace(self._described, owners=owners)
         self.namespaces = {"remote write": self._namespace}
         self.histograms = ClassicHistograms(self._namespace)
@@ -183,12 +188,19 @@ class RemoteWriteReader:
                 parts.add_field(process, request, _METADATA, metadata)
 
     def _learn(self, body: bytes, at: int, end: int) -> None:
-        kind, family = 0, ""
+        kind, family, unit, help_text = 0, "", b"", b""
         for tag, start, stop in fields(body, at, end):
             if tag == _TYPE:
                 kind = start
             elif tag == _FAMILY:
                 family = body[start:stop].decode("utf-8", "surrogateescape")
+            elif tag == _HELP:
+                help_text = body[start:stop]
+            elif tag == _UNIT:
+                unit = body[start:stop]
+        for ending in ("", *_ENDINGS):
+            name = (family + ending).encode("utf-8", "ignore")
+            self._news.note(name, b"" if ending == _COUNTED else unit, help_text)
         if not kind or self.types.get(family) == kind or len(self.types) >= _MAX_TYPES:
             return
         if name_fault(family, self._config.longest_name):  # all of its series are refused

@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 
 from penstock.decode.column_scan import Ints
 from penstock.decode.config import IntakeConfig
+from penstock.decode.metric_news import MetricNews
 from penstock.decode.outcome import Refusal
 from penstock.decode.rules import RuleBook
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import StreamOwners
 from penstock.decode.stream_quotas import StreamSenders, widest_label
 from penstock.decode.text_dictionary import TextDictionary
+from penstock.model.metric_description import MetricDescription
 from penstock.model.name import name_fault
-from penstock.model.point import Chunk, PointKind, chunk_type, entity_of
+from penstock.model.point import TYPES, Chunk, PointKind, chunk_type, entity_of
 
 OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name for the same
 
@@ -119,9 +121,11 @@ class SeriesTable:
     Threads: one at a time.
     """
 
-    def __init__(self, config: IntakeConfig) -> None:
+    def __init__(self, config: IntakeConfig, news: MetricNews | None = None) -> None:
         self._config = config
         self.metrics: list[Metric] = []
+        self.news = news or MetricNews()
+        self.renamed: dict[str, str] = {}  # what a rule calls metrics, by the names that they came with
         self._metric_of: dict[tuple[str, PointKind], Metric] = {}
         self._unused: list[Metric] = []  # all of their series have expired: their numbers are free
         self.overflowed = 0  # series
@@ -242,6 +246,8 @@ class SeriesTable:
             stream = NO_STREAM
         elif stream is None:
             shown = entity_of(changed.labels) if changed is not described else entity
+            if changed.metric != described.metric:
+                self.renamed[described.metric] = changed.metric
             if self._overflows(changed, shown):
                 shown = OVERFLOW
                 if not described.is_cumulative:  # those that add up without a memory share one stream
@@ -348,6 +354,7 @@ class SeriesTable:
             metric = Metric(len(self.metrics), chunk)
             self.metrics.append(metric)
         self._metric_of[described.metric, described.kind] = metric
+        self.news.add(described.metric, MetricDescription(type=TYPES[described.kind]))
         return metric
 
     def _grow(self) -> None:

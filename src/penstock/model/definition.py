@@ -233,10 +233,10 @@ class Definitions:
         """The metrics that have no rows at `level`."""
         return tuple(metric.name for metric in self.metrics if level not in metric.levels)
 
-    def record_ttls(self) -> dict[str, float]:
-        """Seconds to keep records of a top-n, of the metrics that say so: those of the level that is kept longest."""
-        keeping = [metric for metric in self.metrics if metric.function.spec.keeps_records and metric.ttl]
-        return {metric.name: max(metric.ttl.values()) for metric in keeping}
+    def record_ttls(self, level: Level) -> dict[str, float]:
+        """Seconds to keep records of a top-n at `level`, of the metrics that say so."""
+        keeping = {metric.name for metric in self.metrics if metric.function.spec.keeps_records}
+        return {metric: ttl for metric, ttl in self.ttls(level).items() if metric in keeping}
 
     def ttls(self, level: Level) -> dict[str, float]:
         """Seconds to keep rows at `level`, of the metrics that say so."""

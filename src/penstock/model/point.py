@@ -41,6 +41,8 @@ class PointKind(Enum):
 
 
 VALUES = (PointKind.GAUGE, PointKind.EVENT)  # kinds whose points are values, so that the last one says something
+# What the `metrics` table calls them.
+TYPES = {kind: "histogram" if kind is PointKind.DISTRIBUTION else kind.value for kind in PointKind}
 
 
 def entity_of(labels: Mapping[str, str]) -> str:

@@ -4,8 +4,9 @@
 
 An Arrow IPC file of one or more batches in the schema `penstock.model.partial.PARTIALS`, lz4-compressed, its texts
 dictionary-encoded (a group-by over codes is three times as fast). Its metadata holds the number of rows, the time span
-of most of them, and the queue that they came from. Where many rows of many entities lie within a few minutes, its
-batches are shares of the series (`penstock.model.share_batches`), and its metadata says where their texts end.
+of most of them, the queue that they came from, and what senders said of metrics since the segment before. Where many
+rows of many entities lie within a few minutes, its batches are shares of the series (`penstock.model.share_batches`),
+and its metadata says where their texts end.
 
 A segment is written under a name that starts with a dot, synced, then linked to its own name. A listing of the folder
 shows it whole or not at all, and it never changes. The segments of one writer follow on each other without overlap and
@@ -37,6 +38,7 @@ _SPAN = b"penstock.span"
 _ORIGIN = b"penstock.origin"
 _REQUESTS = b"penstock.requests"
 _SHARES = b"penstock.shares"
+_METRICS = b"penstock.metrics"
 _FEW_MINUTES = 4 * 60_000_000  # batches of longer segments are cut by time, not into shares
 _SAMPLE = 1000  # rows whose buckets say where most of them are
 
@@ -52,6 +54,7 @@ class Outline:
     in_shares: bool = False
     rows: int = 0
     origin: Origin | None = None
+    metrics: bytes = b""  # what senders said of metrics
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -85,10 +88,14 @@ def check_writer(name: str) -> str:
     return name
 
 
-def encode(partials: pa.Table, requests: bytes = b"") -> bytes:
-    """Partials, their texts encoded or not, as one block for the durable queue; with the digests of their requests."""
+def encode(partials: pa.Table, requests: bytes = b"", metrics: bytes = b"") -> bytes:
+    """Partials, their texts encoded or not, as one block for the durable queue.
+
+    With the digests of their requests, and what senders say of metrics (`metric_description.to_json`).
+    """
     sink = pa.BufferOutputStream()
-    schema = ENCODED.with_metadata({_REQUESTS: requests}) if requests else ENCODED
+    metadata = {key: value for key, value in ((_REQUESTS, requests), (_METRICS, metrics)) if value}
+    schema = ENCODED.with_metadata(metadata) if metadata else ENCODED
     with pa.ipc.new_stream(sink, schema) as writer:  # not compressed: the queue does that, for many blocks at once
         writer.write_table(encoded(partials.combine_chunks()))  # a stream has one dictionary for each column
     return bytes(sink.getvalue())
@@ -104,9 +111,10 @@ def decode_encoded(block: bytes) -> pa.Table:
     return encoded(pa.ipc.open_stream(block).read_all())
 
 
-def requests_of(block: bytes) -> bytes:
-    """The digests of the requests of a block."""
-    return bytes((pa.ipc.open_stream(block).schema.metadata or {}).get(_REQUESTS, b""))
+def told_with(block: bytes) -> tuple[bytes, bytes]:
+    """The digests of the requests of a block, and what it says of metrics."""
+    metadata = pa.ipc.open_stream(block).schema.metadata or {}
+    return bytes(metadata.get(_REQUESTS, b"")), bytes(metadata.get(_METRICS, b""))
 
 
 def sealed_requests(path: Path) -> bytes:
@@ -116,7 +124,12 @@ def sealed_requests(path: Path) -> bytes:
 
 
 def seal(
-    folder: Path, segment: Segment, partials: pa.Table, origin: Origin | None = None, requests: bytes = b""
+    folder: Path,
+    segment: Segment,
+    partials: pa.Table,
+    origin: Origin | None = None,
+    requests: bytes = b"",
+    metrics: bytes = b"",
 ) -> Path:
     """Write `partials` as `segment`; when this returns, the segment survives a power cut.
 
@@ -133,6 +146,8 @@ def seal(
         metadata[_ORIGIN] = f"{origin[1]} {origin[0]}".encode()
     if requests:
         metadata[_REQUESTS] = requests
+    if metrics:
+        metadata[_METRICS] = metrics
     with open(scratch, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         with pa.ipc.new_file(file, partials.schema.with_metadata(metadata), options=_OPTIONS) as writer:
             for batch in batches:
@@ -194,4 +209,5 @@ def outline_of(path: Path) -> Outline:
         in_shares=_SHARES in metadata,
         rows=int(metadata.get(_ROWS, b"0")),
         origin=(queue, int(first)) if queue else None,
+        metrics=bytes(metadata.get(_METRICS, b"")),
     )

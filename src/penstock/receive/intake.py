@@ -311,6 +311,8 @@ class Intake:
         relay = self._relay_of(kind)
         if relay is not None and raw and not relay.submit_raw(kind.relayed_as, raw, pending.add()):
             return False
+        if self._sink is not None and (news := self._decoder.metric_news()):
+            self._sink.describe(news)
         if self._sink is None or not decoded.chunks:
             return True
         done = pending.add()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from penstock.decode.outcome import Format
+from penstock.model.metric_description import Descriptions
 from penstock.model.point import Chunk
 
 Done = Callable[[BaseException | None], None]
@@ -19,6 +20,10 @@ class Sink(Protocol):
         If True, `done` is called exactly once, from any thread: with None when the points are as safe as the configured
         durability says, with an error if they are not and will not be.
         """
+        ...
+
+    def describe(self, metrics: Descriptions) -> None:
+        """Takes what senders say of their metrics; it goes with the next points."""
         ...
 
 

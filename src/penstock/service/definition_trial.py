@@ -12,6 +12,7 @@ from penstock.model.definition import Definition, Definitions
 from penstock.model.finals import with_finals
 from penstock.model.function import Function
 from penstock.model.level import Level
+from penstock.model.metric_description import Descriptions
 from penstock.model.partial import PARTIALS, TOP_N_ORDER, merged_encoded
 from penstock.model.point import Chunk, PointKind
 from penstock.receive.sink import Done
@@ -70,6 +71,9 @@ class DefinitionTrial:
             self.take(chunk.metric, chunk.kind, chunk.finite().points)
         done(None)
         return True
+
+    def describe(self, metrics: Descriptions) -> None:
+        pass  # units are no part of a trial
 
     def take(self, metric: str, kind: PointKind, points: pa.Table) -> None:
         """Points of one metric, with the states of a distribution or without."""

@@ -35,6 +35,7 @@ class Coverage:
     end: dict[str, int] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
     tasks: int = 0
+    metrics: str = ""  # what senders said of metrics, as JSON
 
     def to_text(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

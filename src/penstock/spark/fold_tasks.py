@@ -8,16 +8,13 @@ from penstock.tables.fold import FoldReport, FoldTask, Run, fold_files
 
 
 def run_on(spark: SparkSession) -> Run:
-    """Runs the tasks of a fold on half of the cores: the others are for the batches of the job."""
+    """Runs tasks of folds as one job, on half of the cores: the others are for the batches of the streaming job."""
     context = spark.sparkContext
 
     def run(tasks: Sequence[FoldTask]) -> list[FoldReport]:
-        at_once = max(1, context.defaultParallelism // 2)  # executors come and go
-        found: list[FoldReport] = []
-        for start in range(0, len(tasks), at_once):
-            some = tasks[start : start + at_once]
-            context.setLocalProperty("spark.job.description", f"fold {some[0].table} of {some[0].start:%Y-%m-%d}")
-            found += context.parallelize(some, len(some)).map(fold_files).collect()
-        return found
+        at_once = min(len(tasks), max(1, context.defaultParallelism // 2))  # executors come and go
+        days = sorted({f"{task.start:%Y-%m-%d}" for task in tasks})
+        context.setLocalProperty("spark.job.description", f"fold {tasks[0].table} of {', '.join(days)}")
+        return context.parallelize(tasks, at_once).map(fold_files).collect()
 
     return run

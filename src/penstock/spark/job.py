@@ -22,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.durable import make_folder
 from penstock.errors import TableConflict
 from penstock.model.level import Level
+from penstock.model.metric_description import from_json
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.coverage import Coverage
 from penstock.spark.mending import mend
@@ -30,6 +31,7 @@ from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentFolder
 from penstock.spark.session import use_all_cores
 from penstock.spark.table_sink import Order, Report, checked, written_by, written_for
+from penstock.tables.metrics_table import MetricsBook, seen_by_all
 from penstock.tables.port import SCHEMAS, Batch, Tables, queue_application
 
 log = logging.getLogger(__name__)
@@ -226,6 +228,7 @@ def _into(
     tables: Tables, checkpoint: Checkpoint, config: JobConfig, gate: BatchGate
 ) -> Callable[[DataFrame, int], None]:
     exchange = tempfile.TemporaryDirectory(prefix="penstock-sink-")
+    book = MetricsBook(tables.metrics())
 
     def write(rows: DataFrame, number: int) -> None:
         if not gate.enter():
@@ -238,7 +241,7 @@ def _into(
             order = Order(landing, dict(config.not_at))
             reports = written_by(rows.transform(rolled_up), order, Path(exchange.name))
             wrote = time.monotonic()
-            covered = commit_batch(tables, reports)
+            covered = commit_batch(tables, reports, book)
         phases = {"write": wrote - began, "commit": time.monotonic() - wrote}
         if not set(covered.end) <= checkpoint.noted(covered.source):
             checkpoint.note(covered.source, set(covered.end))
@@ -249,9 +252,16 @@ def _into(
     return write
 
 
-def commit_batch(tables: Tables, reports: list[Report]) -> Coverage:
-    """Add what tasks report to every table that does not have the batch yet; RowsMissing if points are missing."""
+def commit_batch(tables: Tables, reports: list[Report], book: MetricsBook | None = None) -> Coverage:
+    """Add what tasks report to every table that does not have the batch yet; RowsMissing if points are missing.
+
+    The `metrics` table comes first: what it is told twice changes nothing, and what it is not told would be missing.
+    """
     covered = checked(reports)
+    if book is not None:
+        news = book.news(seen_by_all(report.seen for report in reports), from_json(covered.metrics))
+        if news.num_rows:
+            tables.note_metrics(news)
     for name in SCHEMAS:
         tables.append(name, written_for(reports, name), covered.batch())
     return covered

@@ -23,6 +23,7 @@ from typing import Any
 
 from penstock.durable import sync_to_disk
 from penstock.errors import SegmentVanished, TableConflict
+from penstock.model.metric_description import Descriptions, from_json, joined, to_json
 from penstock.model.segment import (
     QUARANTINE,
     Origin,
@@ -300,6 +301,14 @@ class SegmentFolder:
             first.setdefault(segment.writer, segment)
         found = {writer: self.outline(segment).origin for writer, segment in first.items()}
         return {writer: origin for writer, origin in found.items() if origin}
+
+    def said_of_metrics(self, segments: list[Segment]) -> str:
+        """What senders said of metrics in these segments; of one metric what was said last."""
+        found: Descriptions = {}
+        for segment in sorted(segments):
+            if said := self.outline(segment).metrics:
+                found = joined(found, from_json(said))
+        return to_json(found).decode()
 
     def clean(self, committed: Offset, older_than: float) -> int:
         """Delete what is below `committed` and was sealed before `older_than` (seconds since the epoch).

@@ -21,11 +21,13 @@ from penstock.spark.amqp.stream_source import StreamSource
 from penstock.spark.java import Java, cache_folder, find_java
 from penstock.spark.source import SegmentSource
 from penstock.spark.table_sink import TableSink
+from penstock.spark.table_source import TableSource
 
 CONFIG = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # no state that an empty batch would have to age
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.python.filterPushdown.enabled": "true",  # the source of tables chooses files and row groups by them
     # Python processes keep what they freed for a while: steps of a merge take the same hundreds of megabytes again, and
     # getting them from the system each time is a third of a task's cost. The first two are numpy's, the last Arrow's.
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": "33554432",
@@ -139,6 +141,7 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
     session.dataSource.register(SegmentSource)
     session.dataSource.register(TableSink)
     session.dataSource.register(StreamSource)
+    session.dataSource.register(TableSource)
     return session
 
 

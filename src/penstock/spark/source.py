@@ -193,6 +193,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 {writer: reach[writer]["last"] for writer in moved},
                 self._folder.origins(batch),
                 len(found),
+                self._folder.said_of_metrics(batch),
             ).to_text()
             found = [Piece(piece.names, piece.share, coverage) for piece in found]
         return found

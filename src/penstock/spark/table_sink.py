@@ -27,6 +27,7 @@ from penstock.model.level import Level
 from penstock.spark.coverage import MARK, Coverage, are_the_same, points_of
 from penstock.spark.rollup import PLACE, PLACES
 from penstock.tables.landing import Landing, TableWriter, Written, close_all
+from penstock.tables.metrics_table import Seen, seen_by_all, seen_in
 from penstock.tables.port import SCHEMAS, TOP_N
 from penstock.tables.table_rows import (
     RECORDS,
@@ -68,6 +69,7 @@ class Report(WriterCommitMessage):
     rows: int = 0
     points: Mapping[str, int] = field(default_factory=dict)
     marked: tuple[Marked, ...] = ()
+    seen: Seen = field(default_factory=dict)  # metrics
 
 
 class TableSink(DataSource):
@@ -94,12 +96,15 @@ class TableSinkWriter(DataSourceArrowWriter):
         writers: dict[str, TableWriter] = {name: self._order.landing.writer(name) for name in SCHEMAS}
         points = {level.value: 0 for level in Level}
         marked: list[Marked] = []
+        seen: list[Seen] = []
         given = 0
         for chunk in _chunks(iterator):
             given += chunk.num_rows
             for number, (table, level) in enumerate(PLACES):
                 rows = chunk.filter(pc.equal(chunk[PLACE], pa.scalar(number, pa.int8())))
                 left_out = self._order.left_out.get(level, ())
+                if level is Level.MINUTE:
+                    seen.append(seen_in(rows.filter(pc.not_equal(rows["function"], MARK))))
                 if table == TOP_N:
                     writers[TOP_N].write(record_increments(_records(_kept(rows, left_out), level)))
                     continue
@@ -113,7 +118,7 @@ class TableSinkWriter(DataSourceArrowWriter):
                     writers[level.value].write(made)
                     points[level.value] += points_of(made)
         written = tuple(close_all(list(writers.values())))
-        return Report(written, given, points, tuple(marked))
+        return Report(written, given, points, tuple(marked), seen_by_all(seen))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         (self._exchange / "reports").write_bytes(pickle.dumps(messages))

@@ -3,6 +3,7 @@
     <folder>/minute/data/<label>-<id>/date=2026-11-18/part-….parquet     increments of a batch, unseen until committed
     <folder>/minute/data/final-<id>/date=2026-11-18/part-….parquet       final rows
     <folder>/minute/_delta_log/                                          Delta's log, through `deltalake`
+    <folder>/metrics/                                                    what is known of metrics, replaced as a whole
 
 Tables are partitioned by date; `penstock.format` among a table's properties names its layout.
 
@@ -10,6 +11,7 @@ The guard is a Delta transaction identifier in the same commit. Two writers with
 the log refuses the second. Compaction, expiry and replacement share one guard of their own for the same reason.
 """
 
+import json
 import operator
 import os
 import shutil
@@ -24,7 +26,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
@@ -32,20 +35,22 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from penstock.durable import make_folder, sync_to_disk
 from penstock.errors import TableBusy, TableConflict
 from penstock.model.level import Level
+from penstock.tables import delta_commits
+from penstock.tables.delta_commits import DELTA_SCHEMAS, OpenTable, partitioned_by
 from penstock.tables.delta_log import MAINTENANCE, NO_HOOKS, DeltaLog
-from penstock.tables.fold import Fold, Run, TableFile, checked_reports, plan_folds, run_here
-from penstock.tables.landing import FileLanding, Written, check_visible
+from penstock.tables.fold import Fold, Run, TableFile, folded, plan_folds, run_here
+from penstock.tables.landing import FileLanding, Written, check_visible, stats_of
 from penstock.tables.location import local_folder
+from penstock.tables.metrics_table import METRIC_ROWS, METRICS, merged_metrics, still_seen
 from penstock.tables.overflow import OverflowLog
-from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
-from penstock.tables.pruning import metrics_in, pruned_copy
+from penstock.tables.port import Batch, Compaction, Description
+from penstock.tables.pruning import Doomed, pruned_copy
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
 from penstock.tables.torn import Covered
 
 ATTEMPTS = 10  # each fails only because another commit succeeded first
 # A batch every two seconds is 43,000 files of Delta's log a day, and every opening lists them. More than vacuum waits.
 LOG_KEPT = "interval 2 days"
-PARTITIONED_BY = ["date"]
 FORMAT_KEY = "penstock.format"
 FINAL = "final"  # how the folder of a file with final rows is called
 
@@ -60,8 +65,8 @@ class DeltaTables:
         self.conflicts = 0
         # _appending guards _opened.
         self._appending = threading.Lock()
-        self._opened: dict[str, _OpenTable] = {}
-        self._logs = {name: DeltaLog(self.path(name)) for name in SCHEMAS}
+        self._opened: dict[str, OpenTable] = {}
+        self._logs = {name: DeltaLog(self.path(name)) for name in DELTA_SCHEMAS}
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -72,7 +77,7 @@ class DeltaTables:
         with self._appending:
             self._opened.pop(name, None)  # a job that begins looks at what is there now
         table = self._open(name)
-        return _OpenTable(name, table, self._logs[name]).held(applications) if table else {}
+        return OpenTable(name, table, self._logs[name]).held(applications) if table else {}
 
     def landing(self, label: str) -> FileLanding:
         return FileLanding({name: str(self._new_folder(name, label)) for name in SCHEMAS})
@@ -126,17 +131,58 @@ class DeltaTables:
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
         return as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
+    def metrics(self) -> pa.Table:
+        table = self._open(METRICS)
+        return _metrics_in(table, self.path(METRICS)) if table else METRIC_ROWS.empty_table()
+
+    def note_metrics(self, rows: pa.Table) -> None:
+        self._rewrite_metrics(lambda there: merged_metrics(there, rows))
+
+    def forget_metrics(self, before: datetime) -> int:
+        return self._rewrite_metrics(lambda there: still_seen(there, before)) if self._open(METRICS) else 0
+
+    def _rewrite_metrics(self, change: Callable[[pa.Table], pa.Table]) -> int:
+        """Put a changed table in the place of the one that is there, in one commit; how many rows it lost."""
+        lost = 0
+        if self._open(METRICS) is None:
+            self._create(METRICS)
+
+        def step(table: DeltaTable) -> list[Any]:
+            nonlocal lost
+            there = _metrics_in(table, self.path(METRICS))
+            made = change(there)
+            lost = int(there.num_rows - made.num_rows)
+            if made.equals(there):
+                return []
+            path = self._new_folder(METRICS, "all") / "part.parquet"
+            pq.write_table(made, path, compression="zstd")
+            sync_to_disk([path, path.parent, path.parent.parent])
+            stats = json.dumps(stats_of(pq.read_metadata(path)))
+            place, now = path.relative_to(self.path(METRICS)).as_posix(), int(time.time() * 1000)
+            old = [RemoveAction(path=one, data_change=True, deletion_timestamp=now) for one in _paths(table)]
+            return [*old, AddAction(place, path.stat().st_size, {}, now, True, stats)]
+
+        self._maintain(METRICS, step)
+        return lost
+
     def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
         landing = FileLanding({name: str(self._new_folder(name, FINAL))})
-        for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
-            written = checked_reports(name, fold, run(fold.tasks))
+        folds = plan_folds(name, self.files(name), landing, datetime.now(UTC).date())
+        for fold, written in folded(name, folds, run):
             self._replace_files(name, fold, written)
             self.overflow.add(file.overflow for file in written)
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
+    def expire(
+        self,
+        name: str,
+        before: datetime,
+        metrics: tuple[str, ...] = (),
+        but_not: tuple[str, ...] = (),
+        level: str | None = None,
+    ) -> int:
         gone = 0
 
         def step(table: DeltaTable) -> list[Any]:
@@ -145,7 +191,7 @@ class DeltaTables:
             for file in _files(table, self.path(name)):
                 if file.date >= before.date():
                     continue
-                rows, kept = self._expired(name, file, metrics, but_not)
+                rows, kept = self._expired(name, file, Doomed(metrics, but_not, level))
                 if rows:
                     gone += rows
                     actions += [self._removed(name, file), *kept]
@@ -154,26 +200,21 @@ class DeltaTables:
         self._maintain(name, step)
         return gone
 
-    def _expired(
-        self, name: str, file: TableFile, metrics: tuple[str, ...], but_not: tuple[str, ...]
-    ) -> tuple[int, list[AddAction]]:
-        """How many rows of a file go, and what is to be added for those that stay. Most files need not be read."""
-        if not metrics and not but_not:
-            return file.rows, []
-        there = metrics_in(file.path)
-        doomed = there & set(metrics) if metrics else there - set(but_not)
-        if not doomed:
+    def _expired(self, name: str, file: TableFile, doomed: Doomed) -> tuple[int, list[AddAction]]:
+        """How many rows of a file go, and what is to be added for those that stay."""
+        has_doomed, has_others = doomed.share_of(file.path)
+        if not has_doomed:
             return 0, []
-        if doomed == there:
+        if not has_others:
             return file.rows, []
         landing = FileLanding({name: str(self._new_folder(name, FINAL if file.is_final else "kept"))})
-        written = pruned_copy(file.path, name, landing, ~doomed_metrics(metrics, but_not), file.date)
+        written = pruned_copy(file.path, name, landing, ~doomed.expression(), file.date)
         kept = sum(one.rows for one in written)
         return file.rows - kept, self._added(name, written)
 
     def vacuum(self, hours: int) -> int:
         removed = 0
-        for name in SCHEMAS:
+        for name in DELTA_SCHEMAS:
             table = self._open(name)
             if table:
                 self._logs[name].sync(table)  # else a power cut could bring back a version that needs these files
@@ -226,9 +267,9 @@ class DeltaTables:
         make_folder(self.path(name))
         made = DeltaTable.create(
             str(self.path(name)),
-            schema=Schema.from_arrow(SCHEMAS[name]),
+            schema=Schema.from_arrow(DELTA_SCHEMAS[name]),
             mode="ignore",
-            partition_by=PARTITIONED_BY,
+            partition_by=partitioned_by(name),
             configuration={"delta.logRetentionDuration": LOG_KEPT, FORMAT_KEY: str(FORMAT)},
             raise_if_key_not_exists=False,
         )
@@ -265,10 +306,10 @@ class DeltaTables:
         rows = dataset.to_table(filter=reduce(operator.and_, bounds) if bounds else None)
         return rows.select(SCHEMAS[name].names).cast(SCHEMAS[name])
 
-    def _opened_locked(self, name: str) -> "_OpenTable":
+    def _opened_locked(self, name: str) -> OpenTable:
         """The table as it was opened last. What others commit is noticed when a commit of ours is refused."""
         if name not in self._opened:
-            self._opened[name] = _OpenTable(name, self._open(name) or self._create(name), self._logs[name])
+            self._opened[name] = OpenTable(name, self._open(name) or self._create(name), self._logs[name])
         return self._opened[name]
 
     def _added(self, name: str, written: Sequence[Written]) -> list[AddAction]:
@@ -313,63 +354,13 @@ class DeltaTables:
             actions = step(table)
             try:
                 if actions:
-                    _commit(table, name, actions, [turn])
+                    delta_commits.commit_actions(table, name, actions, [turn])
                     table.update_incremental()
                     self._logs[name].sync(table)
             except CommitFailedError:
                 continue
             return
         raise TableConflict(f"table {name!r} is being maintained by another process: try again later")
-
-
-def _commit(table: DeltaTable, name: str, actions: list[Any], guards: list[Transaction]) -> None:
-    table.create_write_transaction(
-        actions,
-        "append",
-        Schema.from_arrow(SCHEMAS[name]),
-        partition_by=PARTITIONED_BY,
-        commit_properties=CommitProperties(app_transactions=guards),
-        post_commithook_properties=NO_HOOKS,
-    )
-
-
-class _OpenTable:
-    """A table that stays open between commits, and the guards that were read or written at its version.
-
-    Opening a table and asking for a guard read Delta's log; a batch that follows on the last does neither. Commits of
-    others do no harm: one that shares a guard with ours is refused by the log, any other is passed.
-    """
-
-    def __init__(self, name: str, table: DeltaTable, log: DeltaLog) -> None:
-        self._name = name
-        self._table = table
-        self._log = log
-        self._held: dict[str, int | None] = {}
-
-    def held(self, applications: Iterable[str]) -> dict[str, int]:
-        found = {}
-        for application in applications:
-            if application not in self._held:
-                self._held[application] = self._table.transaction_version(application)
-            version = self._held[application]
-            if version is not None:
-                found[application] = version
-        return found
-
-    def commit(self, actions: list[Any], versions: Mapping[str, int]) -> None:
-        guards = [Transaction(app_id=application, version=version) for application, version in versions.items()]
-        before = self._table.version()
-        _commit(self._table, self._name, actions, guards)
-        self._table.update_incremental()
-        if self._table.version() > before + 1:  # another commit came in between: it may have moved any guard
-            self._held.clear()
-        else:
-            self._held.update(versions)
-        self.sync()
-
-    def sync(self) -> None:
-        """Return when what it holds survives a power cut."""
-        self._log.sync(self._table)
 
 
 def _files(table: DeltaTable, root: Path) -> list[TableFile]:
@@ -380,6 +371,17 @@ def _files(table: DeltaTable, root: Path) -> list[TableFile]:
         TableFile(str(root / path), day, count, size, first, last, Path(path).parts[1].startswith(f"{FINAL}-"))
         for path, day, count, size, first, last in rows
     ]
+
+
+def _paths(table: DeltaTable) -> list[str]:
+    actions = pa.table(table.get_add_actions(flatten=True))
+    return actions["path"].to_pylist() if actions.num_rows else []
+
+
+def _metrics_in(table: DeltaTable, root: Path) -> pa.Table:
+    files = [root / path for path in _paths(table)]
+    read = [pq.read_table(file, schema=METRIC_ROWS, partitioning=None) for file in files]
+    return pa.concat_tables(read) if read else METRIC_ROWS.empty_table()
 
 
 def _prune_empty(folder: Path, before: float) -> None:

@@ -2,6 +2,8 @@
 
     files of one date ── plan_folds ──► tasks ── fold_files, on any machine ──► reports ──► one commit
 
+The tasks of many dates run at once, and each date is committed by itself.
+
     minute     00:00      01:00      02:00            a final file covers an hour (of hours and days: a day)
     files      [ final ][ final ][ final ]            sorted by metric, series and bucket
     increments             ·  · ·········             files of batches
@@ -12,8 +14,10 @@ what it holds stays within `TASK_BYTES`, and texts are held once for each series
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +33,9 @@ from penstock.tables.landing import GROUP_ROWS, FileLanding, Written
 from penstock.tables.table_rows import LEVEL_ROWS, SORTED_BY, TOP_N, folded_records, folded_rows, sorted_rows
 
 TASK_BYTES = 384 * 2**20  # what a task may hold, by the estimate of `_memory_of`
+ROW_BYTES, ENTRY_BYTES = 500, 150
+ENTRIES = "distribution.list.element.index"
+ROUND_TASKS = 64  # tasks that are run at once
 TEXT_BYTES = 32 * 2**20  # labels that are written at once
 SMALL_BYTES = 64 * 2**20  # a day that is over and takes no more than this becomes one file
 DAY = timedelta(days=1)
@@ -109,7 +116,44 @@ def plan_folds(table: str, files: Iterable[TableFile], landing: FileLanding, tod
         yield Fold(day, tuple(taken), tasks)
 
 
-def checked_reports(table: str, fold: Fold, reports: list[FoldReport]) -> list[Written]:
+def folded(table: str, folds: Iterable[Fold], run: Run) -> Iterator[tuple[Fold, list[Written]]]:
+    """What the tasks of each fold have written. Those of many dates are run at once, as one job.
+
+    If that fails, each fold is run by itself, so that only the one at fault is left out; its error is raised at last.
+    """
+    failure: Exception | None = None
+    for some in _rounds(folds):
+        try:
+            done = _run_at_once(some, run)
+        except Exception as error:  # noqa: BLE001 - an engine has errors of its own
+            done, failure = [], error
+            for one in some if len(some) > 1 else ():
+                with suppress(Exception):
+                    done += _run_at_once([one], run)
+        for one, reports in done:
+            yield one, _checked(table, one, reports)
+    if failure is not None:
+        raise failure
+
+
+def _run_at_once(folds: Sequence[Fold], run: Run) -> list[tuple[Fold, list[FoldReport]]]:
+    reports = iter(run([task for one in folds for task in one.tasks]))
+    return [(one, [next(reports) for _ in one.tasks]) for one in folds]
+
+
+def _rounds(folds: Iterable[Fold]) -> Iterator[list[Fold]]:
+    """Folds that are run at once: what they have done is lost together."""
+    held: list[Fold] = []
+    for one in folds:
+        held.append(one)
+        if sum(len(fold.tasks) for fold in held) >= ROUND_TASKS:
+            yield held
+            held = []
+    if held:
+        yield held
+
+
+def _checked(table: str, fold: Fold, reports: list[FoldReport]) -> list[Written]:
     """What was written. RowsMissing unless every row of the replaced files was read exactly once."""
     expected, read = sum(file.rows for file in fold.replaced), sum(report.rows for report in reports)
     if read != expected:
@@ -162,12 +206,25 @@ def _day_of(day: date) -> tuple[datetime, datetime]:
 
 
 def _is_worth_joining(files: list[TableFile]) -> bool:
-    return len(files) > _shares(files) and sum(file.size_bytes for file in files) <= SMALL_BYTES
+    if len(files) == 1 or sum(file.size_bytes for file in files) > SMALL_BYTES:
+        return False
+    return len(files) > _shares(files)
 
 
 def _memory_of(file: TableFile) -> int:
-    """About what the rows of a file take while they are folded; entries of distributions are well compressed."""
-    return 250 * file.rows + 8 * file.size_bytes
+    """About what the rows of a file take while they are folded: as measured, for rows and for entries."""
+    return ROW_BYTES * file.rows + ENTRY_BYTES * _entries_in(file.path)
+
+
+@lru_cache(maxsize=1 << 16)  # a file never changes
+def _entries_in(path: str) -> int:
+    """How many entries the distributions of a file have, as its footer says."""
+    metadata = pq.read_metadata(path)
+    columns = [metadata.schema.column(n).path for n in range(len(metadata.schema))]
+    if ENTRIES not in columns:
+        return 0
+    place = columns.index(ENTRIES)
+    return sum(metadata.row_group(n).column(place).num_values for n in range(metadata.num_row_groups))
 
 
 def _shares(files: Sequence[TableFile]) -> int:

@@ -12,6 +12,7 @@ from penstock.errors import TableConflict
 from penstock.model.definition import Definitions
 from penstock.model.level import Level
 from penstock.tables.fold import Run, run_here
+from penstock.tables.metrics_table import METRICS
 from penstock.tables.port import SCHEMAS, TOP_N, Tables
 from penstock.telemetry import Sample
 
@@ -24,15 +25,35 @@ def expire(tables: Tables, keep: Mapping[str, float], defined: Definitions, now:
     """Delete what is older than its metric's lifetime, else its table's (`keep`, seconds); table and rows that went."""
     for name in SCHEMAS:
         yield name, expire_table(tables, name, keep[name], defined, now)
+    yield METRICS, expire_metrics(tables, keep, defined, now)
 
 
 def expire_table(tables: Tables, name: str, keep: float, defined: Definitions, now: datetime) -> int:
-    own = defined.record_ttls() if name == TOP_N else defined.ttls(Level(name))
+    if name != TOP_N:
+        return _expire_rows(tables, name, keep, defined.ttls(Level(name)), now)
+    own = {level: defined.record_ttls(level) for level in Level}
+    if not any(own.values()):  # whole days, without looking into files
+        return _expire_rows(tables, name, keep, {}, now)
+    return sum(_expire_rows(tables, name, keep, ttls, now, level.value) for level, ttls in own.items())
+
+
+def _expire_rows(
+    tables: Tables, name: str, keep: float, own: Mapping[str, float], now: datetime, level: str | None = None
+) -> int:
     together: dict[float, list[str]] = defaultdict(list)
     for metric, ttl in own.items():
         together[ttl].append(metric)
-    gone = sum(tables.expire(name, now - timedelta(seconds=ttl), tuple(some)) for ttl, some in together.items())
-    return gone + tables.expire(name, now - timedelta(seconds=keep), but_not=tuple(own))
+    gone = sum(
+        tables.expire(name, now - timedelta(seconds=ttl), tuple(some), level=level) for ttl, some in together.items()
+    )
+    return gone + tables.expire(name, now - timedelta(seconds=keep), but_not=tuple(own), level=level)
+
+
+def expire_metrics(tables: Tables, keep: Mapping[str, float], defined: Definitions, now: datetime) -> int:
+    """Forget metrics of which no table may have a row any more."""
+    own = [ttl for level in Level for ttl in defined.ttls(level).values()]
+    longest = max([*keep.values(), *own])
+    return tables.forget_metrics(now - timedelta(seconds=longest) - timedelta(days=1))
 
 
 class Maintenance:
@@ -97,6 +118,7 @@ class Maintenance:
             self._try("expire", name, partial(expire_table, self._tables, name, self._keep[name], defined, now))
             for name in SCHEMAS
         )
+        expired += self._try("expire", METRICS, partial(expire_metrics, self._tables, self._keep, defined, now))
         removed = self._try("vacuum", "all", partial(self._tables.vacuum, HOURS))
         log.info("Tables are cleaned up. expired=%d files_removed=%d", expired, removed)
 

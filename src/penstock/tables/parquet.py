@@ -4,6 +4,7 @@
     <folder>/minute/.<id>/2026-11-18-part-….parquet                     a landing, written by executors
     <folder>/minute/batch-<id>/2026-11-18-part-….parquet + _guard.json  one append: appears whole, by a rename
     <folder>/minute/final-<id>/ …   _guard.json names the files that it replaces
+    <folder>/metrics/metrics.parquet                                    what is known of metrics, replaced as a whole
 
 A file holds rows of one date. A folder is written under a name that starts with a dot (which readers of Parquet pass
 over) and then renamed: the rename is the commit. A file that a newer folder replaces is passed over by us at once, and
@@ -32,18 +33,20 @@ import pyarrow.parquet as pq
 from penstock.durable import make_folder, sync_to_disk, write_text
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.tables.fold import Fold, Run, TableFile, checked_reports, plan_folds, run_here
+from penstock.tables.fold import Fold, Run, TableFile, folded, plan_folds, run_here
 from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
+from penstock.tables.metrics_table import METRIC_ROWS, METRICS, merged_metrics, still_seen
 from penstock.tables.overflow import OverflowLog
 from penstock.tables.parquet_mending import mend_folders
-from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
-from penstock.tables.pruning import metrics_in, pruned_copy
+from penstock.tables.port import Batch, Compaction, Description
+from penstock.tables.pruning import Doomed, pruned_copy
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
 from penstock.tables.torn import Covered
 
 _GUARD = "_guard.json"
 _FORMAT = "_format"
+_METRICS_FILE = "metrics.parquet"
 _READS = 20
 T = TypeVar("T")
 
@@ -119,20 +122,47 @@ class ParquetTables:
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
         return as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
+    def metrics(self) -> pa.Table:
+        path = self.folder / METRICS / _METRICS_FILE
+        return (
+            pq.read_table(path, schema=METRIC_ROWS, partitioning=None) if path.exists() else METRIC_ROWS.empty_table()
+        )
+
+    def note_metrics(self, rows: pa.Table) -> None:
+        self._rewrite_metrics(lambda there: merged_metrics(there, rows))
+
+    def forget_metrics(self, before: datetime) -> int:
+        return self._rewrite_metrics(lambda there: still_seen(there, before))
+
+    def _rewrite_metrics(self, change: Callable[[pa.Table], pa.Table]) -> int:
+        """Put a changed table in the place of the one that is there, by a rename; how many rows it lost."""
+        with self.locked(METRICS):
+            there = self.metrics()
+            made = change(there)
+            if not made.equals(there):
+                scratch = self.folder / METRICS / f".{uuid.uuid4().hex}.parquet"
+                pq.write_table(made, scratch, compression="zstd")
+                scratch.rename(self.folder / METRICS / _METRICS_FILE)
+        return int(there.num_rows - made.num_rows)
+
     def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
         landing = self._landing(name)
-        for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
-            try:
-                written = checked_reports(name, fold, run(fold.tasks))
-            except Exception as error:
+        left = list(plan_folds(name, self.files(name), landing, datetime.now(UTC).date()))
+        try:
+            for fold, written in folded(name, tuple(left), run):
+                check_visible(written)
+                with self._alone(name):
+                    self._check_unchanged(name, fold)
+                    self._publish(name, "final", written, self._versions(name), fold.replaced)
+                self.overflow.add(file.overflow for file in written)
+                left.remove(fold)
+        except TableConflict:
+            raise
+        except Exception as error:
+            for fold in left:
                 self._check_unchanged(name, fold, error)  # its files may be gone
-                raise
-            check_visible(written)
-            with self._alone(name):
-                self._check_unchanged(name, fold)
-                self._publish(name, "final", written, self._versions(name), fold.replaced)
-            self.overflow.add(file.overflow for file in written)
+            raise
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 
@@ -140,7 +170,15 @@ class ParquetTables:
         if not set(fold.replaced) <= set(self.files(name)):
             raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again") from cause
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
+    def expire(
+        self,
+        name: str,
+        before: datetime,
+        metrics: tuple[str, ...] = (),
+        but_not: tuple[str, ...] = (),
+        level: str | None = None,
+    ) -> int:
+        doomed = Doomed(metrics, but_not, level)
         gone = 0
         with self._alone(name):
             # A folder has files of one kind: final rows, or increments.
@@ -150,14 +188,12 @@ class ParquetTables:
                 for file in self.files(name):
                     if file.date >= before.date() or file.is_final != (kind == "final"):
                         continue
-                    there = metrics_in(file.path) if metrics or but_not else {""}
-                    doomed = there & set(metrics) if metrics else there - set(but_not)
-                    if not doomed:
+                    has_doomed, has_others = doomed.share_of(file.path)
+                    if not has_doomed:
                         continue
                     removed.append(file)
-                    if doomed != there:
-                        kept = ~doomed_metrics(metrics, but_not)
-                        added += pruned_copy(file.path, name, self._landing(name), kept, file.date)
+                    if has_others:
+                        added += pruned_copy(file.path, name, self._landing(name), ~doomed.expression(), file.date)
                 if removed:
                     self._publish(name, kind, added, self._versions(name), removed)
                     gone += sum(file.rows for file in removed) - sum(file.rows for file in added)

@@ -6,6 +6,7 @@
     open_tables("parquet:/data/tables")            plain Parquet folders           penstock.tables.parquet
 
     minute  hour  day  top_n                       the tables, see `penstock.tables.table_rows`
+    metrics                                        what is known of metrics, see `penstock.tables.metrics_table`
 
 Tasks write, the driver commits what they report (`penstock.tables.landing`). Every append carries its guard in the same
 commit: up to which sequence of each writer the table now holds the points. So a batch that runs again changes nothing,
@@ -15,10 +16,9 @@ and a batch that does not follow what the table holds (another query on the same
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import TableConflict, TableOvertaken
 from penstock.model.finals import with_finals
@@ -141,6 +141,18 @@ class Tables(Protocol):
         """The rows of the top-n table as they lie there (schema `RECORDS`), from `start` on."""
         ...
 
+    def metrics(self) -> pa.Table:
+        """The `metrics` table (schema `METRIC_ROWS`), sorted by metric and function; empty if there is none yet."""
+        ...
+
+    def note_metrics(self, rows: pa.Table) -> None:
+        """Merge these rows into the `metrics` table."""
+        ...
+
+    def forget_metrics(self, before: datetime) -> int:
+        """Delete the metrics that were last seen before that moment; how many rows went."""
+        ...
+
     def compact(self, name: str, run: Run = run_here) -> "Compaction":
         """Make the rows of each series and bucket one that is final; readers and the running job are not disturbed.
 
@@ -148,8 +160,18 @@ class Tables(Protocol):
         """
         ...
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
-        """Delete the days that end by `before`; how many rows went. Of these metrics only, or of all but those."""
+    def expire(
+        self,
+        name: str,
+        before: datetime,
+        metrics: tuple[str, ...] = (),
+        but_not: tuple[str, ...] = (),
+        level: str | None = None,
+    ) -> int:
+        """Delete the days that end by `before`; how many rows went.
+
+        Of these metrics only, or of all but those; of records of one level, where it is named.
+        """
         ...
 
     def vacuum(self, hours: int) -> int:
@@ -195,13 +217,6 @@ def open_tables(location: str) -> Tables:
     from penstock.tables.delta import DeltaTables
 
     return DeltaTables(location)
-
-
-def doomed_metrics(metrics: tuple[str, ...], but_not: tuple[str, ...]) -> Any:
-    """What `expire` deletes of a day, as an expression of pyarrow."""
-    if metrics:
-        return pc.field("metric").isin(pa.array(metrics, pa.string()))
-    return ~pc.field("metric").isin(pa.array(but_not, pa.string()))
 
 
 def read_level(tables: Tables, level: Level, start: datetime | None = None, end: datetime | None = None) -> pa.Table:

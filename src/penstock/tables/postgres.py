@@ -1,7 +1,9 @@
 """Tables in PostgreSQL: rows and guard in one transaction.
 
     penstock_minute  penstock_hour  penstock_day  penstock_top_n     partitioned by date: penstock_minute_20261118
+    penstock_metrics                                                 what is known of metrics
     penstock_guard (table_name, application, version)                which batches each table holds
+    penstock.minute  penstock.hour …                                 views, see `penstock.tables.postgres_views`
     penstock_staged_<time>_<id>_<table>                              what the tasks of one batch have copied
 
 Tasks copy their rows into staging tables. One transaction of the driver adds them, then the staging tables go. A fold
@@ -9,6 +11,7 @@ takes the rows of the series and buckets that have increments out and puts final
 sees the ones or the others. The comment of a table names its format.
 """
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,10 +33,13 @@ from penstock.tables.fold import Run, fold_rows, run_here
 from penstock.tables.landing import Written
 from penstock.tables.overflow import OverflowLog, overflow_in
 from penstock.tables.port import Batch, Compaction, Description
+from penstock.tables.postgres_landing import StagedLanding
+from penstock.tables.postgres_metrics import add_metrics, create_metrics, forget_metrics, read_metrics
 from penstock.tables.postgres_rows import TYPES, from_rows, held_guards, to_csv
-from penstock.tables.postgres_staging import StagedLanding
+from penstock.tables.postgres_views import VERSION, view_statements
 from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, as_partials, as_records, check_format
 
+log = logging.getLogger(__name__)
 _STAGED = "penstock_staged_"
 _FOLD_ROWS = 50_000  # increments that are folded at once
 _FORMAT = "penstock.format="
@@ -49,6 +55,7 @@ class PostgresTables:
         self._dsn = location
         self.overflow = OverflowLog()
         self.conflicts = 0  # a lock lets one append at a time through
+        self._has_views = False
         self.location = redacted(location)
         try:
             conninfo_to_dict(location)
@@ -71,7 +78,27 @@ class PostgresTables:
             for name, table in staged.items():
                 self._prepare(connection, name)
                 connection.execute(create.format(sql.Identifier(table), _table(name)))
+            self._make_views(connection)
         return StagedLanding(self._dsn, staged)
+
+    def _make_views(self, connection: psycopg.Connection[Any]) -> None:
+        """Make the views where they are missing or of another version; a role that may not goes on without."""
+        if self._has_views:
+            return
+        self._has_views = True
+        found = connection.execute("select obj_description(to_regnamespace('penstock'), 'pg_namespace')").fetchone()
+        if found and (found[0] or "").endswith(f"version {VERSION}"):
+            return
+        try:
+            with connection.transaction():
+                connection.execute("select pg_advisory_xact_lock(hashtext('penstock'))")
+                for name in SCHEMAS:
+                    self._prepare(connection, name)
+                create_metrics(connection)
+                for statement in view_statements():
+                    connection.execute(statement.encode())
+        except psycopg.errors.InsufficientPrivilege as error:
+            log.warning("The views of PostgreSQL are not made: grant create on the database. reason=%s", error)
 
     def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
         with self._connect() as connection, connection.transaction():
@@ -113,6 +140,18 @@ class PostgresTables:
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
         return as_records(self._rows(TOP_N, start, None, metric, level.value))
 
+    def metrics(self) -> pa.Table:
+        with self._connect() as connection:
+            return read_metrics(connection)
+
+    def note_metrics(self, rows: pa.Table) -> None:
+        with self._connect() as connection:
+            add_metrics(connection, rows)
+
+    def forget_metrics(self, before: datetime) -> int:
+        with self._connect() as connection:
+            return forget_metrics(connection, before)
+
     def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
         with self._connect() as connection:
@@ -150,17 +189,25 @@ class PostgresTables:
         with connection.cursor() as cursor, cursor.copy(copying) as copy:
             copy.write(to_csv(rows))
 
-    def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
+    def expire(
+        self,
+        name: str,
+        before: datetime,
+        metrics: tuple[str, ...] = (),
+        but_not: tuple[str, ...] = (),
+        level: str | None = None,
+    ) -> int:
         gone = 0
         with self._connect() as connection:
             self._prepare(connection, name)
             for partition, day in self._partitions(connection, name):
                 if day >= before.date():
                     continue
-                if metrics or but_not:
-                    doomed = sql.SQL("delete from {} where metric = any(%s)" if metrics else
-                                     "delete from {} where not metric = any(%s)")  # fmt: skip
-                    gone += connection.execute(doomed.format(partition), (list(metrics or but_not),)).rowcount
+                if metrics or but_not or level:
+                    doomed = sql.SQL("delete from {} where (metric = any(%s)) = %s").format(partition)
+                    if level:
+                        doomed += sql.SQL(" and level = {}").format(sql.Literal(level))
+                    gone += connection.execute(doomed, (list(metrics or but_not), bool(metrics))).rowcount
                     continue
                 with connection.transaction():
                     connection.execute("set local lock_timeout = '10s'")  # readers go first; there is a next time

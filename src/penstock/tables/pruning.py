@@ -1,5 +1,6 @@
 """Files without the metrics that have expired: which metrics a file holds, and a copy without some of them."""
 
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -24,6 +25,37 @@ def metrics_in(path: str) -> set[str]:
             else:
                 found.update(pc.unique(file.read_row_group(number, ["metric"])["metric"].cast(pa.string())).to_pylist())
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """What `expire` deletes of a day: rows of these metrics, or of all but those; of one level, where it is named."""
+
+    metrics: tuple[str, ...] = ()
+    but_not: tuple[str, ...] = ()
+    level: str | None = None
+
+    @property
+    def is_all(self) -> bool:
+        return not (self.metrics or self.but_not or self.level)
+
+    def expression(self) -> Any:
+        named = pc.field("metric").isin(pa.array(self.metrics or self.but_not, pa.string()))
+        found = named if self.metrics else ~named
+        return found & (pc.field("level") == self.level) if self.level else found
+
+    def share_of(self, path: str) -> tuple[bool, bool]:
+        """Whether a file has such rows, and whether it has others. Most files need not be read."""
+        if self.is_all:
+            return True, False
+        if self.level:
+            with pq.ParquetFile(path) as file:
+                rows = file.read(["metric", "level"])
+            count = rows.filter(self.expression()).num_rows
+            return count > 0, count < rows.num_rows
+        there = metrics_in(path)
+        doomed = there & set(self.metrics) if self.metrics else there - set(self.but_not)
+        return bool(doomed), doomed != there
 
 
 def pruned_copy(path: str, table: str, landing: FileLanding, kept: Any, day: date) -> list[Written]:

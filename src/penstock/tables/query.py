@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -91,6 +91,7 @@ class MetricSummary:
     points: int
     series: int
     newest: datetime
+    unit: str = ""
 
 
 def answer(tables: Tables, question: Question, now: datetime | None = None) -> list[QueryRow]:
@@ -148,7 +149,10 @@ def metrics_of(tables: Tables, now: datetime | None = None) -> list[MetricSummar
     for metric, function in list(found):
         if metric in others and Function.parse(function).spec.keeps_newest:  # the last value of that metric
             del found[metric, function]
-    return sorted(found.values(), key=lambda one: (one.metric, one.function))
+    said = tables.metrics()
+    units = {row["metric"]: row["unit"] or "" for row in said.select(["metric", "unit"]).to_pylist()}
+    listed = [replace(one, unit=units.get(one.metric, "")) for one in found.values()]
+    return sorted(listed, key=lambda one: (one.metric, one.function))
 
 
 def _bucket_of(moment: datetime, width: timedelta) -> datetime:

@@ -17,6 +17,7 @@ from penstock.decode.column_scan import PADDING, Bytes, Ints, MessageLayout, Sca
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decode_context import DecodeContext, RequestOutcomes
 from penstock.decode.message_spans import ChildMessages, child_messages
+from penstock.decode.metric_news import MetricNews
 from penstock.decode.otlp.attributes import attributes
 from penstock.decode.otlp.scanned_points import ScannedPoints
 from penstock.decode.otlp.shapes import PointColumns, ShapeCache, ShapeHit, merge_points, points_of
@@ -92,8 +93,9 @@ class OtlpReader:
     Threads: one at a time.
     """
 
-    def __init__(self, config: IntakeConfig) -> None:
+    def __init__(self, config: IntakeConfig, news: MetricNews | None = None) -> None:
         self._config = config
+        self._news = news or MetricNews()
         self.namespaces: dict[Family, Namespace] = {}
         self._fresh: list[Family] = []
         self.shapes = ShapeCache(_SHAPES_BYTES)
@@ -159,7 +161,7 @@ class OtlpReader:
             if shape is not None:
                 hits.append(ShapeHit(shape, base + start, request, number))
                 continue
-            name, kind, first, after = data_of(body, start, end, budget)
+            name, kind, first, after = data_of(body, start, end, budget, self._news)
             if kind:
                 whole = base + start, base + end
                 metrics.append(MetricData(head, name, kind, base + first, base + after, request, number, whole))

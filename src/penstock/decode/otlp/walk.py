@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from penstock.decode.metric_news import MetricNews
 from penstock.decode.outcome import TooMany
 from penstock.protobuf import fields, read_varint
 
 RESOURCE_METRICS = RESOURCE = SCOPE = NAME = 0x0A
-SCOPE_METRICS = METRICS = 0x12
+SCOPE_METRICS = METRICS = DESCRIPTION = 0x12
+UNIT = 0x1A
 TEMPORALITY, IS_MONOTONIC = 0x10, 0x18  # of a sum or a histogram
 DELTA, CUMULATIVE = 1, 2  # values of the temporality
 GAUGE, SUM, HISTOGRAM, EXPONENTIAL, SUMMARY = 0x2A, 0x3A, 0x4A, 0x52, 0x5A  # the tags of a metric's data
@@ -121,13 +123,22 @@ def _scope(body: bytes, at: int, end: int, most: int, budget: FieldBudget) -> tu
     return scope, metrics
 
 
-def data_of(body: bytes, start: int, end: int, budget: FieldBudget) -> tuple[bytes, int, int, int]:
-    """Returns a metric's name, the kind of its data, and where the data is; kind 0 if it has none."""
+def data_of(body: bytes, start: int, end: int, budget: FieldBudget, news: MetricNews) -> tuple[bytes, int, int, int]:
+    """Returns a metric's name, the kind of its data, and where the data is; kind 0 if it has none.
+
+    `news` hears of its unit and description.
+    """
     name, kind, first, last = b"", 0, start, start
+    unit = description = b""
     for tag, at, stop in fields(body, start, end):
         budget.spend()
         if tag == NAME:
             name = body[at:stop]
         elif tag in _DATA:
             kind, first, last = tag, at, stop
+        elif tag == UNIT:
+            unit = body[at:stop]
+        elif tag == DESCRIPTION:
+            description = body[at:stop]
+    news.note(name, unit, description)
     return name, kind, first, last

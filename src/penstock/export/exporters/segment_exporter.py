@@ -14,15 +14,16 @@ import pyarrow as pa
 
 from penstock.durable import make_folder, sync_to_disk
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked, TransientExportError
+from penstock.model.metric_description import Descriptions, from_json, joined, to_json
 from penstock.model.segment import (
     QUARANTINE,
     Segment,
     check_writer,
     decode_encoded,
     parse_name,
-    requests_of,
     seal,
     sealed,
+    told_with,
 )
 from penstock.spool import Lease
 from penstock.telemetry import Sample
@@ -119,9 +120,11 @@ class SegmentExporter:
         fresh = []
         tables = []
         requests = []  # their digests, which stay with their points
+        metrics: Descriptions = {}
         for lease in leases:
             try:
-                table, digests = decode_encoded(lease.data), requests_of(lease.data)
+                table, (digests, said) = decode_encoded(lease.data), told_with(lease.data)
+                described = from_json(said)
             except (pa.ArrowException, ValueError) as error:
                 refused.append((lease, f"not a block of partials: {error}"))
                 continue
@@ -134,11 +137,13 @@ class SegmentExporter:
             fresh.append(lease)
             tables.append(table)
             requests.append(digests)
+            metrics = joined(metrics, described)
         if fresh:
             segment = Segment(self._writer, self._covered + 1, fresh[-1].sequence)
             partials = pa.concat_tables(tables)
             try:
-                seal(self._folder, segment, partials, (self._queue, fresh[0].sequence), b"".join(requests))
+                origin = self._queue, fresh[0].sequence
+                seal(self._folder, segment, partials, origin, b"".join(requests), to_json(metrics))
             except OSError:
                 if (self._folder / segment.name).exists():  # whole, but not known to survive a power cut
                     self._covered_before = self._covered = segment.last
