@@ -180,8 +180,11 @@ def question_to_views(folder: Path) -> dict[str, Any]:
     day, since = (END - HOURS).date(), (END - HOURS).strftime("%Y-%m-%d %H:%M:%S")
     asked = QUESTION.format(source="penstock.minute", day=day, since=since).replace(" and is_final", "")
     named = asked.replace("labels['service']", "label.service")
-    asks: dict[str, Callable[[], list[Any]]] = {"DuckDB": lambda: db.execute(asked).fetchall(), "Spark": lambda: spark.sql(asked).collect(),
-            "Spark, label named": lambda: spark.sql(named).collect()}  # fmt: skip
+    asks: dict[str, Callable[[], list[Any]]] = {
+        "DuckDB": lambda: db.execute(asked).fetchall(),
+        "Spark": lambda: spark.sql(asked).collect(),
+        "Spark, label named": lambda: spark.sql(named).collect(),
+    }
     for how, ask in asks.items():
         taken = []
         for _ in range(6):

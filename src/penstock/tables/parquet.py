@@ -36,9 +36,10 @@ from penstock.model.level import Level
 from penstock.tables.fold import Fold, Run, TableFile, folded, plan_folds, run_here
 from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
-from penstock.tables.metrics_table import METRIC_ROWS, METRICS, merged_metrics, still_seen
+from penstock.tables.metrics_table import METRICS, merged_metrics, still_seen
 from penstock.tables.overflow import OverflowLog
 from penstock.tables.parquet_mending import mend_folders
+from penstock.tables.parquet_metrics import change_metrics_file, read_metrics_file
 from penstock.tables.port import Batch, Compaction, Description
 from penstock.tables.pruning import Doomed, pruned_copy
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
@@ -46,7 +47,6 @@ from penstock.tables.torn import Covered
 
 _GUARD = "_guard.json"
 _FORMAT = "_format"
-_METRICS_FILE = "metrics.parquet"
 _READS = 20
 T = TypeVar("T")
 
@@ -123,10 +123,7 @@ class ParquetTables:
         return as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
     def metrics(self) -> pa.Table:
-        path = self.folder / METRICS / _METRICS_FILE
-        return (
-            pq.read_table(path, schema=METRIC_ROWS, partitioning=None) if path.exists() else METRIC_ROWS.empty_table()
-        )
+        return read_metrics_file(self.folder / METRICS)
 
     def note_metrics(self, rows: pa.Table) -> None:
         self._rewrite_metrics(lambda there: merged_metrics(there, rows))
@@ -135,15 +132,8 @@ class ParquetTables:
         return self._rewrite_metrics(lambda there: still_seen(there, before))
 
     def _rewrite_metrics(self, change: Callable[[pa.Table], pa.Table]) -> int:
-        """Put a changed table in the place of the one that is there, by a rename; how many rows it lost."""
         with self.locked(METRICS):
-            there = self.metrics()
-            made = change(there)
-            if not made.equals(there):
-                scratch = self.folder / METRICS / f".{uuid.uuid4().hex}.parquet"
-                pq.write_table(made, scratch, compression="zstd")
-                scratch.rename(self.folder / METRICS / _METRICS_FILE)
-        return int(there.num_rows - made.num_rows)
+            return change_metrics_file(self.folder / METRICS, change)
 
     def compact(self, name: str, run: Run = run_here) -> Compaction:
         before = self.describe(name)
