@@ -51,10 +51,10 @@ def test_many_days_are_folded_by_one_job(spark: SparkSession, tmp_path: Path) ->
     engine = Engine(tmp_path / "segments", open_tables(str(tmp_path / "tables")))
     edge.seal()
     engine.run()
-    assert len({file.date for file in engine.tables.files("minute")}) == 6  # type: ignore[attr-defined]
+    assert len({file.date for file in engine.tables.files("hour")}) == 6  # type: ignore[attr-defined]
     context = spark.sparkContext
     context.setJobGroup("folding", "")
-    engine.tables.compact("minute", run_on(spark))
+    engine.tables.compact("hour", run_on(spark))
     jobs = context.statusTracker().getJobIdsForGroup("folding")
     context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
