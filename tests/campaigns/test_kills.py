@@ -42,7 +42,12 @@ class Killer:
         self._service = service
 
     def all_at_once(self, _: Random) -> None:
-        self._service.kill()
+        assert self._service.process is not None
+        main = psutil.Process(self._service.process.pid)
+        for one in [main, *main.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with another
+                one.kill()
+        self._service.process.wait()
         self._service.start()
 
     def main(self, _: Random) -> None:
