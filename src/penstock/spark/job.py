@@ -26,6 +26,7 @@ from penstock.spark.coverage import Coverage
 from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentFolder
+from penstock.spark.session import use_all_cores
 from penstock.spark.table_sink import Order, Report, checked, written_by, written_for
 from penstock.tables.port import SCHEMAS, Batch, Tables, queue_application
 
@@ -79,10 +80,15 @@ class BatchGate:
         self.waits = False
         self.reached: Offset = {}  # the end of the last batch that went through
 
+    def prepare(self) -> None:
+        """For the next query: what waited at the gate before is gone."""
+        self._released.clear()
+        self.waits = False
+
     def close(self) -> None:
         self._closed.set()
 
-    def pass_through(self, batch: AddedBatch) -> None:
+    def note_added(self, batch: AddedBatch) -> None:
         """A batch is in all tables."""
         self.reached = self.reached | {writer: {"last": last, "segments": 0} for writer, last in batch.end.items()}
         self._on_added(batch)
@@ -222,6 +228,7 @@ def _into(
             raise RuntimeError(_INTERRUPTED)
         # Adaptive execution would run each stage as a job of its own; there is nothing for it to adapt.
         rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
+        use_all_cores(rows.sparkSession)
         began = time.monotonic()
         with closing(tables.landing(f"batch-{number}")) as landing:
             order = Order(landing, dict(config.not_at))
@@ -233,7 +240,7 @@ def _into(
             checkpoint.note(covered.source, set(covered.end))
         files = [file for report in reports for file in report.written]
         added = sum(file.rows for file in files)
-        gate.pass_through(AddedBatch(end=covered.end, rows=added, files=len(files), phases=phases))
+        gate.note_added(AddedBatch(end=covered.end, rows=added, files=len(files), phases=phases))
 
     return write
 

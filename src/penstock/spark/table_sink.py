@@ -29,9 +29,9 @@ from penstock.spark.rollup import PLACE, PLACES
 from penstock.tables.landing import Landing, TableWriter, Written
 from penstock.tables.port import SCHEMAS, TOP_N
 from penstock.tables.table_rows import (
-    PACKED_ROWS,
     RECORDS,
     increments,
+    packed_once,
     record_increments,
     records_kept,
     sorted_rows,
@@ -62,7 +62,7 @@ class Marked:
 
 @dataclass(frozen=True)
 class Report(WriterCommitMessage):
-    """What one task has written, and what it was given: rows, points of each level, and the batch's marks if any."""
+    """What one task was given and has written: rows, points of each level (or left out there), the batch's marks."""
 
     written: tuple[Written, ...] = ()
     rows: int = 0
@@ -106,9 +106,12 @@ class TableSinkWriter(DataSourceArrowWriter):
                 is_mark = pc.equal(rows["function"], MARK)
                 marked += _marks(level.value, rows.filter(is_mark))
                 rows = rows.filter(pc.invert(is_mark))
-                points[level.value] += points_of(rows)
-                for some in _portions(_kept(rows, left_out)):
-                    writers[level.value].write(increments(some))
+                kept = _kept(rows, left_out)
+                points[level.value] += points_of(rows) - points_of(kept)
+                for some in _portions(kept):
+                    made = increments(some)
+                    writers[level.value].write(made)
+                    points[level.value] += points_of(made)
         written = tuple(one for writer in writers.values() for one in writer.close())
         return Report(written, given, points, tuple(marked))
 
@@ -196,7 +199,7 @@ def _portions(rows: pa.Table) -> Iterator[pa.Table]:
     """The rows of a level in their order, so many at once that their labels stay within bounds."""
     if not rows.num_rows:
         return
-    rows = sorted_rows(rows.select(PACKED_ROWS.names).cast(PACKED_ROWS), ("metric", "entity", "bucket"))
+    rows = sorted_rows(packed_once(rows), ("metric", "entity", "bucket"))
     longest = pc.max(pc.binary_length(rows["entity"])).as_py()
     step = max(1, min(CHUNK_ROWS, TEXT_BYTES // max(1, longest)))
     for start in range(0, rows.num_rows, step):
