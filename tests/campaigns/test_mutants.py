@@ -153,6 +153,8 @@ def run(folder: Path, seed: int, seconds: float, least: int) -> str:
         campaign.wait_for_requests(1)
         campaign.settle()
         assert grown < GROWTH
+        raw = [line for line in service.text().splitlines() if not line.startswith("{")]
+        assert not raw, raw[:3]  # a warning or a traceback that is no line of the log
         errors = [line for line in service.log() if line["level"] == "error" or "exception" in line]
         assert not errors, errors[:3]
     tried = {name: dict(sorted(counted.items())) for name, counted in answers.items()}
