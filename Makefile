@@ -28,6 +28,7 @@ SOAK_export  := tests/export
 SOAK_l1      := tests/aggregate
 SOAK_spark   := tests/spark
 SOAK_tables  := tests/tables
+SOAK_power   := tests/service/test_power_cuts.py
 # Campaigns against the whole service: ARGS="--seed 7 --seconds 600" says which and how long.
 SOAK_all     := tests/campaigns
 SOAK_kills   := tests/campaigns/test_kills.py

@@ -234,6 +234,7 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("penstock_spark_quarantined_segments", "gauge", "Damaged segments set aside"),
         # the tables
         Declaration("penstock_tables_commit_conflicts_total", "counter", "Appends tried again after another commit"),
+        Declaration("penstock_tables_torn_files", "gauge", "Files of tables that power cuts tore, set aside in _torn"),
         Declaration("penstock_tables_folded_rows_total", "counter", "Rows that compaction folded into others"),
         Declaration("penstock_tables_expired_rows_total", "counter", "Rows deleted because of their age"),
         Declaration("penstock_tables_removed_files_total", "counter", "Dead files that vacuum removed"),

@@ -212,6 +212,8 @@ def test_a_requests_sender_and_reason_are_logged_again_after_a_minute_with_the_c
         ("penstock_spark_lag_seconds", {}, 0, 50, ""),
         ("penstock_tables_maintenance_failures_total", {"step": "vacuum"}, 0, 1, "maintenance of the tables fails at"),
         ("penstock_spark_restarts_total", {}, 1, 3, "started again 2 times"),
+        ("penstock_tables_torn_files", {}, 0, 0, ""),
+        ("penstock_tables_torn_files", {}, 2, 2, "power cuts have torn 2 files of the tables"),
     ],
 )
 def test_trends_note_what_grows_or_runs_out(
@@ -226,5 +228,5 @@ def test_trends_note_what_grows_or_runs_out(
     assert [note in one for one in trends.notes()] == ([True] if note else [])
     clock.advance(700.0)
     trends.look()
-    is_a_state = name == "penstock_spark_lag_seconds"
+    is_a_state = name in ("penstock_spark_lag_seconds", "penstock_tables_torn_files")
     assert [note in one for one in trends.notes()] == ([True] if note and is_a_state else [])

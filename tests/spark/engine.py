@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.model.partial import IDENTITY, PARTIALS, STATES
 from penstock.spark.job import JobConfig, beginning, commit_batch
+from penstock.spark.mending import mend
 from penstock.spark.rollup import PLACE, PLACES
 from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
 from penstock.spark.source import SegmentStream
@@ -113,6 +114,7 @@ class Engine:
         config = replace(self.config, **changes)
         folder = SegmentFolder(config.segments)
         if not resume or self._log is None:
+            mend(self.tables, folder)
             self._log = _Log(*beginning(self.tables, folder, self._noted))
         log = self._log
         limits = {"files": config.max_files} if config.max_files else {}

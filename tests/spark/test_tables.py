@@ -22,7 +22,7 @@ from penstock.model.level import Level
 from penstock.model.name import LONGEST_NAME
 from penstock.model.partial import merged, of_columns
 from penstock.model.point import entity_of
-from penstock.tables import parquet, postgres
+from penstock.tables import parquet, postgres, postgres_rows
 from penstock.tables.delta import DeltaTables
 from penstock.tables.labels import described
 from penstock.tables.parquet import ParquetTables
@@ -382,14 +382,14 @@ def test_a_database_that_goes_in_the_middle_is_one_that_is_missing(
     """A job waits for what is missing; anything else would end it."""
     tables = open_tables(postgres_server.url)
     add(tables, "minute", rows(1.0), batch(0))
-    held = postgres._held
+    held = postgres_rows.held_guards
 
     def cut_off(connection: Any, *rest: Any) -> dict[str, int]:
         connection.execute("select pg_terminate_backend(pg_backend_pid())")
         return held(connection, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(postgres, "_held", cut_off)
+        patch.setattr(postgres, "held_guards", cut_off)
         for use in (lambda: tables.held("minute", ["q"]), lambda: add(tables, "minute", rows(2.0), batch(1))):
             with pytest.raises(MissingRequirement, match=r"PostgreSQL at .*\*\*\*@.* failed: "):
                 use()

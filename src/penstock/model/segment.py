@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock.durable import sync_to_disk
 from penstock.errors import ConfigError
 from penstock.model.partial import ENCODED, PARTIALS, encoded
 from penstock.model.share import ALL, Share
@@ -142,7 +143,7 @@ def seal(
         os.link(scratch, path)  # unlike a rename, it does not replace
     finally:
         scratch.unlink()
-    sync_folder(folder)
+    sync_to_disk([folder])
     return path
 
 
@@ -159,15 +160,6 @@ def _span_of(partials: pa.Table) -> bytes:
         return b""
     ordered = sorted(buckets.tolist())
     return f"{ordered[len(ordered) // 10]} {ordered[-1 - len(ordered) // 10]}".encode()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read(path: Path) -> pa.Table:

@@ -17,6 +17,7 @@ _LAG = 60.0  # seconds that tables may be behind
 
 _LAGS = "penstock_spark_lag_seconds"
 _FREE = "penstock_queue_disk_available_bytes"
+_TORN = "penstock_tables_torn_files"
 _GROWING = {
     "penstock_queue_dead_letter_total": "dead letters of queue {queue} grow: {more:.0f} more in {minutes:.0f} min; "
     "penstock queue inspect says why",
@@ -27,7 +28,7 @@ _GROWING = {
     "penstock_tables_maintenance_failures_total": "maintenance of the tables fails at {step}: {more:.0f} times in "
     "{minutes:.0f} min",
 }
-_WATCHED = {_LAGS, _FREE, *_GROWING}
+_WATCHED = {_LAGS, _FREE, _TORN, *_GROWING}
 
 Key = tuple[str, tuple[tuple[str, str], ...]]  # a metric's name and labels
 
@@ -86,6 +87,8 @@ def _notes(before: dict[Key, float], after: dict[Key, float], seconds: float) ->
     for (name, labels), value in after.items():
         if name == _LAGS and value > _LAG:
             yield f"Spark is {value / 60:.0f} min behind: the oldest segment that is not in the tables is so old"
+        if name == _TORN and value:
+            yield f"power cuts have torn {value:.0f} files of the tables: segments fill the gap; see _torn"
         if (name, labels) not in before:
             continue
         more = value - before[name, labels]

@@ -5,12 +5,15 @@
 """
 
 import json
+import logging
 import time
 import uuid
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
 _NOTE, _RUN = "penstock.json", "run-"
 _RUN_KEPT = 86_400.0  # seconds since the last batch: another job may be at work in a younger one
 
@@ -52,15 +55,22 @@ class Checkpoint:
         stream.close()
 
     def _read_note(self) -> dict[str, list[str]]:
+        """What was noted; nothing if a power cut has torn the note or its checksum."""
         if not self._files.exists(self._path(_NOTE)):
             return {}
-        stream = self._files.open(self._path(_NOTE))
         try:
-            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
-        found: dict[str, list[str]] = json.loads(text or "{}")  # empty: a crash cut it off, and it says nothing
-        return found
+            stream = self._files.open(self._path(_NOTE))
+            try:
+                found = json.loads(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            finally:
+                stream.close()
+            return {str(source): [str(writer) for writer in writers] for source, writers in found.items()}
+        except (Py4JJavaError, ValueError, AttributeError, TypeError) as error:
+            log.warning(
+                "A note in the checkpoint is torn and is written anew: the tables say where to go on. "
+                "checkpoint=%s reason=%s", self.location, str(error).partition("\n")[0],
+            )  # fmt: skip
+            return {}
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.location}/{name}" if name else self.location)

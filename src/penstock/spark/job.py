@@ -19,10 +19,12 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.durable import make_folder
 from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.coverage import Coverage
+from penstock.spark.mending import mend
 from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentFolder
@@ -79,6 +81,7 @@ class BatchGate:
         self._released = threading.Event()
         self.waits = False
         self.reached: Offset = {}  # the end of the last batch that went through
+        self.torn = 0  # files of the tables that power cuts have torn and that lie aside
 
     def prepare(self) -> None:
         """For the next query: what waited at the gate before is gone."""
@@ -114,9 +117,10 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Batc
     if a table misses what no segment has any more.
     """
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
-    config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(config.segments, 0o700)
     folder = SegmentFolder(config.segments)
     checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or BatchGate()
+    gate.torn = mend(tables, folder)
     start, first_end = beginning(tables, folder, checkpoint.noted(folder.identity()))
     gate.reached = start
     options = {

@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from penstock.durable import sync_to_disk
 from penstock.errors import SegmentVanished, TableConflict
 from penstock.model.segment import (
     QUARANTINE,
@@ -97,21 +98,41 @@ class SegmentFolder:
         return replaced
 
     def identity(self) -> str:
-        """What tells this folder from others, also after it was moved; made when first asked for."""
+        """What tells this folder from others, also after it was moved; made when first asked for.
+
+        TableConflict if a power cut has emptied it: another one would count everything again.
+        """
+        if self.has_torn_identity():
+            raise TableConflict(
+                f"{self.folder / IDENTITY_FILE} is empty: start the job, which restores it by what tables say"
+            )
+        return self._identity_text() or self.identify()
+
+    def has_torn_identity(self) -> bool:
+        return self._identity_text() == ""
+
+    def identify(self, identity: str | None = None) -> str:
+        """Give the folder an identity (None: a new one) unless it has one; the one that it has from now on."""
         mark = self.folder / IDENTITY_FILE
-        try:
-            return mark.read_text().strip()
-        except FileNotFoundError:
-            pass
         scratch = self.folder / f"{IDENTITY_FILE}.{uuid.uuid4().hex}"
-        scratch.write_text(uuid.uuid4().hex)
+        scratch.write_text(identity or uuid.uuid4().hex)
+        sync_to_disk([scratch])
         try:
+            if self.has_torn_identity():
+                mark.unlink()
             os.link(scratch, mark)  # fails if another process was first: then theirs holds
         except FileExistsError:
             pass
         finally:
             scratch.unlink()
+        sync_to_disk([self.folder])
         return mark.read_text().strip()
+
+    def _identity_text(self) -> str | None:
+        try:
+            return (self.folder / IDENTITY_FILE).read_text().strip("\0 \n")
+        except FileNotFoundError:
+            return None
 
     def after(self, offset: Offset) -> list[Segment]:
         """What is known to be sealed since `offset`, quarantined ones included, by writer and sequence."""

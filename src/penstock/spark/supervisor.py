@@ -155,6 +155,7 @@ class Supervisor:
         yield Sample("penstock_spark_lag_seconds", age)
         yield Sample("penstock_spark_quarantined_segments", quarantined)
         yield Sample("penstock_tables_commit_conflicts_total", self._tables.conflicts)
+        yield Sample("penstock_tables_torn_files", self._gate.torn)
 
 
 def _first_line(error: Exception) -> str:

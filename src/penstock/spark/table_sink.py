@@ -26,7 +26,7 @@ from penstock.errors import RowsMissing
 from penstock.model.level import Level
 from penstock.spark.coverage import MARK, Coverage, points_of
 from penstock.spark.rollup import PLACE, PLACES
-from penstock.tables.landing import Landing, TableWriter, Written
+from penstock.tables.landing import Landing, TableWriter, Written, close_all
 from penstock.tables.port import SCHEMAS, TOP_N
 from penstock.tables.table_rows import (
     RECORDS,
@@ -112,7 +112,7 @@ class TableSinkWriter(DataSourceArrowWriter):
                     made = increments(some)
                     writers[level.value].write(made)
                     points[level.value] += points_of(made)
-        written = tuple(one for writer in writers.values() for one in writer.close())
+        written = tuple(close_all(list(writers.values())))
         return Report(written, given, points, tuple(marked))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -29,16 +29,18 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from penstock.durable import make_folder, sync_to_disk
 from penstock.errors import TableBusy, TableConflict
 from penstock.model.level import Level
+from penstock.tables.delta_log import MAINTENANCE, NO_HOOKS, DeltaLog
 from penstock.tables.fold import Fold, Run, TableFile, checked_reports, plan_folds, run_here
 from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
 from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
 from penstock.tables.pruning import metrics_in, pruned_copy
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
+from penstock.tables.torn import Covered
 
-MAINTENANCE = "penstock/maintenance"
 ATTEMPTS = 10  # each fails only because another commit succeeded first
 # A batch every two seconds is 43,000 files of Delta's log a day, and every opening lists them. More than vacuum waits.
 LOG_KEPT = "interval 2 days"
@@ -57,26 +59,29 @@ class DeltaTables:
         # _appending guards _opened.
         self._appending = threading.Lock()
         self._opened: dict[str, _OpenTable] = {}
+        self._logs = {name: DeltaLog(self.path(name)) for name in SCHEMAS}
 
     def path(self, name: str) -> Path:
         return self.folder / name
 
-    def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
+    def held(self, name: str, applications: Iterable[str] | None = None) -> dict[str, int]:
+        if applications is None:
+            return self._logs[name].guards()
         with self._appending:
             self._opened.pop(name, None)  # a job that begins looks at what is there now
         table = self._open(name)
-        return _OpenTable(name, table).held(applications) if table else {}
+        return _OpenTable(name, table, self._logs[name]).held(applications) if table else {}
 
     def landing(self, label: str) -> FileLanding:
         return FileLanding({name: str(self._new_folder(name, label)) for name in SCHEMAS})
 
     def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
-        check_visible(written)
-        added = [self._reported(name, file) for file in written]
+        added = self._added(name, written)
         with self._appending:
             for _ in range(ATTEMPTS):
                 table = self._opened_locked(name)
                 if not batch.wanted_by(name, table.held(batch.versions)):
+                    table.sync()  # the process that added it may have died before
                     return False
                 try:
                     table.commit(added, batch.versions)
@@ -89,9 +94,9 @@ class DeltaTables:
 
     def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
         """Begin a table with these rows and guards."""
-        check_visible(written)
+        added = self._added(name, written)
         with self._appending:
-            self._opened_locked(name).commit([self._reported(name, file) for file in written], versions)
+            self._opened_locked(name).commit(added, versions)
 
     def replace(
         self,
@@ -101,8 +106,7 @@ class DeltaTables:
         end: datetime,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        check_visible(written)
-        added = [self._reported(name, file) for file in written]
+        added = self._added(name, written)
 
         def step(table: DeltaTable) -> list[Any]:
             check()  # what is appended after `table` was opened stays beside what is put in
@@ -160,17 +164,27 @@ class DeltaTables:
         landing = FileLanding({name: str(self._new_folder(name, FINAL if file.is_final else "kept"))})
         written = pruned_copy(file.path, name, landing, ~doomed_metrics(metrics, but_not), file.date)
         kept = sum(one.rows for one in written)
-        return file.rows - kept, [self._reported(name, one) for one in written]
+        return file.rows - kept, self._added(name, written)
 
     def vacuum(self, hours: int) -> int:
         removed = 0
         for name in SCHEMAS:
             table = self._open(name)
             if table:
-                gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+                self._logs[name].sync(table)  # else a power cut could bring back a version that needs these files
+                gone = table.vacuum(
+                    hours,
+                    dry_run=False,
+                    enforce_retention_duration=False,
+                    full=True,
+                    post_commithook_properties=NO_HOOKS,
+                )
                 removed += len(gone)
                 _prune_empty(self.path(name) / "data", time.time() - 3600 * hours)
         return removed
+
+    def mend(self, covered: Covered) -> int:
+        return sum(one.mend(covered) for one in self._logs.values())
 
     def describe(self, name: str) -> Description:
         table = self._open(name)
@@ -204,8 +218,8 @@ class DeltaTables:
         return table
 
     def _create(self, name: str) -> DeltaTable:
-        self.path(name).mkdir(parents=True, exist_ok=True)
-        return DeltaTable.create(
+        make_folder(self.path(name))
+        made = DeltaTable.create(
             str(self.path(name)),
             schema=Schema.from_arrow(SCHEMAS[name]),
             mode="ignore",
@@ -213,10 +227,13 @@ class DeltaTables:
             configuration={"delta.logRetentionDuration": LOG_KEPT, FORMAT_KEY: str(FORMAT)},
             raise_if_key_not_exists=False,
         )
+        sync_to_disk([self.path(name)])  # the name of the log; its entry is synced with the first commit
+        return made
 
     def _new_folder(self, name: str, label: str) -> Path:
         folder = self.path(name) / "data" / f"{label}-{uuid.uuid4().hex[:8]}"
-        folder.mkdir(parents=True)
+        make_folder(folder.parent)
+        folder.mkdir()
         return folder
 
     def _rows(
@@ -246,12 +263,21 @@ class DeltaTables:
     def _opened_locked(self, name: str) -> "_OpenTable":
         """The table as it was opened last. What others commit is noticed when a commit of ours is refused."""
         if name not in self._opened:
-            self._opened[name] = _OpenTable(name, self._open(name) or self._create(name))
+            self._opened[name] = _OpenTable(name, self._open(name) or self._create(name), self._logs[name])
         return self._opened[name]
 
-    def _reported(self, name: str, file: Written) -> AddAction:
-        path = Path(file.place).relative_to(self.path(name)).as_posix()
-        return AddAction(path, file.size_bytes, {"date": file.date}, int(time.time() * 1000), True, file.stats)
+    def _added(self, name: str, written: Sequence[Written]) -> list[AddAction]:
+        """What a commit says of these files, once their names are on the disk; what is in them is already."""
+        check_visible(written)
+        data = self.path(name) / "data"
+        dates = {Path(file.place).parent for file in written}
+        sync_to_disk([*dates, *{date.parent for date in dates}, *([data] if dates else ())])
+        now = int(time.time() * 1000)
+        places = [Path(file.place).relative_to(self.path(name)).as_posix() for file in written]
+        return [
+            AddAction(place, file.size_bytes, {"date": file.date}, now, True, file.stats)
+            for place, file in zip(places, written)
+        ]
 
     def _removed(self, name: str, file: TableFile) -> RemoveAction:
         path = Path(file.path).relative_to(self.path(name)).as_posix()
@@ -263,13 +289,12 @@ class DeltaTables:
         )
 
     def _replace_files(self, name: str, fold: Fold, written: list[Written]) -> None:
-        check_visible(written)
+        added = self._added(name, written)
 
         def step(table: DeltaTable) -> list[Any]:
             if not {file.path for file in fold.replaced} <= {file.path for file in _files(table, self.path(name))}:
                 raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again")
-            removed = [self._removed(name, file) for file in fold.replaced]
-            return [*removed, *(self._reported(name, file) for file in written)]
+            return [*(self._removed(name, file) for file in fold.replaced), *added]
 
         self._maintain(name, step)
 
@@ -284,6 +309,8 @@ class DeltaTables:
             try:
                 if actions:
                     _commit(table, name, actions, [turn])
+                    table.update_incremental()
+                    self._logs[name].sync(table)
             except CommitFailedError:
                 continue
             return
@@ -297,6 +324,7 @@ def _commit(table: DeltaTable, name: str, actions: list[Any], guards: list[Trans
         Schema.from_arrow(SCHEMAS[name]),
         partition_by=PARTITIONED_BY,
         commit_properties=CommitProperties(app_transactions=guards),
+        post_commithook_properties=NO_HOOKS,
     )
 
 
@@ -307,9 +335,10 @@ class _OpenTable:
     others do no harm: one that shares a guard with ours is refused by the log, any other is passed.
     """
 
-    def __init__(self, name: str, table: DeltaTable) -> None:
+    def __init__(self, name: str, table: DeltaTable, log: DeltaLog) -> None:
         self._name = name
         self._table = table
+        self._log = log
         self._held: dict[str, int | None] = {}
 
     def held(self, applications: Iterable[str]) -> dict[str, int]:
@@ -331,6 +360,11 @@ class _OpenTable:
             self._held.clear()
         else:
             self._held.update(versions)
+        self.sync()
+
+    def sync(self) -> None:
+        """Return when what it holds survives a power cut."""
+        self._log.sync(self._table)
 
 
 def _files(table: DeltaTable, root: Path) -> list[TableFile]:

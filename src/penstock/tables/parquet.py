@@ -29,14 +29,17 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 
+from penstock.durable import make_folder, sync_to_disk, write_text
 from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.tables.fold import Fold, Run, TableFile, checked_reports, plan_folds, run_here
 from penstock.tables.landing import FileLanding, Written, check_visible
 from penstock.tables.location import local_folder
+from penstock.tables.parquet_mending import mend_folders
 from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
 from penstock.tables.pruning import metrics_in, pruned_copy
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
+from penstock.tables.torn import Covered
 
 _GUARD = "_guard.json"
 _FORMAT = "_format"
@@ -68,9 +71,10 @@ class ParquetTables:
         self.conflicts = 0  # a lock lets one append at a time through
 
     @_steadily
-    def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
-        wanted = set(applications)
-        return {application: last for application, last in self._versions(name).items() if application in wanted}
+    def held(self, name: str, applications: Iterable[str] | None = None) -> dict[str, int]:
+        found = self._versions(name)
+        wanted = set(found if applications is None else applications)
+        return {application: last for application, last in found.items() if application in wanted}
 
     def landing(self, label: str) -> FileLanding:
         return self._landing(*SCHEMAS)
@@ -79,6 +83,7 @@ class ParquetTables:
         check_visible(written)
         with self._alone(name):
             if not batch.wanted_by(name, self.held(name, batch.versions)):
+                sync_to_disk([self.folder / name])  # the process that added it may have died before
                 return False
             self._publish(name, "batch", written, batch.versions, ())
         return True
@@ -162,6 +167,14 @@ class ParquetTables:
                     gone += self._sweep(name) + _clear_scratch(self.folder / name, time.time() - 3600 * hours)
         return gone
 
+    def mend(self, covered: Covered) -> int:
+        aside = 0
+        for name in SCHEMAS:
+            if (self.folder / name).is_dir():
+                with self.locked(name):  # no folder comes or goes while they are examined
+                    aside += mend_folders(self.folder / name, _GUARD, covered)
+        return aside
+
     @_steadily
     def describe(self, name: str) -> Description:
         files = self.files(name)
@@ -196,7 +209,8 @@ class ParquetTables:
         folders = [path for path in sorted(root.iterdir()) if path.name[0] not in "._"]
         if folders:
             form = root / _FORMAT
-            check_format(int(form.read_text()) if form.exists() else 1, self.location, name)
+            # Empty: of a version that did not sync it. Tables of format 1 have none.
+            check_format(int(form.read_text() or FORMAT) if form.exists() else 1, self.location, name)
         return folders
 
     def _versions(self, name: str) -> dict[str, int]:
@@ -261,6 +275,8 @@ class ParquetTables:
             if file.exists():
                 file.unlink()
                 gone += 1
+        # Gone for good before what says that they are replaced may go.
+        sync_to_disk({file.parent for file in replaced if file.parent.is_dir()})
         versions = self._versions(name)
         empty = [folder for folder in folders if not any(folder.glob("*.parquet"))]
         keeper = next((folder for folder in folders if _guard(folder)["versions"] == versions), None)
@@ -277,20 +293,21 @@ class ParquetTables:
     def _landing(self, *names: str) -> FileLanding:
         folders = {name: self._scratch(name) for name in names}
         for folder in folders.values():
-            folder.mkdir(parents=True)
+            make_folder(folder.parent)
+            folder.mkdir()
         return FileLanding({name: str(folder) for name, folder in folders.items()}, names_date=False)
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
         with self.locked(name):
             if not self._folders(name):
-                (self.folder / name / _FORMAT).write_text(str(FORMAT))
+                write_text(self.folder / name / _FORMAT, str(FORMAT))
             yield
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
         """One writer of a table at a time; the lock goes with its process."""
-        (self.folder / name).mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder / name)
         with open(self.folder / name / ".lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -300,12 +317,11 @@ class ParquetTables:
 
 
 def _publish(scratch: Path, folder: Path, guard: dict[str, Any]) -> None:
-    """Make a finished folder visible, with its guard in it."""
-    with open(scratch / _GUARD, "w") as file:
-        json.dump(guard, file)
-        file.flush()
-        os.fsync(file.fileno())
+    """Make a finished folder visible, with its guard in it; both are on the disk before and after."""
+    (scratch / _GUARD).write_text(json.dumps(guard))
+    sync_to_disk([scratch / _GUARD, scratch])
     scratch.rename(folder)
+    sync_to_disk([folder.parent])
 
 
 def _remove(folder: Path) -> None:

@@ -32,6 +32,7 @@ from penstock.tables.landing import Landing, Written
 from penstock.tables.table_rows import RECORDS, TOP_KEPT, records_kept, top_records
 from penstock.tables.table_rows import SCHEMAS as SCHEMAS
 from penstock.tables.table_rows import TOP_N as TOP_N
+from penstock.tables.torn import Covered
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +88,23 @@ def queue_application(writer: str, origin: Origin) -> str:
 
 
 class Tables(Protocol):
-    """Where the tables are kept. Guarantee: an append is in the table once or not at all, whatever crashes when."""
+    """Where the tables are kept. Guarantee: an append is in the table once or not at all, whatever crashes when.
+
+    What `append`, `replace`, `compact` and `expire` have done survives a power cut once they return.
+    """
 
     location: str
     conflicts: int  # commits of appends that were tried again because another commit came first
 
-    def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
-        """Of these guards the versions that the table has; empty if there is no table yet."""
+    def held(self, name: str, applications: Iterable[str] | None = None) -> dict[str, int]:
+        """Of these guards (None: of all) the versions that the table has; empty if there is no table yet."""
+        ...
+
+    def mend(self, covered: Covered) -> int:
+        """Set aside what a power cut has torn, so that all tables can be read; how many files lie aside by now.
+
+        The guards go back to what is whole. What can only be mended with segments is not touched unless `covered`.
+        """
         ...
 
     def landing(self, label: str) -> Landing:

@@ -30,7 +30,7 @@ from penstock.secret_text import redacted
 from penstock.tables.fold import Run, fold_rows, run_here
 from penstock.tables.landing import Written
 from penstock.tables.port import Batch, Compaction, Description
-from penstock.tables.postgres_rows import TYPES, from_rows, to_csv
+from penstock.tables.postgres_rows import TYPES, from_rows, held_guards, to_csv
 from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, as_partials, as_records, check_format
 
 _STAGED = "penstock_staged_"
@@ -56,10 +56,10 @@ class PostgresTables:
                 f"password written as %2F %3F %23 %25 and %40, got {self.location!r}"
             ) from None
 
-    def held(self, name: str, applications: Iterable[str]) -> dict[str, int]:
+    def held(self, name: str, applications: Iterable[str] | None = None) -> dict[str, int]:
         with self._connect() as connection:
             self._prepare(connection, name)
-            return _held(connection, name, applications)
+            return held_guards(connection, name, applications)
 
     def landing(self, label: str) -> "StagedLanding":
         """Staging tables of one batch, without a log: what they hold matters only until the batch is committed."""
@@ -76,7 +76,7 @@ class PostgresTables:
             self._prepare(connection, name)
             # One writer a table at a time: a transaction that waits here sees the other's guard afterwards.
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", (f"penstock_{name}",))
-            if not batch.wanted_by(name, _held(connection, name, batch.versions)):
+            if not batch.wanted_by(name, held_guards(connection, name, batch.versions)):
                 return False
             self._merge(connection, name, written)
             connection.execute(
@@ -170,6 +170,9 @@ class PostgresTables:
         )
         names = [table.rpartition(".")[2] for (table,) in found.fetchall()]
         return [(sql.Identifier(table), datetime.strptime(table[-8:], "%Y%m%d").date()) for table in sorted(names)]
+
+    def mend(self, covered: object) -> int:
+        return 0  # the server mends itself
 
     def vacuum(self, hours: int) -> int:
         """Drop what batches that were never committed have staged; rows the server clears by itself."""
@@ -378,11 +381,6 @@ class StagedWriter:
         self._connection.commit()
         self._connection.close()
         return [Written(self._name, f"{self._staged}/{self._attempt}", self._size, self._rows)]
-
-
-def _held(connection: psycopg.Connection[Any], name: str, applications: Iterable[str]) -> dict[str, int]:
-    query = "select application, version from penstock_guard where table_name = %s and application = any(%s)"
-    return dict(connection.execute(query, (name, list(applications))).fetchall())
 
 
 def _table(name: str) -> sql.Identifier:

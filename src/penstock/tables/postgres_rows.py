@@ -4,9 +4,10 @@ jsonb has no NUL, so labels with one are kept whole, under the empty name, like 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
@@ -25,6 +26,14 @@ TYPES = {
     str(DISTRIBUTION): "jsonb",
 }
 _NUL = "\N{REPLACEMENT CHARACTER}"
+
+
+def held_guards(connection: psycopg.Connection[Any], name: str, wanted: Iterable[str] | None) -> dict[str, int]:
+    """Of these guards (None: of all) the versions that a table has."""
+    query = "select application, version from penstock_guard where table_name = %s"
+    if wanted is None:
+        return dict(connection.execute(query, (name,)).fetchall())
+    return dict(connection.execute(f"{query} and application = any(%s)", (name, list(wanted))).fetchall())
 
 
 def to_csv(rows: pa.Table) -> bytes:

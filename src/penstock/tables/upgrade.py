@@ -13,8 +13,6 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,11 +21,12 @@ import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from penstock.durable import sync_to_disk
 from penstock.errors import RowsMissing, TableConflict, TablesOutdated
 from penstock.model.function import is_function
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS
-from penstock.tables.delta import MAINTENANCE, DeltaTables
+from penstock.tables.delta import DeltaTables
 from penstock.tables.parquet import ParquetTables
 from penstock.tables.port import Tables
 from penstock.tables.table_rows import (
@@ -71,13 +70,16 @@ def upgrade(tables: Tables) -> Iterator[tuple[str, int]]:
         place, made, old = folder / name, folder / ".upgrade" / name, folder / ".format-1" / name
         if old.exists() and not place.exists():  # cut off between the two renames: what was made is complete
             made.rename(place)
+            sync_to_disk([folder])
         if not place.exists() or not _is_outdated(tables, name):
             continue
         shutil.rmtree(made, ignore_errors=True)
         points = _convert_delta(tables, name) if isinstance(tables, DeltaTables) else _convert_parquet(tables, name)
         old.parent.mkdir(exist_ok=True)
         place.rename(old)
+        sync_to_disk([folder, old.parent])
         made.rename(place)
+        sync_to_disk([folder])
         yield name, points
     for rest in (".upgrade", ".format-1"):
         shutil.rmtree(folder / rest, ignore_errors=True)
@@ -154,25 +156,10 @@ def _batches(dataset: Any, name: str) -> Iterator[pa.Table]:
 def _convert_delta(tables: DeltaTables, name: str) -> int:
     old, fresh = DeltaTable(str(tables.path(name))), DeltaTables(tables.folder / ".upgrade")
     written, points = _written(fresh, name, _batches(old.to_pyarrow_dataset(), name))
-    fresh.adopt(name, written, _guards(tables.path(name) / "_delta_log"))
+    fresh.adopt(name, written, tables.held(name))
     if DeltaTable(str(tables.path(name))).version() != old.version():
         raise TableConflict(f"table {name!r} was changed during its conversion: stop the job, then try again")
     return sum(points.values())
-
-
-def _guards(log_folder: Path) -> dict[str, int]:
-    """What Delta's log says of all guards: deltalake tells only of those that are asked for by name."""
-    found: dict[str, int] = {}
-    actions: list[Any] = []
-    for path in sorted(log_folder.glob("*.checkpoint*.parquet")):
-        with suppress(KeyError):
-            actions += pq.read_table(path, columns=["txn"], partitioning=None)["txn"].to_pylist()
-    for path in sorted(log_folder.glob("*.json")):
-        actions += [json.loads(line).get("txn") for line in path.read_text().splitlines()]
-    for action in actions:
-        if action and action["appId"] and action["appId"] != MAINTENANCE:
-            found[action["appId"]] = max(action["version"], found.get(action["appId"], -1))
-    return found
 
 
 def _convert_parquet(tables: ParquetTables, name: str) -> int:

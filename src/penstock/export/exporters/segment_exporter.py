@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock.durable import make_folder, sync_to_disk
 from penstock.errors import ConfigError, PermanentExportError, QueueLocked, TransientExportError
 from penstock.model.segment import (
     QUARANTINE,
@@ -22,7 +23,6 @@ from penstock.model.segment import (
     requests_of,
     seal,
     sealed,
-    sync_folder,
 )
 from penstock.spool import Lease
 from penstock.telemetry import Sample
@@ -70,7 +70,7 @@ class SegmentExporter:
 
         QueueLocked while another process writes under that name, ConfigError if its segments are another queue's.
         """
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self._folder, 0o700)
         path = self._folder / f".{self._writer}.owner"
         owner = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -113,7 +113,7 @@ class SegmentExporter:
 
     def _seal_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
         if self._is_unsynced:
-            sync_folder(self._folder)
+            sync_to_disk([self._folder])
             self._is_unsynced = False
         refused = []
         fresh = []
