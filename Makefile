@@ -29,6 +29,14 @@ SOAK_l1      := tests/aggregate
 SOAK_spark   := tests/spark
 SOAK_tables  := tests/tables
 SOAK_power   := tests/service/test_power_cuts.py
+# Campaigns against the whole service: ARGS="--seed 7 --seconds 600" says which and how long.
+SOAK_all     := tests/campaigns
+SOAK_kills   := tests/campaigns/test_kills.py
+SOAK_disks   := tests/campaigns/test_disks.py
+SOAK_outages := tests/campaigns/test_outages.py
+SOAK_clocks  := tests/campaigns/test_clocks.py
+SOAK_mutants := tests/campaigns/test_mutants.py
+SOAK_steady  := tests/campaigns/test_steady.py
 
 .PHONY: help setup demo test test-fast lint types contract doctor lock clean wheel bench bench-spark soak docs
 .DEFAULT_GOAL := help
@@ -66,7 +74,8 @@ bench: $(if $(filter $(WITH_PEERS),$(PART)),.venv/.peers,setup)  ## Measure one 
 bench-spark:
 	@$(MAKE) --no-print-directory bench PART=spark
 
-soak: setup  ## A long campaign of kills against one part: make soak PART=spool
+soak: PART ?= all
+soak: setup  ## Long campaigns of faults: make soak [PART=kills] [ARGS="--seed 7 --seconds 600"]
 	$(if $(SOAK_$(PART)),,$(error PART must be one of: $(sort $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES))))))
 	@$(BIN)/python -m pytest -m soak -s $(SOAK_$(PART)) $(ARGS)
 

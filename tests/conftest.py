@@ -17,6 +17,11 @@ settings.load_profile("shared machine")
 SERVERS = {"shared_rabbitmq", "rabbitmq", "postgres", "shared_postgres", "prometheus"}  # fixtures
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="of a campaign: what it printed repeats it")
+    parser.addoption("--seconds", type=float, help="how long a campaign of `make soak` strikes")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a server. Tests that need a JVM share one: they run in one process, the others in the other."""

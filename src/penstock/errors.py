@@ -3,6 +3,7 @@
     PenstockError
     ├── ConfigError            a setting that makes no sense (also a ValueError)
     ├── MissingRequirement     Java, an extra or a server that is not there, and what to do about it
+    │   └── StoreUnavailable   the tables' server does not answer now: it may be back later
     ├── UndeclaredMetric       telemetry under a name that `penstock.telemetry` does not declare
     ├── BrokerError            the broker, or the way to it, refused what we need
     ├── ExportError            a destination did not take what was sent; `error_class` says what kind of failure
@@ -56,6 +57,10 @@ class ConfigError(PenstockError, ValueError):
 
 class MissingRequirement(PenstockError):
     """Something outside the program that it needs; the message says how to get it."""
+
+
+class StoreUnavailable(MissingRequirement):
+    """The server that has the tables does not answer, or was lost on the way: it may be back later."""
 
 
 class UndeclaredMetric(PenstockError, KeyError):

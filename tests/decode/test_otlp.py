@@ -209,6 +209,19 @@ def test_a_summary_becomes_what_prometheus_makes_of_it() -> None:
     assert found["s gauge"] == quantiles * 2
 
 
+def test_a_quantile_and_a_value_of_zero_are_zero_whatever_the_request_begins_with() -> None:
+    """Protobuf leaves zeros out. What stands in for them is made of the first bytes, which here are an infinity."""
+    metric = Metric(name="s")
+    metric.summary.data_points.add(time_unix_nano=NOW, count=1, sum=1.0).quantile_values.add()
+    begin = b"\x79" + bytes(5) + b"\xf0\x7f" + bytes(1)  # an unknown field
+
+    decoded = decoder().decode(Format.OTLP, [begin + request(metric, resource={}).SerializeToString()])
+
+    (gauges,) = [chunk for chunk in decoded.chunks if chunk.kind is PointKind.GAUGE]
+    assert gauges.points["entity"].to_pylist() == ['{"quantile":"0.0"}']
+    assert gauges.points["value"].to_pylist() == [0.0]
+
+
 def test_a_sum_that_does_not_say_what_it_is_is_refused() -> None:
     decoded = decode(request(counter("c", (NOW, 1.0), temporality=0), gauge("g", 1.0)))
 

@@ -22,7 +22,7 @@ from penstock.errors import PenstockError
 from penstock.tables.port import open_tables
 from penstock.tables.query import QueryRow, Question, answer
 from penstock.testing import wait_until
-from tests.servers import Prometheus, RabbitMQ
+from tests.servers import PostgreSQL, Prometheus, RabbitMQ
 from tests.service.running import Running, orders, sealed_sum
 
 pytestmark = pytest.mark.server
@@ -105,6 +105,18 @@ def test_an_sdks_metrics_are_in_the_minute_table_and_penstock_query_finds_them(t
         wait_until(lambda: sum(row.value or 0 for row in rows("sales")) == 400, 400)
         assert 'penstock_service_child_restarts_total{child="spark"} 1.0' in running.ask("/metrics")[1]
         running.stop()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_tables_whose_server_is_away_at_the_start_are_filled_when_it_is_back(
+    postgres: PostgreSQL, tmp_path: Path
+) -> None:
+    postgres.kill()
+    with Running(tmp_path, f"{ONE_CORE}tables: {{location: '{postgres.url}'}}\n") as running:
+        wait_until(lambda: "The tables cannot be reached" in running.text(), 240)
+        postgres.start()
+        wait_until(lambda: "penstock_spark_batches_total" in running.ask("/metrics")[1], 400)
 
 
 @pytest.mark.server

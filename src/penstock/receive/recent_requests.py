@@ -1,11 +1,12 @@
 """The requests of late, by their digests: a table that the receiving processes share, and that outlives a kill.
 
     file    header: magic, capacity, the id of the machine's boot; then buckets
-    bucket  16 digests of 16 bytes; 16 × (seconds since the epoch u32, owner u32)
+    bucket  16 digests of 16 bytes; 16 × (seconds since the boot u32, owner u32)
     owner   0: the place is free; else 2 × (process + 1), and 1 more while the request is not answered yet
 
 The kernel keeps what is stored when a process dies. After another boot the file is begun anew: the disk may have kept
-it and lost blocks that it tells of. A full bucket forgets its oldest request.
+it and lost blocks that it tells of. Its times are of the monotonic clock, so that a clock that is set ages no request.
+A full bucket forgets its oldest request.
 """
 
 import fcntl
@@ -25,7 +26,7 @@ _FACTS = struct.Struct(f"<{2 * _WAYS}I")
 _FACT = struct.Struct("<II")
 _BUCKET = _DIGESTS + _FACTS.size
 _HEADER = 64
-_MAGIC = b"PNSTREQ1"
+_MAGIC = b"PNSTREQ2"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 

@@ -63,7 +63,9 @@ class Repeats:
 
     def _claim(self, requests: Sequence[ReceivedRequest]) -> Answers:
         answers: Answers = []
-        claims = self._recent.claim([request.digest for request in requests], self._clock.time()) if requests else []
+        claims = (
+            self._recent.claim([request.digest for request in requests], self._clock.monotonic()) if requests else []
+        )
         for request, claim in zip(requests, claims):
             if claim is not Claim.NEW:
                 request.digest = b""  # this one has nothing to settle

@@ -167,7 +167,7 @@ def _recent_requests(config: ServiceConfig, index: int) -> "RecentRequests | Non
     recent.forget_own(unanswered_only=_is_durable(config))
     if config.pipelines.rollup:
         folder = config.resolved(config.segments.location)
-        found = restore_from_segments(recent, folder, config.segments.writer, window)
+        found = restore_from_segments(recent, folder, config.segments.writer, window, SystemClock())
         log.info("Requests of the last run are known. requests=%d", found)
     return recent
 

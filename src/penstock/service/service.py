@@ -169,7 +169,11 @@ class Service:
         self._is_stopping = True
         self._definition_watch.close()
         self._trends.close()
-        late: list[str] = []
+        late = [
+            f"{worker.name} had died: what its queue holds waits for the next start"
+            for worker in self._workers
+            if not worker.is_up
+        ]
         for worker in self._workers:
             worker.stop()
         if self._edge is not None and self._edge.state != "stopped":

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.config.load import load
 from penstock.config.tree import ServiceConfig
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StoreUnavailable
 from penstock.service.child_channel import ChildAnswers
 from penstock.service.current_definitions import CurrentDefinitions, read_definitions
 from penstock.service.exit_codes import FINAL
@@ -52,6 +52,9 @@ def main(descriptor: int) -> int:
         defined = CurrentDefinitions(read_definitions(config))
         answerer.start({"values": lambda _: list(telemetry.values()), "reload": reload})
         _run(config, defined, telemetry, stopping, working)
+    except StoreUnavailable as error:
+        log.error("The tables cannot be reached, so the Spark job is started again later. reason=%s", error)
+        return 1
     except PenstockError as error:
         log.error("The Spark job cannot go on. reason=%s", error)
         return FINAL

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.errors import ConfigError, MissingRequirement, RowsMissing, TablesOutdated
+from penstock.errors import ConfigError, RowsMissing, StoreUnavailable, TablesOutdated
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS
 from penstock.secret_text import redacted
@@ -285,12 +285,12 @@ class PostgresTables:
 
     @contextmanager
     def _connect(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection; MissingRequirement if it cannot be had, or is lost on the way."""
+        """A connection; StoreUnavailable if it cannot be had, or is lost on the way."""
         try:
             with psycopg.connect(self._dsn, autocommit=True) as connection:
                 yield connection
         except psycopg.OperationalError as error:
-            raise MissingRequirement(f"PostgreSQL at {self.location} failed: {error}") from error
+            raise StoreUnavailable(f"PostgreSQL at {self.location} failed: {error}") from error
 
     def _prepare(self, connection: psycopg.Connection[Any], name: str) -> None:
         # An account that may only read, or a replica, may not even create what is there.

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from penstock.decode.column_scan import MessageLayout, float64_at, scan, uint64_at
+from penstock.decode.column_scan import Bytes, Ints, MessageLayout, float64_at, scan, uint64_at
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import repeated_messages
 from penstock.decode.otlp.attributes import text_of
@@ -32,7 +33,7 @@ def summary_numbers(points: ScannedPoints, context: DecodeContext, reader: OtlpR
     times, is_valid = points.times(context)
     columns, data = points.fields, points.data
     counts = np.where(columns["count"] > 0, uint64_at(data, columns["count"]), np.uint64(0)).astype(np.float64)
-    sums = np.where(columns["sum"] > 0, float64_at(data, columns["sum"]), 0.0)
+    sums = _double_or_zero(data, columns["sum"])
     summaries = np.arange(len(times))
 
     keys = points.keys()
@@ -40,9 +41,7 @@ def summary_numbers(points: ScannedPoints, context: DecodeContext, reader: OtlpR
     if pc.sum(pc.binary_length(keys).take(summary), min_count=0).as_py() > _MAX_LABEL_BYTES:
         raise TooMany("more quantiles than can be told apart")
     inner = scan(data, begins, ends, _QUANTILE).columns  # one that cannot be read is 0
-    quantiles, of_quantile = np.unique(
-        float64_at(data, inner["quantile"]) * (inner["quantile"] > 0), return_inverse=True
-    )
+    quantiles, of_quantile = np.unique(_double_or_zero(data, inner["quantile"]), return_inverse=True)
     labels = pa.array([_label("quantile", text_of(quantile)) for quantile in quantiles.tolist()], pa.binary())
     labelled = pc.binary_join_element_wise(keys.take(summary), labels.take(of_quantile), _EMPTY)
 
@@ -67,9 +66,14 @@ def summary_numbers(points: ScannedPoints, context: DecodeContext, reader: OtlpR
         metrics=points.metrics[rows],
         streams=points.streams[rows],
     )
-    values = np.concatenate([counts, sums, float64_at(data, inner["value"]) * (inner["value"] > 0)])
+    values = np.concatenate([counts, sums, _double_or_zero(data, inner["value"])])
     streams = made.resolve_streams(is_valid[rows], context, pa.concat_arrays([keys, keys, labelled]))
     return DecodedNumbers.with_stream(Rows(made.requests, streams, times[rows], values), starts_at(data, columns)[rows])
+
+
+def _double_or_zero(data: Bytes, places: Ints) -> NDArray[np.float64]:
+    """Returns the doubles at these places, and 0 for a field that is not there."""
+    return np.where(places > 0, float64_at(data, places), 0.0)
 
 
 def _parts(family: Family) -> tuple[Family, Family, Family]:
