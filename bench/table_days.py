@@ -25,8 +25,8 @@ from penstock.model.finals import Entries
 from penstock.model.level import Level
 from penstock.model.point import entity_of
 from penstock.tables.delta import DeltaTables
-from penstock.tables.port import Batch
-from penstock.tables.table_rows import PACKED_ROWS, distributions, increments
+from penstock.tables.port import TableBatch
+from penstock.tables.table_rows import PACKED_ROWS, distributions_as_table_column, increment_table_rows
 
 METRICS = 20
 END = datetime(2026, 11, 1, tzinfo=UTC)
@@ -62,7 +62,7 @@ def rows_of(level: Level, series: int, start: datetime, buckets: int, seed: int)
         "sum": pa.array(sums),
         "min": pa.array(values[entries.offsets[:-1]]),
         "max": pa.array(values[entries.offsets[1:] - 1]),
-        "distribution": distributions(entries, np.ones(count, bool)),
+        "distribution": distributions_as_table_column(entries, np.ones(count, bool)),
     }
     return pa.table([columns[name] for name in PACKED_ROWS.names], schema=PACKED_ROWS)
 
@@ -79,8 +79,8 @@ def fill(folder: Path, series: int, days: int) -> None:
             for _ in range(2):
                 number += 1
                 writer = tables.landing("fill").writer(level.value)
-                writer.write(increments(rows_of(level, series, start, buckets, number + 1)))
-                tables.append(level.value, writer.close(), Batch("bench", {"w": number - 1}, {"w": number}))
+                writer.write(increment_table_rows(rows_of(level, series, start, buckets, number + 1)))
+                tables.append(level.value, writer.close(), TableBatch("bench", {"w": number - 1}, {"w": number}))
 
 
 def maintain(folder: Path) -> dict[str, Any]:

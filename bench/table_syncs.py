@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from penstock import durable
 from penstock.model.function import AVG
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.tables import delta, delta_log, landing, parquet
-from penstock.tables.landing import Written, close_all
-from penstock.tables.port import Batch, Tables, open_tables
-from penstock.tables.table_rows import increments, packed
+from penstock.tables.landing import WrittenTableFile, close_all
+from penstock.tables.port import TableBatch, Tables, open_tables
+from penstock.tables.table_rows import increment_table_rows, packed_table_rows
 
 LEVELS = ("minute", "hour", "day")
 SERIES = 10_000
@@ -27,7 +27,7 @@ TASKS = 2
 
 
 def main(folder: str, batches: int) -> None:
-    rows = increments(packed(_partials()))
+    rows = increment_table_rows(packed_table_rows(_partials()))
     print(f"{SERIES:,} rows into each of {len(LEVELS)} tables by {TASKS} tasks, {batches} batches, median (p90)")
     for form in ("", "parquet:"):
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -50,13 +50,13 @@ def _add(tables: Tables, rows: pa.Table, number: int, *, is_synced: bool) -> flo
                 stack.enter_context(patch.object(module, "sync_to_disk", lambda _: None))
         began = time.perf_counter()
         place, share = tables.landing(f"batch-{number}"), rows.num_rows // TASKS
-        written: list[Written] = []
+        written: list[WrittenTableFile] = []
         for task in range(TASKS):
             writers = [place.writer(name) for name in LEVELS]
             for writer in writers:
                 writer.write(rows.slice(task * share, share))
             written += close_all(writers)
-        batch = Batch("bench", {"edge": number - 1} if number else {}, {"edge": number})
+        batch = TableBatch("bench", {"edge": number - 1} if number else {}, {"edge": number})
         for name in LEVELS:
             tables.append(name, [one for one in written if one.table == name], batch)
         return time.perf_counter() - began
@@ -65,7 +65,7 @@ def _add(tables: Tables, rows: pa.Table, number: int, *, is_synced: bool) -> flo
 def _partials() -> pa.Table:
     moments = pa.array(np.full(SERIES, 1_800_000_000_000_000), pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     entities = pa.array([f'{{"host":"h{number}"}}' for number in range(SERIES)])
-    return merged(of_columns("cpu", AVG, entities, moments, pa.array(np.random.default_rng(7).random(SERIES))))
+    return merged(partials_of_columns("cpu", AVG, entities, moments, pa.array(np.random.default_rng(7).random(SERIES))))
 
 
 def _text(seconds: list[float]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.model.level import Level
-from penstock.model.segment import read, sealed
+from penstock.model.segment import read_segment, sealed
 from penstock.tables.port import Tables, read_level
 
 MINUTE_US = 60_000_000
@@ -125,7 +125,9 @@ def held_by_tables(tables: Tables, level: Level = Level.MINUTE) -> dict[Key, Tal
 def held_by_segments(folder: Path) -> dict[Key, Tally]:
     """Where no Spark runs, what is sealed is what the tables would hold."""
     columns = ["metric", "entity", "bucket", "count", "sum"]
-    return _tallies(row for one in sealed(folder) for row in read(folder / one.name).select(columns).to_pylist())
+    return _tallies(
+        row for one in sealed(folder) for row in read_segment(folder / one.name).select(columns).to_pylist()
+    )
 
 
 def _tallies(rows: Iterable[Mapping[str, Any]]) -> dict[Key, Tally]:

@@ -16,17 +16,17 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.main import main
-from penstock.cli.query_screen import plot
+from penstock.cli.query_screen import plot_on_screen
 from penstock.model.chunk_partials import KEPT, LATEST, Kept, newest_of_chunks, partials_of_chunks
 from penstock.model.finals import nearest_rank
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.model.point import Chunk, PointKind, chunk_type, entity_of
 from penstock.tables import delta
 from penstock.tables.metrics_table import METRIC_ROWS
-from penstock.tables.port import TOP_N, Batch, Tables, open_tables
-from penstock.tables.query import QueryRow, Question, answer, grouped, metrics_of
+from penstock.tables.port import TOP_N, TableBatch, Tables, open_tables
+from penstock.tables.query import QueryRow, Question, answer_from_tables, grouped_for_query, metrics_in_tables
 from penstock.tables.table_rows import RECORDS
 from tests.decode.support import decode, decoder, histogram
 from tests.receive.support import NOW as OTLP_NOW
@@ -50,12 +50,12 @@ def partials(metric: str, function: Function) -> pa.Table:
     rows = list(points())
     times = pa.array([moment for _, moment, _ in rows], pa.timestamp("us", tz="UTC"))
     entities = pa.array([entity_of(labels) for labels, _, _ in rows])
-    return merged(of_columns(metric, function, entities, times, pa.array([value for _, _, value in rows])))
+    return merged(partials_of_columns(metric, function, entities, times, pa.array([value for _, _, value in rows])))
 
 
 def add(tables: delta.DeltaTables, name: str, rows: pa.Table, part: str) -> None:
     """As the job does: files first, then a commit of what was reported."""
-    tables.append(name, land(tables, name, rows), Batch(part, {}, {"edge": 0}))
+    tables.append(name, land(tables, name, rows), TableBatch(part, {}, {"edge": 0}))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
 
 
 def ask(tables: Tables, metric: str = "cpu", **more: Any) -> list[Any]:
-    return answer(tables, Question(metric=metric, since=timedelta(hours=1), **more), NOW)
+    return answer_from_tables(tables, Question(metric=metric, since=timedelta(hours=1), **more), NOW)
 
 
 def test_without_labels_every_bucket_is_one_row_of_all_series(tables: Tables) -> None:
@@ -106,11 +106,11 @@ def test_by_all_labels_every_series_stands_by_itself(tables: Tables) -> None:
 
 def test_a_label_that_a_series_does_not_have_is_empty() -> None:
     entities = pa.table({"entity": [entity_of({"host": "a"}), entity_of({"host": "a", "zone": "z"})]})
-    assert grouped(entities, ("zone",))["entity"].to_pylist() == ['{"zone":""}', '{"zone":"z"}']
+    assert grouped_for_query(entities, ("zone",))["entity"].to_pylist() == ['{"zone":""}', '{"zone":"z"}']
 
 
 def test_only_what_is_recent_enough_counts(tables: Tables) -> None:
-    rows = answer(tables, Question(metric="cpu", since=timedelta(minutes=3)), NOW)
+    rows = answer_from_tables(tables, Question(metric="cpu", since=timedelta(minutes=3)), NOW)
     assert len(rows) == 4  # three whole minutes and the one that has begun
 
 
@@ -215,7 +215,7 @@ def test_the_last_value_stands_beside_the_average_where_a_group_is_one_series(tm
     (both,) = json.loads(asked_of(location, "cpu", "--json").stdout)
     assert (both["points"], both["last"]) == (4, None)
     assert "last" in asked_of(location, "cpu", "--by", "host").stdout
-    listed = metrics_of(open_tables(location), NOW)
+    listed = metrics_in_tables(open_tables(location), NOW)
     assert [(one.metric, one.function, one.points) for one in listed] == [("cpu", "avg", 4)]
 
 
@@ -268,8 +268,8 @@ def test_a_metric_that_days_do_without_is_listed_too(tmp_path: Path) -> None:
     for level, metric in ((Level.DAY, "kept"), (Level.HOUR, "hourly"), (Level.MINUTE, "fleeting")):
         add(made, level.value, partials(metric, AVG), "one")
 
-    assert [one.metric for one in metrics_of(made, NOW)] == ["fleeting", "hourly", "kept"]
-    assert [one.metric for one in metrics_of(made, NOW + timedelta(hours=8))] == ["hourly", "kept"]
+    assert [one.metric for one in metrics_in_tables(made, NOW)] == ["fleeting", "hourly", "kept"]
+    assert [one.metric for one in metrics_in_tables(made, NOW + timedelta(hours=8))] == ["hourly", "kept"]
 
 
 def test_the_tables_are_those_of_the_configuration_unless_named(tables: Tables, tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_no_java_is_started_and_pyspark_is_not_even_imported(tables: Tables) -> 
 def test_a_plot_draws_each_function_of_a_metric_for_itself() -> None:
     mixed = {"avg": 129.9, "sum": 750.0}
     rows = [QueryRow(NOW, {"shop": "north"}, function, 1, value, value, value) for function, value in mixed.items()]
-    drawn = plot(rows, "orders", 80)
+    drawn = plot_on_screen(rows, "orders", 80)
 
     assert "north (avg)" in drawn
     assert "north (sum)" in drawn
@@ -318,7 +318,7 @@ def test_a_plot_paints_no_background_and_tells_lines_apart_with_and_without_colo
         for shop, value in (("north", 1.0), ("south", 2.0))
         for minute in range(5)
     ]
-    coloured, plain = plot(rows, "orders", 80, has_colour=True), plot(rows, "orders", 80)
+    coloured, plain = plot_on_screen(rows, "orders", 80, has_colour=True), plot_on_screen(rows, "orders", 80)
 
     assert "\x1b[48;" not in coloured
     assert len(set(re.findall(r"\x1b\[38;5;\d+m", coloured))) == 2

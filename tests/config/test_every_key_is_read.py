@@ -30,17 +30,17 @@ import pytest
 from penstock.cli.run_command import _run
 from penstock.config.destinations import DESTINATIONS
 from penstock.config.load import LoadedConfig, load
-from penstock.config.schema import NAME, KeyPath, flag_of, schema_of
+from penstock.config.schema import NAME, KeyPath, flag_of_key, schema_of
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, DiskFull
-from penstock.export.config import DurableQueueConfig
+from penstock.export.config import ExportQueueConfig
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.receive.intake import Intake
 from penstock.service import queues, spark_process
-from penstock.service.current_definitions import CurrentDefinitions, read_definitions
+from penstock.service.current_definitions import CurrentDefinitions, read_service_definitions
 from penstock.service.exit_codes import LATE
 from penstock.service.orphan_queues import find_orphan_queues
-from penstock.service.receiver_set import RECEIVERS, make_receiver_set
+from penstock.service.receiver_set import RECEIVERS, make_service_receivers
 from penstock.service.service import Service
 from penstock.spool import FastQueue
 from penstock.telemetry import Telemetry
@@ -100,7 +100,7 @@ class KeyProbe:
         for name, module in list(sys.modules.items()):
             if name.startswith("penstock.") and getattr(module, "replace", None) is replace:
                 self._patch.setattr(module, "replace", self.follow(replace))
-        self._patch.setattr(DurableQueueConfig, "queue_config", self.follow(DurableQueueConfig.queue_config))
+        self._patch.setattr(ExportQueueConfig, "queue_config", self.follow(ExportQueueConfig.queue_config))
         self._patch.setattr(queues, "_send_queue_config", self.follow(queues._send_queue_config))
 
     def _note(self, config: object, name: str, value: object) -> None:
@@ -239,7 +239,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
             url = URLS.get(kind, "https://127.0.0.1:9")
             config = loaded({**FROM_MEMORY, **destination(type=kind, url=url)}).config
             for name in config.relays():
-                queues.open_relay_queue(config, name).start().close(5.0)
+                queues.open_stage_relay_queue(config, name).start().close(5.0)
         with_failover = loaded({**RELAY_AND_ROLLUP, **destination(queue__durability="memory")}).config
         for name in ("relay", "backup"):
             push_to_full_disk(with_failover, name, probe.seen, patch)
@@ -247,7 +247,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
             fail_twice(one.config)
         Service(off)
         find_orphan_queues(off.config)
-        make_receiver_set(off.config, None, None)
+        make_service_receivers(off.config, None, None)
         run_spark_job(whole.config, patch)
     return probe.seen
 
@@ -256,7 +256,7 @@ def changed(given: Mapping[str, str]) -> LoadedConfig[ServiceConfig]:
     """Every key with another value than its default, but for those that are given."""
     texts = {key.name: f"./{key.name}" if key.path[-1] == "path" else example(key) for key in KEYS} | dict(given)
     flags = {name.replace(NAME, "backup"): text for name, text in texts.items() if text != AS_IT_IS}
-    return load(ServiceConfig, flags={flag_of(tuple(name.split("."))): text for name, text in flags.items()})
+    return load(ServiceConfig, flags={flag_of_key(tuple(name.split("."))): text for name, text in flags.items()})
 
 
 def run_service(loaded: LoadedConfig[ServiceConfig], files: Files, patch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def push_to_full_disk(
     def refuse(*_: object, **__: object) -> None:
         raise DiskFull("no room")
 
-    sender = queues.open_relay_queue(config, name).start()
+    sender = queues.open_stage_relay_queue(config, name).start()
     section = "exporter" if name == "relay" else "exporters.NAME"
     with patch.context() as inner:
         inner.setattr(FastQueue, "push", refuse)
@@ -336,7 +336,9 @@ def run_spark_job(config: ServiceConfig, patch: pytest.MonkeyPatch) -> None:
     for name in ("spark.session.start_session", "spark.supervisor.Supervisor", "tables.port.open_tables"):
         patch.setattr(f"penstock.{name}", MagicMock())
     stopping = threading.Event()
-    spark_process._run(config, CurrentDefinitions(read_definitions(config)), Telemetry(), stopping, threading.Event())
+    spark_process._run(
+        config, CurrentDefinitions(read_service_definitions(config)), Telemetry(), stopping, threading.Event()
+    )
     stopping.set()
 
 
@@ -361,10 +363,10 @@ def default_of(key: str) -> object:
 
 @pytest.mark.parametrize("key", PERMISSIONS)
 def test_insecure_is_what_opens_a_receiver_to_the_network(key: str) -> None:
-    host = {flag_of((*key.split(".")[:-1], "host")): "0.0.0.0"}
+    host = {flag_of_key((*key.split(".")[:-1], "host")): "0.0.0.0"}
     with pytest.raises(ConfigError, match="is open to the network"):
         load(ServiceConfig, flags=host)
-    load(ServiceConfig, flags={**host, flag_of(tuple(key.split("."))): "true"})
+    load(ServiceConfig, flags={**host, flag_of_key(tuple(key.split("."))): "true"})
 
 
 def test_a_key_that_is_only_checked_copied_or_compared_counts_as_not_read() -> None:

@@ -9,7 +9,7 @@ from email.utils import formatdate
 import pytest
 
 from penstock.errors import ErrorClass, ExportError, PayloadTooLarge, PermanentExportError, TransientExportError
-from penstock.export.classify import LONGEST_RETRY_AFTER, of_exception, of_grpc, of_status, parse_retry_after
+from penstock.export.classify import LONGEST_RETRY_AFTER, of_exception, of_grpc, of_status, parse_export_retry_after
 
 NOW = 1_700_000_000.0
 
@@ -125,4 +125,4 @@ def test_an_export_error_stays_what_it_is() -> None:
     ],
 )
 def test_retry_after_is_read_as_seconds_or_as_a_date(header: str | None, seconds: float | None) -> None:
-    assert parse_retry_after(header, NOW) == seconds
+    assert parse_export_retry_after(header, NOW) == seconds

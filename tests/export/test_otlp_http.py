@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from penstock.config.destinations import ExporterConfig
+from penstock.config.destinations import ExporterSection
 from penstock.errors import (
     ConfigError,
     ErrorClass,
@@ -305,14 +305,14 @@ def test_a_connection_that_is_made_while_the_client_is_closed_is_not_used(
     server: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = HttpClient(HttpClientConfig(url=server.url))
-    connect = http_connection.connect
+    connect = http_connection.connect_to_destination
 
-    def connect_while_closing(*where: Any) -> http_connection.Connection:
+    def connect_while_closing(*where: Any) -> http_connection.HttpClientConnection:
         made = connect(*where)
         client.close()
         return made
 
-    monkeypatch.setattr(http_connection, "connect", connect_while_closing)
+    monkeypatch.setattr(http_connection, "connect_to_destination", connect_while_closing)
     with pytest.raises(ConnectionAbortedError, match="the exporter is closed"):
         client.post(b"x", {})
     assert server.requests == []
@@ -324,21 +324,29 @@ def test_a_second_try_has_what_the_first_has_left_of_the_timeout(
     client = HttpClient(HttpClientConfig(url=server.url, timeout=500.0))
     client.post(b"first", {})
     passed = 0.0
-    real, receive, connect = time.monotonic, http_connection.Connection.receive, http_connection.connect
+    real, receive, connect = (
+        time.monotonic,
+        http_connection.HttpClientConnection.receive,
+        http_connection.connect_to_destination,
+    )
     remaining: list[float] = []
 
-    def slowly(connection: http_connection.Connection, most: int, deadline: float) -> http_connection.HttpResponse:
+    def slowly(
+        connection: http_connection.HttpClientConnection, most: int, deadline: float
+    ) -> http_connection.HttpResponse:
         nonlocal passed
         passed += 0.0 if remaining else 300.0
         return receive(connection, most, deadline)
 
-    def note(host: str, port: int, context: ssl.SSLContext | None, deadline: float) -> http_connection.Connection:
+    def note(
+        host: str, port: int, context: ssl.SSLContext | None, deadline: float
+    ) -> http_connection.HttpClientConnection:
         remaining.append(deadline - time.monotonic())
         return connect(host, port, context, deadline)
 
     monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
-    monkeypatch.setattr(http_connection.Connection, "receive", slowly)
-    monkeypatch.setattr(http_connection, "connect", note)
+    monkeypatch.setattr(http_connection.HttpClientConnection, "receive", slowly)
+    monkeypatch.setattr(http_connection, "connect_to_destination", note)
     server.behaviours = [misbehaving.hang_up]
     assert client.post(b"second", {}).status == 200
     assert [round(seconds, -2) for seconds in remaining] == [200.0]  # beside the little that the test itself takes
@@ -507,7 +515,7 @@ def test_an_answer_that_had_come_over_tls_can_be_read_after_the_connection_was_c
     tls_server: Misbehaving, certificate: tuple[Path, Path]
 ) -> None:
     deadline = time.monotonic() + 30.0
-    connection = http_connection.connect(
+    connection = http_connection.connect_to_destination(
         "127.0.0.1", tls_server.port, TlsConfig(ca_file=certificate[1]).context(), deadline
     )
     connection.send("/", {"Host": "127.0.0.1"}, b"", deadline)
@@ -634,7 +642,7 @@ def test_a_certificate_that_we_trust_but_of_another_host_is_an_error_and_nothing
 
 def test_what_is_not_set_is_ten_seconds_and_gzip_also_in_a_file(server: Misbehaving) -> None:
     config = OtlpHttpConfig(url=server.url)
-    from_file = ExporterConfig(type="otlp_http", url=server.url)
+    from_file = ExporterSection(type="otlp_http", url=server.url)
     assert (config.timeout, config.compression, config.signal) == (10.0, "gzip", "metrics")
     assert (from_file.timeout, from_file.compression) == (10.0, "gzip")
     send(OtlpHttpExporter(config), metrics())

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from penstock.config.tree import AdminConfig
+from penstock.config.tree import AdminSection
 from penstock.receive.config import AuthConfig, ServerTlsConfig
 from penstock.service.admin import AdminGuard, AdminServer
-from penstock.service.status import flow
+from penstock.service.status import status_page_flow
 from penstock.telemetry import Sample, Telemetry, Value
 from penstock.testing import wait_until
 from tests.servers import self_signed
@@ -151,7 +151,7 @@ def test_what_others_call_things_is_text_in_metrics_and_on_the_page(url: str) ->
     assert not [line for line in lines if line.startswith("forged_total")]
     (shown,) = [line for line in lines if line.startswith("penstock_queue_size{")]
     assert "\\n" in shown
-    assert f"Queue {name}" in flow(telemetry.values())
+    assert f"Queue {name}" in status_page_flow(telemetry.values())
     page = get(url)[2]
     assert "innerHTML" not in page
     assert "document.write" not in page
@@ -163,7 +163,7 @@ def test_the_status_adds_up_what_several_processes_say() -> None:
         Value("penstock_queue_max_bytes", "", {"queue": "relay"}, 100.0),
     ]
 
-    rows = {row["name"]: row for row in flow(values)["Queue relay"]}
+    rows = {row["name"]: row for row in status_page_flow(values)["Queue relay"]}
 
     assert rows["waiting"]["value"] == 7.0
     assert rows["bytes"]["share"] == 0.5
@@ -210,7 +210,7 @@ def exchange(url: str, request: bytes, context: ssl.SSLContext | None = None) ->
     ],
 )
 def test_only_a_known_host_is_answered(observed: AdminSource, host: str, status: int) -> None:
-    guard = AdminGuard(AdminConfig(allowed_hosts=("penstock.internal",)))
+    guard = AdminGuard(AdminSection(allowed_hosts=("penstock.internal",)))
     with answering(observed, guard) as url:
         answer = exchange(url, f"GET /metrics HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
@@ -234,7 +234,7 @@ def test_what_a_request_has_as_its_body_is_not_answered(url: str, framing: str) 
 def test_with_a_token_probes_hear_how_it_is_and_others_nothing(observed: AdminSource, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("the-token-of-operators\n")
     observed.reasons = ["queue secret-name is 97% full"]
-    guard = AdminGuard(AdminConfig(auth=AuthConfig(token_file=tmp_path / "tokens")))
+    guard = AdminGuard(AdminSection(auth=AuthConfig(token_file=tmp_path / "tokens")))
     basic = base64.b64encode(b"any:the-token-of-operators").decode()
     with answering(observed, guard) as url:
         assert get(f"{url}/healthz")[0] == 200
@@ -254,7 +254,7 @@ def test_with_certificates_it_speaks_tls_and_a_client_that_does_not_holds_up_non
     observed: AdminSource, tmp_path: Path
 ) -> None:
     key, certificate = self_signed(tmp_path)
-    guard = AdminGuard(AdminConfig(tls=ServerTlsConfig(cert_file=certificate, key_file=key)))
+    guard = AdminGuard(AdminSection(tls=ServerTlsConfig(cert_file=certificate, key_file=key)))
     context = ssl.create_default_context(cafile=certificate)
     head = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with answering(observed, guard) as url, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))):

@@ -21,10 +21,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from penstock.decode.otlp.walk import CUMULATIVE, SUM, Family, walk
+from penstock.decode.otlp.walk import CUMULATIVE, SUM, OtlpFamily, walk_otlp_metrics
 from penstock.decode.stream_owners import StreamOwners
 from penstock.export.exporters.remote_write_exporter import write_request
-from penstock.model.segment import read, sealed
+from penstock.model.segment import read_segment, sealed
 from penstock.testing import wait_until
 from tests.receive.support import attribute, counter
 from tests.servers import RabbitMQ, free_port
@@ -116,7 +116,7 @@ def totals(folder: Path, metric: str, column: str = "sum", label: str = "service
     """What the segments say, by program."""
     found: dict[str, float] = {}
     for segment in sealed(folder / "segments"):
-        for row in read(folder / "segments" / segment.name).to_pylist():
+        for row in read_segment(folder / "segments" / segment.name).to_pylist():
             if row["metric"] == metric:
                 name = json.loads(row["entity"])[label]
                 found[name] = found.get(name, 0.0) + row[column]
@@ -186,8 +186,8 @@ def test_senders_that_change_connection_for_every_request_are_counted_exactly(tm
 
 def owner_of(program: Program, name: str, processes: int) -> int:
     """The process that keeps that counter of the program."""
-    (resource, scope, _), _, _ = next(walk(program.otlp().SerializeToString()))
-    return StreamOwners(0, processes).of_family(Family(resource, scope, name.encode(), SUM, CUMULATIVE, 1))
+    (resource, scope, _), _, _ = next(walk_otlp_metrics(program.otlp().SerializeToString()))
+    return StreamOwners(0, processes).of_family(OtlpFamily(resource, scope, name.encode(), SUM, CUMULATIVE, 1))
 
 
 @pytest.mark.timeout(300)

@@ -18,15 +18,15 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.model.partial import IDENTITY, PARTIALS, STATES
-from penstock.spark.job import JobConfig, beginning, commit_batch
+from penstock.spark.job import JobConfig, commit_spark_batch, job_beginning
 from penstock.spark.mending import mend
 from penstock.spark.rollup import PLACE, PLACES
-from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
+from penstock.spark.segment_folder import Offset, SegmentSourceFolder, checked_spark_offset
 from penstock.spark.source import SegmentStream
-from penstock.spark.table_sink import Order, Report, TableSinkWriter
+from penstock.spark.table_sink import SinkOrder, SinkReport, TableSinkWriter
 from penstock.tables import delta_commits, parquet, postgres
 from penstock.tables.metrics_table import MetricsBook
-from penstock.tables.port import TOP_N, Batch, Tables
+from penstock.tables.port import TOP_N, TableBatch, Tables
 
 _ALL = ReadAllAvailable()
 
@@ -71,7 +71,7 @@ def faults() -> Iterator[Faults]:
         if found.armed == (name, "before"):  # the rows are in the transaction, which never commits
             found.around(name, lambda: None)
 
-    def appending(self: Any, name: str, written: Any, batch: Batch) -> bool:
+    def appending(self: Any, name: str, written: Any, batch: TableBatch) -> bool:
         added = append(self, name, written, batch)
         if added and found.armed == (name, "after"):
             found.around(name, lambda: None)
@@ -113,14 +113,14 @@ class Engine:
     def run(self, cut_after_plan: bool = False, resume: bool = False, **changes: Any) -> None:
         """Work off what is sealed, as a run of its own or (`resume`) with Spark's log; PowerCut where one is armed."""
         config = replace(self.config, **changes)
-        folder = SegmentFolder(config.segments)
+        folder = SegmentSourceFolder(config.segments)
         if not resume or self._log is None:
             mend(self.tables, folder)
-            self._log = _Log(*beginning(self.tables, folder, self._noted))
+            self._log = _Log(*job_beginning(self.tables, folder, self._noted))
         log, book = self._log, MetricsBook(self.tables.metrics())
         limits = {"files": config.max_files} if config.max_files else {}
         source = SegmentStream(
-            SegmentFolder(config.segments),
+            SegmentSourceFolder(config.segments),
             limits,
             log.start,
             log.first_end,
@@ -131,7 +131,7 @@ class Engine:
         while True:
             if len(log.offsets) == log.done:
                 start = log.offsets[-1] if log.offsets else log.start
-                end = checked_offset(source.latestOffset(start, source.getDefaultReadLimit() if limits else _ALL))
+                end = checked_spark_offset(source.latestOffset(start, source.getDefaultReadLimit() if limits else _ALL))
                 if end == start:
                     return
                 if log.offsets:
@@ -141,13 +141,13 @@ class Engine:
                     raise PowerCut("after the plan")
             start, end = log.batch_range(log.done)
             batches = [b for piece in source.partitions(start, end) for b in source.read(piece)]
-            order = Order(self.tables.landing("test"), dict(config.not_at))
-            covered = commit_batch(self.tables, written(pa.Table.from_batches(batches, PARTIALS), order), book)
+            order = SinkOrder(self.tables.landing("test"), dict(config.not_at))
+            covered = commit_spark_batch(self.tables, written(pa.Table.from_batches(batches, PARTIALS), order), book)
             self._noted |= set(covered.end)
             log.done += 1
 
 
-def written(partials: pa.Table, order: Order, tasks: int = 2) -> list[Report]:
+def written(partials: pa.Table, order: SinkOrder, tasks: int = 2) -> list[SinkReport]:
     """What the tasks of a batch report: the plan's aggregate in pyarrow, the sink's own writer."""
     rows = aggregated(partials)
     keys = pc.binary_join_element_wise(rows["metric"], rows["function"], rows["entity"], "|").to_pylist()

@@ -16,19 +16,19 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.model import share_batches
-from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
+from penstock.model.exponential import DEFAULT_SCALE, percentile_relative_error
 from penstock.model.finals import nearest_rank, rank_name
 from penstock.model.function import AVG, RANKS, Function
 from penstock.model.level import Level
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.model.segment import Segment, seal
 from penstock.spark.job import JobConfig, start_job
-from penstock.tables.labels import entity_from
+from penstock.tables.labels import entity_from_table_labels
 from penstock.tables.port import Tables, open_tables, read_level, read_top_n
 from penstock.tables.table_rows import VALUES
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
-ERROR = 1.000001 * relative_error_of(DEFAULT_SCALE)  # and what rounding adds
+ERROR = 1.000001 * percentile_relative_error(DEFAULT_SCALE)  # and what rounding adds
 Key = tuple[str, str, str, int]
 Row = tuple[str, str, str, int, float]  # metric, function, entity, microseconds, value
 
@@ -72,7 +72,7 @@ class Edge:
         tables = []
         for function in self.functions:
             columns = (pa.array(entities), moments, pa.array(values))
-            tables.append(of_columns(metric, function, *columns, keeps_last=metric == "cpu"))
+            tables.append(partials_of_columns(metric, function, *columns, keeps_last=metric == "cpu"))
             self.points += [(metric, str(function), *row) for row in zip(entities, times, values)]
         folder, first = folder or self.folder, self._next[writer]
         folder.mkdir(exist_ok=True)
@@ -102,7 +102,7 @@ def final_contents(tables: Any, level: Level) -> dict[Key, dict[str, Any]]:
     """What a reader sees that asks `where is_final` and knows nothing else."""
     rows = tables._rows(level.value)
     rows = rows.filter(rows["is_final"])
-    entities = pa.array([entity_from(labels) for labels in rows["labels"].to_pylist()], pa.string())
+    entities = pa.array([entity_from_table_labels(labels) for labels in rows["labels"].to_pylist()], pa.string())
     listed = rows.append_column("entity", entities).to_pylist()
     found = {(r["metric"], r["function"], r["entity"], int(r["bucket"].timestamp()) * 1_000_000): r for r in listed}
     assert len(found) == len(listed)

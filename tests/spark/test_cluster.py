@@ -19,10 +19,10 @@ import pytest
 from penstock.cli import spark_command
 from penstock.model.function import AVG
 from penstock.model.level import Level
-from penstock.model.partial import of_columns
+from penstock.model.partial import partials_of_columns
 from penstock.model.segment import Segment, seal
-from penstock.spark.segment_folder import SegmentFolder
-from penstock.tables.port import SCHEMAS, Batch, Tables, open_tables, read_level
+from penstock.spark.segment_folder import SegmentSourceFolder
+from penstock.tables.port import SCHEMAS, TableBatch, Tables, open_tables, read_level
 from penstock.testing import wait_until
 from tests.service.running import Running
 from tests.spark.cluster import EXECUTOR_MEMORY, SPARK_HOME, Cluster, Driver, can_hide, standing_still, tasks_given
@@ -55,7 +55,7 @@ def spark_run(cluster: Cluster, folder: Path, *more: str) -> Driver:
 
 def holds_all(tables: Tables, segments: Path) -> bool:
     """Whether every table holds everything that is sealed."""
-    batch, reach = Batch(SegmentFolder(segments).identity()), SegmentFolder(segments).reach()
+    batch, reach = TableBatch(SegmentSourceFolder(segments).identity()), SegmentSourceFolder(segments).reach()
     wanted = {batch.application(writer): position["last"] for writer, position in reach.items()}
     return all(tables.held(name, wanted) == wanted for name in SCHEMAS)
 
@@ -194,7 +194,7 @@ def seal_many(segments: Path, number: int, rows: int) -> pa.Table:
     entities = pa.array([f"e{n}" for n in range(5_000)]).take(pa.array(numbers * 7919 % 5_000))
     times = pa.array(numbers * 1_300).cast(pa.timestamp("us", tz="UTC"))  # three quarters of an hour in all
     values = pa.array((numbers % 1_009).astype(float))
-    seal(segments, Segment("edge", number, number), of_columns("many", AVG, entities, times, values))
+    seal(segments, Segment("edge", number, number), partials_of_columns("many", AVG, entities, times, values))
     return pa.table({"entity": entities, "time": times, "value": values})
 
 

@@ -23,13 +23,13 @@ from penstock.model.function import Function
 from penstock.model.grouping import MOST
 from penstock.model.level import Level
 from penstock.model.name import LONGEST_NAME
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.model.point import entity_of
 from penstock.model.segment import Segment, seal
 from penstock.spark.reading import read_table
 from penstock.tables.overflow import NO_OVERFLOW, Overflow, OverflowLog
 from penstock.tables.port import SCHEMAS, Tables, open_tables, read_level, read_top_n
-from penstock.tables.query import Question, answer
+from penstock.tables.query import Question, answer_from_tables
 from penstock.testing import FakeClock
 from tests.examples import examples
 from tests.servers import PostgreSQL
@@ -67,13 +67,15 @@ def partials_of(some: list[Point]) -> pa.Table:
         states = {column: pa.array([one]) for column, one in columns.items()}
         record = pa.array(["r"]) if function.spec.keeps_records else None
         entity = pa.array([entity_of({"host": name, "long": "x" * 5000})])
-        made.append(of_columns(name, function, entity, times, pa.array([value]), states=states, records=record))
+        made.append(
+            partials_of_columns(name, function, entity, times, pa.array([value]), states=states, records=record)
+        )
     return merged(pa.concat_tables(made))
 
 
 def plain_points(number: int) -> pa.Table:
     times = pa.array([TIMES[2]], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    return merged(of_columns(PLAIN, Function("avg"), pa.array(["{}"]), times, pa.array([float(number + 1)])))
+    return merged(partials_of_columns(PLAIN, Function("avg"), pa.array(["{}"]), times, pa.array([float(number + 1)])))
 
 
 def seal_batch(folder: Path, number: int, some: list[Point]) -> None:
@@ -243,7 +245,7 @@ def test_a_query_shows_no_sum_that_is_none(tmp_path: Path) -> None:
     tables = open_tables(str(tmp_path / "tables"))
     sealed_and_run(tmp_path, tables, [("avg", "a", HUGE, 1, TIMES[2], number) for number in range(2)])
     now = datetime.fromtimestamp(TIMES[2] / 1e6, UTC)
-    (row,) = answer(tables, Question(metric="a", since=timedelta(hours=1)), now)
+    (row,) = answer_from_tables(tables, Question(metric="a", since=timedelta(hours=1)), now)
     assert (row.points, row.value, row.min, row.max) == (4, None, HUGE, HUGE)
     assert tables.overflow.rows > 0
 

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 from penstock.model.definition import Definitions
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
-from penstock.spark.fold_tasks import run_on
+from penstock.spark.fold_tasks import run_folds_on_spark
 from penstock.spark.reading import read_table
 from penstock.tables import fold
 from penstock.tables.maintenance import Maintenance
@@ -27,7 +27,7 @@ def test_executors_fold_and_the_job_goes_on_in_the_same_tables(
 ) -> None:
     edge = Edge(tmp_path / "segments", 5, (AVG, Function.parse("latest"), Function.parse("percentile")))
     job = Job(spark, tmp_path)
-    maintenance = Maintenance(job.tables, 3600.0, KEEP, Definitions, run=run_on(spark))
+    maintenance = Maintenance(job.tables, 3600.0, KEEP, Definitions, run=run_folds_on_spark(spark))
 
     def not_here(_: object) -> None:
         raise AssertionError("folded in the driver")
@@ -54,7 +54,7 @@ def test_many_days_are_folded_by_one_job(spark: SparkSession, tmp_path: Path) ->
     assert len({file.date for file in engine.tables.files("hour")}) == 6  # type: ignore[attr-defined]
     context = spark.sparkContext
     context.setJobGroup("folding", "")
-    engine.tables.compact("hour", run_on(spark))
+    engine.tables.compact("hour", run_folds_on_spark(spark))
     jobs = context.statusTracker().getJobIdsForGroup("folding")
     context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
@@ -65,7 +65,7 @@ def test_many_days_are_folded_by_one_job(spark: SparkSession, tmp_path: Path) ->
 def test_with_late_points_folds_and_expiry_spark_gives_the_batch_answer(spark: SparkSession, tmp_path: Path) -> None:
     run = Run(lambda: open_tables(str(tmp_path / "tables")), 7)
     run.steps(6)
-    run.tables.compact("minute", run_on(spark))
+    run.tables.compact("minute", run_folds_on_spark(spark))
     run.folded = list(run.live)
     run.steps(4)
 

@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession
 from penstock.model.distinct import register_of
 from penstock.model.finals import nearest_rank
 from penstock.model.function import Function
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.model.point import entity_of
 from penstock.spark import register
 from penstock.tables.catalog_sql import catalog_sql
-from penstock.tables.port import TOP_N, Batch, Tables, open_tables
+from penstock.tables.port import TOP_N, TableBatch, Tables, open_tables
 from penstock.tables.table_rows import RECORDS
 from tests.tables.adding import add
 
@@ -73,8 +73,8 @@ class Shop:
                     self.users[day] |= seen
                     rows["day"].append(_users({"shop": shop}, _at(day, 0), sorted(seen)))
         for name, made in rows.items():
-            add(self.tables, name, merged(pa.concat_tables(made)), Batch("src", *_step(number)))
-        add(self.tables, TOP_N, self._records(), Batch("src", *_step(number)))
+            add(self.tables, name, merged(pa.concat_tables(made)), TableBatch("src", *_step(number)))
+        add(self.tables, TOP_N, self._records(), TableBatch("src", *_step(number)))
 
     def _records(self) -> pa.Table:
         listed = []
@@ -98,7 +98,7 @@ def _step(number: int) -> tuple[dict[str, int], dict[str, int]]:
 def _partials(metric: str, function: str, labels: dict[str, str], moment: datetime, values: list[float]) -> pa.Table:
     moments = pa.array([moment] * len(values), pa.timestamp("us", tz="UTC"))
     entities = pa.array([entity_of(labels)] * len(values))
-    return of_columns(metric, Function.parse(function), entities, moments, pa.array(values))
+    return partials_of_columns(metric, Function.parse(function), entities, moments, pa.array(values))
 
 
 def _users(labels: dict[str, str], moment: datetime, users: list[str]) -> pa.Table:
@@ -107,7 +107,7 @@ def _users(labels: dict[str, str], moment: datetime, users: list[str]) -> pa.Tab
     entities = pa.array([entity_of(labels)] * len(registers))
     ranks = pa.array([float(rank) for _, rank in registers])
     parts = pa.array([place for place, _ in registers], pa.int64())
-    return of_columns("users", Function.parse("distinct(12)"), entities, moments, ranks, parts=parts)
+    return partials_of_columns("users", Function.parse("distinct(12)"), entities, moments, ranks, parts=parts)
 
 
 @pytest.fixture(scope="module")

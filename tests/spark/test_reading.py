@@ -12,10 +12,10 @@ from penstock.model.definition_file import load_definitions, parse_definitions
 from penstock.model.finals import ORDER, with_finals
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
-from penstock.model.partial import SERIES, merged, of_columns
+from penstock.model.partial import SERIES, merged, partials_of_columns
 from penstock.model.point import POINTS, chunk_type, entity_of
 from penstock.model.segment import Segment, seal
-from penstock.service.generator import Day, generate
+from penstock.service.generator import DemoDay, generate_demo_points
 from penstock.spark import read_segments, read_table, reading
 from penstock.tables.port import read_level, read_top_n
 from tests.model.worked_example import added_function, example_definitions
@@ -30,7 +30,7 @@ def test_every_function_reads_the_same_in_spark_and_without_a_jvm(spark: SparkSe
     (tmp_path / "segments").mkdir()
     partials = [
         definition.partials(chunk.points)
-        for chunk in generate(Day(points=3000, minutes=180), end=1_800_000_000)
+        for chunk in generate_demo_points(DemoDay(points=3000, minutes=180), end=1_800_000_000)
         for definition in definitions.of(chunk.metric)
     ]
     for n in range(3):
@@ -66,7 +66,7 @@ def test_any_split_order_and_pre_merging_gives_the_same_tables(spark: SparkSessi
         taken = pa.array([float(n % 20 + 1) for n in range(400)]) if name == "distinct" else values
         function = Function.parse(texts.get(name, name))
         columns = (pa.array(entities), moments, taken)
-        made.append(of_columns(name, function, *columns, keeps_last=name == "avg", **more.get(name, {})))
+        made.append(partials_of_columns(name, function, *columns, keeps_last=name == "avg", **more.get(name, {})))
     points = pa.concat_tables(made)
     splits: dict[str, list[pa.Table]] = {"whole": [merged(points)], "split": []}
     order = list(range(points.num_rows))
@@ -111,4 +111,4 @@ def test_a_function_that_is_only_defined_reads_the_same_in_spark(spark: SparkSes
 
         assert len(expected) == 2
         assert None not in expected["value"].to_pylist()
-        assert_same(reading.with_finals(frame, Level.MINUTE).toArrow(), expected)
+        assert_same(reading.spark_rows_with_finals(frame, Level.MINUTE).toArrow(), expected)

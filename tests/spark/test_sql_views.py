@@ -16,7 +16,7 @@ from penstock.model.distinct import register_of
 from penstock.model.finals import nearest_rank
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.model.point import entity_of
 from penstock.spark import register
 from penstock.spark.table_source import TableReader
@@ -115,13 +115,15 @@ def test_any_percentile_and_distinct_count_follows_over_any_grouping(sql: SparkS
         times = pa.array([START + timedelta(minutes=n % 90) for n in range(1500)], pa.timestamp("us", tz="UTC"))
         for scale, metric in ((6, "fine"), (3, "coarse")):
             function = Function("percentile", (float(scale),))
-            made.append(of_columns(metric, function, pa.array([entity] * 700), times[:700], pa.array(values[shop])))
+            made.append(
+                partials_of_columns(metric, function, pa.array([entity] * 700), times[:700], pa.array(values[shop]))
+            )
         registers = [register_of(user, 12) for user in sorted(users[shop])]
         parts, ranks = (pa.array([one[place] for one in registers if one]) for place in (0, 1))
         names = pa.array([entity] * len(registers))
         more = {"parts": parts.cast(pa.int64())}
         made.append(
-            of_columns("users", Function("distinct", (12.0,)), names, times[: len(registers)],
+            partials_of_columns("users", Function("distinct", (12.0,)), names, times[: len(registers)],
                        ranks.cast(pa.float64()), **more)
         )  # fmt: skip
     add(tables, "minute", merged(pa.concat_tables(made)), batch(0))

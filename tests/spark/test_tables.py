@@ -20,13 +20,13 @@ from penstock.errors import ConfigError, MissingRequirement, TableConflict, Tabl
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
 from penstock.model.name import LONGEST_NAME
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.model.point import entity_of
 from penstock.tables import parquet, postgres, postgres_rows
 from penstock.tables.delta import DeltaTables
-from penstock.tables.labels import described
+from penstock.tables.labels import table_labels_of_entity
 from penstock.tables.parquet import ParquetTables
-from penstock.tables.port import SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level, read_top_n
+from penstock.tables.port import SCHEMAS, TOP_N, TableBatch, Tables, open_tables, read_level, read_top_n
 from penstock.tables.table_rows import RECORDS
 from tests.servers import PostgreSQL
 from tests.tables.adding import add, as_increments, land
@@ -59,13 +59,13 @@ def postgres_server(shared_postgres: PostgreSQL) -> Iterator[PostgreSQL]:
 def rows(value: float, day: int = 0, metric: str = "m", function: str = "avg", second: int = 0) -> Any:
     moment = int((DAY + timedelta(days=day, seconds=second)).timestamp() * 1_000_000)
     times = pa.array([moment], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    made = of_columns(metric, Function.parse(function), pa.array(["e"]), times, pa.array([value]))
+    made = partials_of_columns(metric, Function.parse(function), pa.array(["e"]), times, pa.array([value]))
     return merged(made)
 
 
-def batch(number: int) -> Batch:
+def batch(number: int) -> TableBatch:
     """Batch n holds sequence n of one writer."""
-    return Batch("src", {"w": number - 1} if number else {}, {"w": number})
+    return TableBatch("src", {"w": number - 1} if number else {}, {"w": number})
 
 
 def sums(tables: Tables) -> list[float]:
@@ -95,7 +95,7 @@ def test_what_another_query_has_added_is_not_added_again(tables: Tables) -> None
     add(tables, "minute", rows(1.0), batch(0))
     assert not add(tables, "minute", rows(1.0), batch(0))
 
-    overlapping = Batch("src", {}, {"w": 1})
+    overlapping = TableBatch("src", {}, {"w": 1})
     with pytest.raises(TableConflict, match="another query has added some of it"):
         add(tables, "minute", rows(2.0), overlapping)
     with pytest.raises(TableConflict, match="was never added"):
@@ -250,14 +250,14 @@ def test_what_others_read_through_deltalake_may_be_filtered_by_any_column(tmp_pa
         return names
 
     assert found("minute", pc.field("metric") == "m1") == ["m1"]
-    assert found("minute", pc.field("series") == described(long)[1]) == ["m1"]
-    assert found("minute", pc.field("series") == described("ü" * 100)[1]) == ["m2"]
+    assert found("minute", pc.field("series") == table_labels_of_entity(long)[1]) == ["m1"]
+    assert found("minute", pc.field("series") == table_labels_of_entity("ü" * 100)[1]) == ["m2"]
     assert found("minute", pc.field("sum") < 0) == ["m1"]
     assert sorted(found("minute", pc.field("count") == 1)) == ["m0", "m1", "m2"]
     assert sorted(found("minute", (pc.field("date") == DAY.date()) & ~pc.field("is_final"))) == ["m0", "m1", "m2"]
     assert found("minute", pc.field("is_final")) == found("minute", pc.field("p95") > 0) == []
     assert found(TOP_N, pc.field("rank").is_null() & (pc.field("value") == 1.0)) == ["m"]
-    assert found(TOP_N, (pc.field("record_id") == described("r")[1]) & (pc.field("value") < 1.0)) == ["m"]
+    assert found(TOP_N, (pc.field("record_id") == table_labels_of_entity("r")[1]) & (pc.field("value") < 1.0)) == ["m"]
 
 
 def _top(entity: str, record: str, value: float) -> pa.Table:
@@ -300,7 +300,7 @@ def test_no_more_of_a_top_n_is_read_than_is_kept(tables: Tables) -> None:
         add(tables, TOP_N, _top("x", record, 1.0), batch(n))
     moments = pa.array([DAY] * 12, pa.timestamp("us", tz="UTC"))
     entities = pa.array([f"e{n:02}" for n in range(12)])
-    add(tables, "minute", merged(of_columns("m", AVG, entities, moments, pa.array([1.0] * 12))), batch(0))
+    add(tables, "minute", merged(partials_of_columns("m", AVG, entities, moments, pa.array([1.0] * 12))), batch(0))
 
     found = read_top_n(tables, 15)
     assert found.filter(pc.is_null(found["record"]))["entity"].to_pylist() == [f"e{n:02}" for n in range(10)]
@@ -331,7 +331,9 @@ def test_odd_names_are_kept_apart_and_exactly(tables: Tables) -> None:
     times = pa.array([DAY] * len(labels), pa.timestamp("us", tz="UTC"))
     for n in range(2):
         made = [
-            of_columns(name, AVG, pa.array([entity_of(some) for some in labels]), times, pa.array([1.0] * len(labels)))
+            partials_of_columns(
+                name, AVG, pa.array([entity_of(some) for some in labels]), times, pa.array([1.0] * len(labels))
+            )
             for name in names
         ]
         assert add(tables, "minute", merged(pa.concat_tables(made)), batch(n))

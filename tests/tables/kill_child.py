@@ -8,14 +8,14 @@ import sys
 from datetime import datetime
 
 from penstock.tables.port import SCHEMAS, open_tables
-from penstock.tables.upgrade import upgrade
+from penstock.tables.upgrade import upgrade_tables
 
 
 def main(location: str, step: str, before: str) -> None:
     tables = open_tables(location)
     os.write(1, b"go\n")
     if step == "upgrade":
-        assert list(upgrade(tables))
+        assert list(upgrade_tables(tables))
     for name in SCHEMAS:
         if step == "fold":
             tables.compact(name)

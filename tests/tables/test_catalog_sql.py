@@ -22,10 +22,10 @@ from penstock.model.distinct import register_of
 from penstock.model.finals import nearest_rank
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.tables.catalog_sql import catalog_sql
 from penstock.tables.delta import DeltaTables
-from penstock.tables.port import SCHEMAS, TOP_N, Batch, open_tables
+from penstock.tables.port import SCHEMAS, TOP_N, TableBatch, open_tables
 from penstock.tables.snapshot import read_snapshot
 from penstock.tables.table_rows import RECORDS
 from tests.examples import examples
@@ -59,7 +59,7 @@ def test_views_are_the_truth_of_this_second_whatever_is_folded(
         for number in range(4):
             own = [point for point in points if point[4] == number]
             if own:
-                add(tables, "minute", partials_of(own), Batch("src", {}, {f"w{number}": 0}))
+                add(tables, "minute", partials_of(own), TableBatch("src", {}, {f"w{number}": 0}))
             if number in folded_after:
                 tables.compact("minute")
                 if has_checkpoint and not kind and (Path(tables.path("minute")) / "_delta_log").is_dir():  # type: ignore[attr-defined]
@@ -107,8 +107,8 @@ def test_any_percentile_and_distinct_count_follows_over_any_grouping(tmp_path: P
     moments = pa.array([START] * max(len(values), len(registers)), pa.timestamp("us", tz="UTC"))
     shops = pa.array([f'{{"shop":"{n % 3}"}}' for n in range(len(moments))])
     made = [
-        of_columns("t", Function("percentile", (6.0,)), shops[:500], moments[:500], pa.array(values)),
-        of_columns(
+        partials_of_columns("t", Function("percentile", (6.0,)), shops[:500], moments[:500], pa.array(values)),
+        partials_of_columns(
             "users",
             Function("distinct", (12.0,)),
             shops[: len(registers)],

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from penstock.model.level import Level
-from penstock.tables.port import SCHEMAS, Batch, Tables, open_tables, read_level
-from penstock.tables.upgrade import upgrade
+from penstock.tables.port import SCHEMAS, TableBatch, Tables, open_tables, read_level
+from penstock.tables.upgrade import upgrade_tables
 from tests.servers import PostgreSQL
 from tests.tables.adding import add
 from tests.tables.test_truth import START, Point, answer_of, assert_equal, batch_answer, partials_of, some_points
@@ -71,7 +71,7 @@ def filled(tables: Tables, rng: random.Random) -> list[Point]:
     points: list[Point] = []
     for number in range(6):
         some = [point for _ in range(4) for point in some_points(rng, range(DAYS))]
-        add(tables, "minute", partials_of(some), Batch("src", {"w": number - 1} if number else {}, {"w": number}))
+        add(tables, "minute", partials_of(some), TableBatch("src", {"w": number - 1} if number else {}, {"w": number}))
         points += some
         if number == 3:
             tables.compact("minute")
@@ -116,6 +116,6 @@ def test_an_upgrade_that_is_killed_is_finished_by_the_next(
         else:
             make_delta(Path(location))
         hits += killed(location, "upgrade", rng.uniform(0.0, 0.3))
-        list(upgrade(open_tables(location)))
+        list(upgrade_tables(open_tables(location)))
         check(location)
     assert hits or kills == 1

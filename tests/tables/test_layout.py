@@ -18,13 +18,20 @@ from penstock.errors import TablesOutdated
 from penstock.model.finals import nearest_rank, with_finals
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
-from penstock.model.partial import SERIES, merged, of_columns
+from penstock.model.partial import SERIES, merged, partials_of_columns
 from penstock.model.point import entity_of
 from penstock.tables import fold
-from penstock.tables.fold import FoldReport, FoldTask, fold_rows, run_here
-from penstock.tables.labels import described, entity_from
-from penstock.tables.port import Batch, Tables, open_tables, read_level
-from penstock.tables.table_rows import LEVEL_ROWS, SORTED_BY, VALUES, as_partials, increments, packed
+from penstock.tables.fold import FoldReport, FoldTask, fold_rows, run_folds_here
+from penstock.tables.labels import entity_from_table_labels, table_labels_of_entity
+from penstock.tables.port import TableBatch, Tables, open_tables, read_level
+from penstock.tables.table_rows import (
+    LEVEL_ROWS,
+    SORTED_BY,
+    VALUES,
+    increment_table_rows,
+    packed_table_rows,
+    table_partials,
+)
 from tests.examples import examples
 from tests.tables.adding import add
 
@@ -48,7 +55,7 @@ def partials_of(points: list[tuple[str, datetime, float]], *functions: str) -> p
     entities = pa.array([entity_of({"shop": shop, "region": "eu"}) for shop, _, _ in points])
     times = pa.array([moment for _, moment, _ in points], pa.timestamp("us", tz="UTC"))
     values = pa.array([value for _, _, value in points])
-    made = [of_columns(text, Function.parse(text), entities, times, values) for text in functions]
+    made = [partials_of_columns(text, Function.parse(text), entities, times, values) for text in functions]
     return merged(pa.concat_tables(made))
 
 
@@ -59,7 +66,7 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
 
 def added(tables: Tables, points: list[tuple[str, datetime, float]], number: int) -> None:
     rows = partials_of(points, "percentile", "avg", "latest")
-    add(tables, "minute", rows, Batch("src", {"w": number - 1} if number else {}, {"w": number}))
+    add(tables, "minute", rows, TableBatch("src", {"w": number - 1} if number else {}, {"w": number}))
 
 
 def test_final_rows_are_one_line_of_sql_in_any_engine_and_late_increments_wait_for_the_next_fold(
@@ -140,7 +147,7 @@ def test_a_day_that_cannot_be_folded_holds_up_no_other_day(tmp_path: Path) -> No
     def failing(tasks: Sequence[FoldTask]) -> list[FoldReport]:
         if any(task.start.day == 1 for task in tasks):
             raise RuntimeError("an executor is gone")
-        return run_here(tasks)
+        return run_folds_here(tasks)
 
     with pytest.raises(RuntimeError, match="an executor is gone"):
         tables.compact("minute", failing)
@@ -212,30 +219,30 @@ def test_folding_increments_in_any_grouping_gives_the_values_of_one_plain_merge(
         taken = pa.array([float(second % 20 + 1)]) if name == "distinct" else pa.array([value])
         function = Function.parse(TEXTS.get(name, name))
         made[number].append(
-            of_columns(name, function, pa.array([entity]), times, taken, keeps_last=entity == "a", **more)
+            partials_of_columns(name, function, pa.array([entity]), times, taken, keeps_last=entity == "a", **more)
         )
     rows = LEVEL_ROWS.empty_table()
     for number in sorted(made):  # each fold takes in what the folds before have made final
-        rows = pa.concat_tables([rows, increments(packed(merged(pa.concat_tables(made[number]))))])
+        rows = pa.concat_tables([rows, increment_table_rows(packed_table_rows(merged(pa.concat_tables(made[number]))))])
         if number % 2:
             rows = fold_rows(level.value, rows)
     rows = fold_rows(level.value, rows)
 
     expected = with_finals(merged(pa.concat_tables([one for some in made.values() for one in some])), level)
     assert set(rows["is_final"].to_pylist()) == {True}
-    entities = [entity_from(labels) for labels in rows["labels"].to_pylist()]
+    entities = [entity_from_table_labels(labels) for labels in rows["labels"].to_pylist()]
     rows = rows.append_column("entity", pa.array(entities)).sort_by([(name, "ascending") for name in SERIES])
     _close(rows.select([*SERIES, "count", "sum", "min", "max", *VALUES]),
            expected.select([*SERIES, "count", "sum", "min", "max", *VALUES]))  # fmt: skip
     assert rows.select(["last_at", "last"]).equals(expected.select(["last_at", "last"]))
-    _close(with_finals(as_partials(rows), level), expected)
+    _close(with_finals(table_partials(rows), level), expected)
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=4) | st.text(max_size=20))
 def test_every_entity_becomes_labels_and_comes_back(made: dict[str, str] | str) -> None:
     entity = made if isinstance(made, str) else entity_of(made)
-    pairs, series = described(entity)
-    assert entity_from(pairs) == entity
+    pairs, series = table_labels_of_entity(entity)
+    assert entity_from_table_labels(pairs) == entity
     assert len(series) == 32
     if isinstance(made, dict) and list(made) != [""]:
         assert dict(pairs) == made
@@ -248,13 +255,13 @@ def test_a_task_takes_a_share_of_the_series_where_all_would_be_too_much(
     tables, taken = open_tables(str(tmp_path / "tables")), []
     times = pa.array([DAY] * 500, pa.timestamp("us", tz="UTC"))
     entities = pa.array([entity_of({"host": str(n)}) for n in range(500)])
-    rows = merged(of_columns("m", Function.parse("avg"), entities, times, pa.array([1.0] * 500)))
+    rows = merged(partials_of_columns("m", Function.parse("avg"), entities, times, pa.array([1.0] * 500)))
     for number in range(2):
-        add(tables, "minute", rows, Batch("src", {"w": number - 1} if number else {}, {"w": number}))
+        add(tables, "minute", rows, TableBatch("src", {"w": number - 1} if number else {}, {"w": number}))
 
     def run(tasks: Any) -> Any:
         taken.extend(tasks)
-        return run_here(tasks)
+        return run_folds_here(tasks)
 
     done = tables.compact("minute", run)
     assert (done.rows_before, done.rows_after) == (1000, 500)

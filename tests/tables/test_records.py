@@ -10,7 +10,7 @@ from penstock.model.level import Level
 from penstock.model.partial import merged
 from penstock.model.point import POINTS, entity_of
 from penstock.model.segment import Segment, seal
-from penstock.tables.maintenance import expire
+from penstock.tables.maintenance import expire_tables
 from penstock.tables.port import TOP_N, open_tables, read_top_n
 from tests.spark.engine import Engine
 
@@ -54,7 +54,7 @@ def test_levels_and_lifetimes_of_records_hold_through_the_job(tmp_path: Path) ->
     assert records() == everywhere
 
     def after(days: float) -> set[tuple[str, str]]:
-        assert all(gone >= 0 for _, gone in expire(tables, KEEP, defined, MOMENT + timedelta(days=days)))
+        assert all(gone >= 0 for _, gone in expire_tables(tables, KEEP, defined, MOMENT + timedelta(days=days)))
         return set(records())
 
     assert after(0.4) == everywhere.keys()

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from penstock.model.finals import with_finals
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
-from penstock.model.partial import SERIES, merged, of_columns
-from penstock.tables.labels import entity_from
-from penstock.tables.port import TOP_N, Batch, Tables, open_tables
+from penstock.model.partial import SERIES, merged, partials_of_columns
+from penstock.tables.labels import entity_from_table_labels
+from penstock.tables.port import TOP_N, TableBatch, Tables, open_tables
 from penstock.tables.snapshot import VIEW_SCHEMAS, Wanted, plan_pieces, read_snapshot
 from penstock.tables.table_rows import RECORDS, VALUES
 from tests.examples import examples
@@ -46,18 +46,18 @@ def partials_of(points: list[Point]) -> pa.Table:
         more = {"parts": pa.array([second % 16])} if name == "distinct" else {}
         taken = pa.array([float(second % 20 + 1)]) if name == "distinct" else pa.array([value])
         function = Function.parse(TEXTS.get(name, name))
-        made.append(of_columns(name, function, pa.array([entity]), times, taken, **more))
+        made.append(partials_of_columns(name, function, pa.array([entity]), times, taken, **more))
     return merged(pa.concat_tables(made))
 
 
-def batch(number: int) -> Batch:
-    return Batch("src", {"w": number - 1} if number else {}, {"w": number})
+def batch(number: int) -> TableBatch:
+    return TableBatch("src", {"w": number - 1} if number else {}, {"w": number})
 
 
 def assert_truth(rows: pa.Table, points: list[Point], level: Level, *, distinct: float = 1e-6) -> None:
     """Rows of a view are those of one plain aggregation. `distinct`: how far estimates may be off."""
     expected = with_finals(partials_of(points), level).select(COMPARED)
-    entities = pa.array([entity_from(labels) for labels in rows["labels"].to_pylist()], pa.string())
+    entities = pa.array([entity_from_table_labels(labels) for labels in rows["labels"].to_pylist()], pa.string())
     rows = rows.append_column("entity", entities).sort_by([(name, "ascending") for name in SERIES])
     is_distinct = [text.startswith("distinct") for text in expected["function"].to_pylist()]
     for name in COMPARED:
@@ -79,7 +79,7 @@ def test_a_snapshot_is_the_truth_of_this_second_whatever_is_folded(
         for number in range(4):
             own = [point for point in points if point[4] == number]
             if own:
-                add(tables, "minute", partials_of(own), Batch("src", {}, {f"w{number}": 0}))
+                add(tables, "minute", partials_of(own), TableBatch("src", {}, {f"w{number}": 0}))
             if number in folded_after:
                 tables.compact("minute")
         assert_truth(read_snapshot(tables, "minute"), points, Level.MINUTE)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from penstock.model.finals import with_finals
 from penstock.model.function import Function
 from penstock.model.level import Level
-from penstock.model.partial import PARTIALS, merged, of_columns
+from penstock.model.partial import PARTIALS, merged, partials_of_columns
 from penstock.model.point import entity_of
-from penstock.tables.labels import entity_from
-from penstock.tables.port import SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level
+from penstock.tables.labels import entity_from_table_labels
+from penstock.tables.port import SCHEMAS, TOP_N, TableBatch, Tables, open_tables, read_level
 from penstock.tables.table_rows import RECORDS
 from tests.examples import examples
 from tests.servers import PostgreSQL
@@ -61,7 +61,9 @@ def partials_of(points: list[Point]) -> pa.Table:
             more["states"] = {"count": pa.array([1] * len(own)), "sum": scores, "min": scores, "max": scores}
         times = pa.array(moments, pa.timestamp("us", tz="UTC"))
         entities = pa.array([entity_of({"shop": shop}) for shop in shops])
-        made.append(of_columns(text.partition("(")[0], function, entities, times, values, **more).cast(PARTIALS))
+        made.append(
+            partials_of_columns(text.partition("(")[0], function, entities, times, values, **more).cast(PARTIALS)
+        )
     return merged(pa.concat_tables(made))
 
 
@@ -109,7 +111,7 @@ class Run:
             points = some_points(self._rng, range(4))  # of any day: those of days that have expired are late
             self._number += 1
             start = {"w": self._number - 1} if self._number else {}
-            add(self.tables, "minute", partials_of(points), Batch("src", start, {"w": self._number}))
+            add(self.tables, "minute", partials_of(points), TableBatch("src", start, {"w": self._number}))
             self.live += points
         elif kind == "fold":
             self.tables.compact("minute")
@@ -163,7 +165,7 @@ def in_postgres(server: PostgreSQL, source: str) -> Answer:
         rows = connection.execute(
             f"select function, labels, bucket, {', '.join(SHOWN)} from {source}".encode()
         ).fetchall()
-    found = {(row[0], entity_from(row[1].items()), row[2].astimezone(UTC)): tuple(row[3:]) for row in rows}
+    found = {(row[0], entity_from_table_labels(row[1].items()), row[2].astimezone(UTC)): tuple(row[3:]) for row in rows}
     assert len(found) == len(rows)
     return found
 
@@ -194,7 +196,7 @@ def test_records_have_their_ranks_in_postgresql_also_while_they_are_increments(s
             | {"record": entity_of({"statement": text}), "max": value}
             for text, value in records
         ]
-        batch = Batch("top", {"w": number - 1} if number else {}, {"w": number})
+        batch = TableBatch("top", {"w": number - 1} if number else {}, {"w": number})
         add(tables, TOP_N, pa.Table.from_pylist(rows, schema=RECORDS), batch)
 
     def ranked() -> list[Any]:
@@ -216,7 +218,7 @@ def test_postgresql_finds_labels_by_an_index_and_drops_whole_partitions(server: 
     tables = open_tables(server.url)
     points = [("avg", "north", START + timedelta(days=day), 1.0, 0) for day in (100, 101)]
     held = max(tables.held("minute", ["penstock/days/w"]).values(), default=-1)
-    add(tables, "minute", partials_of(points), Batch("days", {"w": held} if held >= 0 else {}, {"w": held + 1}))
+    add(tables, "minute", partials_of(points), TableBatch("days", {"w": held} if held >= 0 else {}, {"w": held + 1}))
     before = START + timedelta(days=101)
     with psycopg.connect(server.url) as connection:
         connection.execute("set enable_seqscan = off")

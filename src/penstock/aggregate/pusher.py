@@ -11,7 +11,7 @@ from penstock.errors import QueueClosed
 from penstock.model.chunk_partials import Kept, newest_of_chunks, partials_of_chunks
 from penstock.model.metric_description import Descriptions, to_json
 from penstock.model.partial import merged_encoded
-from penstock.model.segment import encode
+from penstock.model.segment import encode_partials_block
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,12 @@ class Pusher:
         if blocks:
             news = self._news()
             try:
-                self._push([*map(encode, blocks[:-1]), encode(blocks[-1], requests, to_json(news))])
+                self._push(
+                    [
+                        *map(encode_partials_block, blocks[:-1]),
+                        encode_partials_block(blocks[-1], requests, to_json(news)),
+                    ]
+                )
             except BaseException:
                 self._give_back(news)
                 raise

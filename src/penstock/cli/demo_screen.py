@@ -49,7 +49,7 @@ class DemoScreen:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def show(self, progress: demo.Progress) -> None:
+    def show(self, progress: demo.DemoProgress) -> None:
         points, done = progress.generated, progress.spark == "done"
         if progress.fed:
             self._bars.update(self._edge, total=points)
@@ -59,7 +59,7 @@ class DemoScreen:
         self._bars.update(self._spark, total=1 if done else None, completed=int(done), note=progress.spark)
 
 
-def summary(console: Console, outcome: demo.DemoOutcome) -> None:
+def demo_summary_on_screen(console: Console, outcome: demo.DemoOutcome) -> None:
     """Tables, a plot, the account, where everything is and what to try next."""
     console.print()
     console.print(_tables(outcome))

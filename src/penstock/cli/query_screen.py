@@ -17,7 +17,7 @@ _HEIGHT = 16
 _FAR_OFF = 0.25  # of a percentile, relative to its value: beyond it, its range is said
 
 
-def rows_table(rows: Sequence[QueryRow], title: str, *, is_top: bool) -> Table:
+def rows_on_screen(rows: Sequence[QueryRow], title: str, *, is_top: bool) -> Table:
     """One line per row, the labels of its group first."""
     labels = list(dict.fromkeys(label for row in rows for label in row.group))
     functions = {row.function for row in rows}
@@ -43,7 +43,7 @@ def rows_table(rows: Sequence[QueryRow], title: str, *, is_top: bool) -> Table:
     return table
 
 
-def resolution_notes(rows: Sequence[QueryRow]) -> list[str]:
+def resolution_notes_on_screen(rows: Sequence[QueryRow]) -> list[str]:
     """A line for each percentile that may be far off because a sender's buckets are wide, with its worst row."""
     notes = []
     for name in rows[0].ranks if rows else ():
@@ -72,7 +72,7 @@ def _heading(function: Function) -> str:
     return "avg" if function.spec.has_percentiles else function.name
 
 
-def metrics_listing(found: Sequence[MetricSummary]) -> Table:
+def metrics_on_screen(found: Sequence[MetricSummary]) -> Table:
     table = Table(title="Metrics", title_justify="left", header_style="bold")
     table.add_column("metric", overflow="fold")
     table.add_column("function")
@@ -89,7 +89,7 @@ def _text(text: str) -> Text:
     return Text(printable(text))
 
 
-def plot(rows: Sequence[QueryRow], title: str, width: int, *, has_colour: bool = False) -> str:
+def plot_on_screen(rows: Sequence[QueryRow], title: str, width: int, *, has_colour: bool = False) -> str:
     """The value (or the first percentile) over time, a line for each group; bars where there is one bucket only."""
     import plotext
 

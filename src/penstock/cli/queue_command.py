@@ -54,7 +54,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="For programs to rea
 
 
 @click.group()
-def queue() -> None:
+def queue_command() -> None:
     """Durable queues: what is in them, whether they are whole, how to empty them.
 
     \b
@@ -66,11 +66,11 @@ def queue() -> None:
     """
 
 
-@queue.command()
+@queue_command.command()
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @JSON
-def inspect(path: str, as_json: bool) -> None:
+def queue_inspect_command(path: str, as_json: bool) -> None:
     """Show what the queue in PATH holds, and why its dead letters were given up, the most frequent reasons first.
 
     Nothing changes, and the queue may be in use: then it is a moment's view. Dead letters are read one by one, the rest
@@ -81,8 +81,10 @@ def inspect(path: str, as_json: bool) -> None:
       penstock queue inspect ./queue
       penstock queue inspect rollup -c penstock.yaml --json
     """
-    found = examine.overview(path)
-    reasons = dead_letter_report.by_reason(path if dead_letter_report.holds_dead_letters(path) else _letters_of(path))
+    found = examine.overview_of_spool(path)
+    reasons = dead_letter_report.dead_letters_by_reason(
+        path if dead_letter_report.holds_dead_letters(path) else _letters_of(path)
+    )
     if as_json:
         click.echo(json.dumps({**asdict(found), "dead_letter_reasons": [asdict(one) for one in reasons]}))
         return
@@ -122,18 +124,18 @@ def _explained(reasons: list[dead_letter_report.ReasonCount]) -> Iterator[str]:
         yield f"{count:>8}  {format_bytes(size):>10}  +{len(others)} more reasons: --json has them all"
 
 
-def _state(found: examine.Overview) -> str:
+def _state(found: examine.SpoolOverview) -> str:
     if found.is_in_use:
         return "in use"
     return "closed" if found.was_closed_properly else "not closed properly: the next start will recover it"
 
 
-@queue.command()
+@queue_command.command()
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--repair", is_flag=True, help="Cut the torn tail, set damaged bytes aside. The queue must be closed.")
 @JSON
-def check(path: str, repair: bool, as_json: bool) -> None:
+def queue_check_command(path: str, repair: bool, as_json: bool) -> None:
     """Read every byte of the queue in PATH. The exit code is 0 if all is whole, else 1.
 
     \b
@@ -141,8 +143,8 @@ def check(path: str, repair: bool, as_json: bool) -> None:
       penstock queue check ./queue
       penstock queue check ./queue --repair
     """
-    with _progress("Checking", examine.size_on_disk(path), as_json) as advance:
-        report = examine.check(path, repair=repair, advance=advance)
+    with _progress("Checking", examine.spool_size_on_disk(path), as_json) as advance:
+        report = examine.check_spool(path, repair=repair, advance=advance)
     if as_json:
         click.echo(report.as_json())
     else:
@@ -162,14 +164,16 @@ def check(path: str, repair: bool, as_json: bool) -> None:
     sys.exit(0 if report.is_whole else 1)
 
 
-@queue.command()
+@queue_command.command()
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--dead-letters", "from_dead_letters", is_flag=True, help="Bring the dead letters back into the queue.")
 @click.option("--reason", default="", help="Only letters whose reason contains this text.")
 @click.option("--from", "letters_path", type=QUEUE, help="Where `dead_letter` put them, if not in PATH/dead-letters.")
 @JSON
-def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | None, as_json: bool) -> None:
+def queue_replay_command(
+    path: str, from_dead_letters: bool, reason: str, letters_path: str | None, as_json: bool
+) -> None:
     """Put dead letters back into the queue in PATH, with no attempts counted. The queue must be closed.
 
     A letter leaves the dead-letter queue only when the queue has it on the disk.
@@ -184,7 +188,7 @@ def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | 
     folder = letters_path or _letters_of(path)
     replayed = kept = 0
     if os.path.isdir(folder):
-        waiting = examine.overview(folder).blocks
+        waiting = examine.overview_of_spool(folder).blocks
         config = replace(UNLIMITED, dead_letter=folder)
         with FastQueue(path, config) as target, _progress("Replaying", waiting, as_json) as advance:
             replayed, kept = target.replay_dead_letters(reason, advance=advance)
@@ -194,7 +198,7 @@ def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | 
         click.echo(f"{replayed} dead letters are back in the queue, {kept} stay")
 
 
-@queue.command()
+@queue_command.command()
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--to", "target", required=True, type=click.Path(dir_okay=False), help="The file to write.")
@@ -208,7 +212,7 @@ def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | 
 )
 @click.option("--append", is_flag=True, help="Write behind what the file holds, as after a drain that was stopped.")
 @JSON
-def drain(path: str, target: str, style: str, append: bool, as_json: bool) -> None:
+def queue_drain_command(path: str, target: str, style: str, append: bool, as_json: bool) -> None:
     """Move every block of the queue in PATH into a file. The queue must be closed.
 
     A block leaves the queue only when the file has it on the disk.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from penstock.config.command_options import ExporterCommand, given_flags
-from penstock.config.destinations import DESTINATIONS, ExporterConfig
+from penstock.config.command_options import ExporterFlagsCommand, given_flags
+from penstock.config.destinations import DESTINATIONS, ExporterSection
 from penstock.errors import ConfigError
 from penstock.export.exporter import Exporter
 from penstock.export.send_queue import SendQueue
@@ -20,7 +20,7 @@ from penstock.service.logs import HumanFormatter
 from penstock.service.queue_folder import is_queue_folder
 from penstock.spool.dead_letter_report import holds_dead_letters
 from penstock.spool.dead_letters import FOLDER_NAME
-from penstock.spool.examine import overview
+from penstock.spool.examine import overview_of_spool
 
 if TYPE_CHECKING:
     from penstock.export.exporters.otlp_http_exporter import Signal
@@ -41,7 +41,7 @@ _KEYS = {
 _NAMES = [name.replace("_", "-") for name in DESTINATIONS]
 
 
-def read_relay_options(file: Path | None, given: Mapping[str, Any], key_flags: Mapping[str, str]) -> ExporterConfig:
+def read_relay_options(file: Path | None, given: Mapping[str, Any], key_flags: Mapping[str, str]) -> ExporterSection:
     """The destination and its queue: `exporter` as `penstock run` reads it, with the options of this command on top.
 
     The file's destination does not count where --to or --url names another one: a token for the one must not reach
@@ -70,7 +70,7 @@ def read_relay_options(file: Path | None, given: Mapping[str, Any], key_flags: M
     if "--to" in flags:
         flags["--to"] = flags["--to"].replace("-", "_")
     return load(
-        ExporterConfig,
+        ExporterSection,
         flags={**key_flags, **flags},
         path=("exporter",),
         beneath=beneath,
@@ -122,7 +122,7 @@ def _replay_arguments(letters: Path) -> str:
     return f"{letters.parent} --dead-letters" if is_beside else f"QUEUE --dead-letters --from {letters}"
 
 
-@click.command(cls=ExporterCommand)
+@click.command(cls=ExporterFlagsCommand)
 @click.option("--to", type=click.Choice(_NAMES), help="What the destination speaks.")
 @click.option("--url", help="Where it is, as http://127.0.0.1:4318.")
 @click.option("--token-file", type=_FILE, help="A bearer token; amqp: the password.")
@@ -143,7 +143,7 @@ def _replay_arguments(letters: Path) -> str:
     "--timeout", default=30.0, show_default=True, type=click.FloatRange(0.0), help="Seconds that stopping may take."
 )
 @click.pass_context
-def relay(ctx: click.Context, /, config: Path | None, timeout: float, **given: Any) -> None:
+def relay_command(ctx: click.Context, /, config: Path | None, timeout: float, **given: Any) -> None:
     """Send what waits in a queue folder to a destination, with retries, breaker and dead letters, until it is empty.
 
     The folder must not be in use by another process. What the destination has taken leaves it, and what was printed by
@@ -163,7 +163,7 @@ def relay(ctx: click.Context, /, config: Path | None, timeout: float, **given: A
       penstock relay --to console --queue-path ./queue --queue-workers 1
       penstock relay -c penstock.yaml
     """
-    from penstock.service.relay_pipeline import make_exporter
+    from penstock.service.relay_pipeline import make_stage_exporter
 
     destination = read_relay_options(config, given, given_flags(ctx))
     if destination.type == "none":
@@ -174,7 +174,7 @@ def relay(ctx: click.Context, /, config: Path | None, timeout: float, **given: A
     if settings.type != "disk" or not settings.enabled:
         raise ConfigError("relay empties a folder: type must be disk and enabled must be true")
     _require_queue(Path(settings.path))
-    exporter = make_exporter(destination, cast("Signal", given["signal"] or "metrics"))
+    exporter = make_stage_exporter(destination, cast("Signal", given["signal"] or "metrics"))
     lines = logging.StreamHandler()
     lines.setFormatter(HumanFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[lines])
@@ -204,7 +204,7 @@ def _run(sender: SendQueue, exporter: Exporter, folder: str, timeout: float) -> 
             signal.signal(number, handler)
     stats = sender.stats()
     fresh = stats.queue.dead_lettered
-    letters = max(overview(folder).dead_letters, fresh)  # some may have had to go, for want of room
+    letters = max(overview_of_spool(folder).dead_letters, fresh)  # some may have had to go, for want of room
     earlier = f", {letters - fresh} of them from before" if letters > fresh else ""
     click.echo(
         f"sent {stats.exported_batches} batches, {stats.exported_bytes} bytes; {stats.queue.size} wait; "

@@ -9,7 +9,7 @@ from penstock.errors import ConfigError
 
 
 @click.group()
-def tables() -> None:
+def tables_command() -> None:
     """The tables by themselves: no Spark, no JVM.
 
     \b
@@ -22,9 +22,9 @@ def tables() -> None:
     require_extra("spark", "pyarrow", "deltalake")
 
 
-@tables.command()
+@tables_command.command()
 @tables_option
-def upgrade(file: Path | None, location: str | None) -> None:
+def tables_upgrade_command(file: Path | None, location: str | None) -> None:
     """Convert tables of the format before. Stop the job first.
 
     Exact: every point is counted before and after. What was cut off is done when the command is called again.
@@ -34,17 +34,17 @@ def upgrade(file: Path | None, location: str | None) -> None:
       penstock tables upgrade --tables tables
       penstock tables upgrade -c penstock.yaml
     """
-    from penstock.cli.spark_options import existing_tables, named_tables
-    from penstock.tables.upgrade import upgrade as upgrade_tables
+    from penstock.cli.spark_options import tables_by_option, tables_location_by_options
+    from penstock.tables.upgrade import upgrade_tables as upgrade_tables
 
     found = 0
-    for name, points in upgrade_tables(existing_tables(named_tables(location, file))):
+    for name, points in upgrade_tables(tables_by_option(tables_location_by_options(location, file))):
         click.echo(f"{name:<7} {points:>12,} points converted")
         found += 1
     click.echo("rows become final with the next fold" if found else "all tables have the format of this version")
 
 
-@tables.command()
+@tables_command.command()
 @click.option("--engine", required=True, help="duckdb, postgres, spark, databricks or trino.")
 @tables_option
 def sql(engine: str, file: Path | None, location: str | None) -> None:
@@ -59,9 +59,9 @@ def sql(engine: str, file: Path | None, location: str | None) -> None:
       duckdb -init penstock.sql
       penstock tables sql --engine spark --tables /data/tables
     """
-    from penstock.cli.spark_options import named_tables
+    from penstock.cli.spark_options import tables_location_by_options
     from penstock.tables.catalog_sql import ENGINES, catalog_sql
 
     if engine not in ENGINES:
         raise ConfigError(f"must be one of {', '.join(ENGINES)}, got {engine!r}", field="--engine")
-    click.echo(catalog_sql(engine, named_tables(location, file)))
+    click.echo(catalog_sql(engine, tables_location_by_options(location, file)))

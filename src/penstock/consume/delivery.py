@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.consume.message import Message, Reject, Retry
 
 if TYPE_CHECKING:
-    from penstock.consume.routes import Route
+    from penstock.consume.routes import ConsumerRoute
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class Delivery:
     tag: int
     generation: Generation
     message: Message
-    route: "Route"
+    route: "ConsumerRoute"
     received: float
     outcome: "HandlerOutcome | None" = None  # how its last attempt ended; None: it was handled
     retries: int = 0  # made by the worker itself, see `PoolSettings.in_place`
@@ -58,7 +58,7 @@ RETURNED = HandlerOutcome(Verdict.RETURN)
 Outcomes = list[HandlerOutcome | None] | None  # one for each message of a job; None: all of them were handled
 
 
-def argument_of(job: Job) -> Message | list[Message]:
+def handler_argument_of_messages(job: Job) -> Message | list[Message]:
     """What the handler of a job is called with."""
     return [delivery.message for delivery in job] if job[0].route.batch_size else job[0].message
 

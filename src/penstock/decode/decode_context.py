@@ -9,29 +9,29 @@ from typing import Any
 import numpy as np
 
 from penstock.decode.column_scan import Ints
-from penstock.decode.outcome import MAX_REASONS, TAKEN, Answer, Refusal, Status
-from penstock.decode.series import Namespace, Resolved, SeriesTable
-from penstock.decode.stream_owners import HandoverParts
+from penstock.decode.outcome import MAX_REASONS, TAKEN, DecodeAnswer, DecodeStatus, PointRefusal
+from penstock.decode.series import KnownSeries, ResolvedStreams, SeriesNamespace
+from penstock.decode.stream_owners import StreamHandoverParts
 
 
-class RequestOutcomes:
+class DecodeOutcomes:
     """What became of the requests of one group, by their numbers in it."""
 
     def __init__(self, requests: int) -> None:
-        self.errors: dict[int, Answer] = {}  # of requests of which nothing can be taken
-        self.reasons: Counter[Refusal] = Counter()
-        self.examples: dict[Refusal, tuple[int, str]] = {}  # a request and what was wrong, for each reason
+        self.errors: dict[int, DecodeAnswer] = {}  # of requests of which nothing can be taken
+        self.reasons: Counter[PointRefusal] = Counter()
+        self.examples: dict[PointRefusal, tuple[int, str]] = {}  # a request and what was wrong, for each reason
         self.rejected = np.zeros(requests, np.int64)
         self.messages: dict[int, list[str]] = {}
         self.untimed: set[int] = set()  # requests with events that have no time of their own
         self.overflowed: tuple[int, int, str] | None = None  # a request, how many points, and of which metric
         self._taken: list[Ints] = []
 
-    def fail(self, request: int, message: str, status: Status = Status.BAD) -> None:
+    def fail(self, request: int, message: str, status: DecodeStatus = DecodeStatus.BAD) -> None:
         """Records that the request as a whole cannot be read, or cannot be taken now."""
-        self.errors.setdefault(request, Answer(status, message))
+        self.errors.setdefault(request, DecodeAnswer(status, message))
 
-    def reject(self, requests: Ints, reason: Refusal, message: str) -> None:
+    def reject(self, requests: Ints, reason: PointRefusal, message: str) -> None:
         """Records a refused point of each of these requests; an answer names the first few reasons."""
         if not len(requests):
             return
@@ -47,7 +47,7 @@ class RequestOutcomes:
         for request in np.unique(requests).tolist():
             self._add_message(request, message)
 
-    def reject_one(self, request: int, reason: Refusal, message: str) -> None:
+    def reject_one(self, request: int, reason: PointRefusal, message: str) -> None:
         """Records one refused point, without arrays."""
         self.reasons[reason] += 1
         self.examples.setdefault(reason, (request, message))
@@ -68,14 +68,14 @@ class RequestOutcomes:
         """The requests of which points are taken. Valid once all of them are decoded."""
         return set(np.unique(np.concatenate([*self._taken, np.zeros(0, np.int64)])).tolist())
 
-    def answer(self, request: int) -> Answer:
+    def answer(self, request: int) -> DecodeAnswer:
         """Returns the answer to a request once the rest of it is safe."""
         if request in self.errors:
             return self.errors[request]
         if self.rejected[request] or request in self.messages:
             messages, rejected = self.messages[request], int(self.rejected[request])
             is_useless = rejected > 0 and request not in self.taken
-            return Answer(Status.TAKEN, "; ".join(messages), rejected, tuple(messages), is_useless)
+            return DecodeAnswer(DecodeStatus.TAKEN, "; ".join(messages), rejected, tuple(messages), is_useless)
         return TAKEN
 
 
@@ -83,19 +83,19 @@ class RequestOutcomes:
 class DecodeContext:
     """The shared state of one group: the streams, the outcomes of its requests, the parts that other processes own."""
 
-    table: SeriesTable
-    outcomes: RequestOutcomes
+    table: KnownSeries
+    outcomes: DecodeOutcomes
     now: float  # seconds of the monotonic clock
     latest: int  # nanoseconds since the epoch: later points are refused
-    parts: HandoverParts | None = None
+    parts: StreamHandoverParts | None = None
     """Where several processes receive: the parts of the group that others own."""
     senders: Sequence[str] = ()
     """The sender of each request; none where they are not known."""
     undos: list[Callable[[], None]] = field(default_factory=list)
     """Each takes the increments of some cumulative streams back."""
 
-    def resolve(self, namespaces: list[Namespace], space: Ints, keys: Any, requests: Ints) -> Resolved:
-        """Looks up the stream of each point as `SeriesTable.resolve` does, and records the refusals."""
+    def resolve(self, namespaces: list[SeriesNamespace], space: Ints, keys: Any, requests: Ints) -> ResolvedStreams:
+        """Looks up the stream of each point as `KnownSeries.resolve` does, and records the refusals."""
         resolved = self.table.resolve(namespaces, space, keys, self.now, requests, self.senders)
         for rows, refused in resolved.refused:
             self.outcomes.reject(requests[rows], refused.reason, str(refused))
@@ -110,5 +110,5 @@ class DecodeContext:
             return False
         if owner in self.parts.owners.unreachable:
             message = f"process {owner} keeps a stream of this and is not there: send it again"
-            self.outcomes.fail(request, message, Status.BROKEN)
+            self.outcomes.fail(request, message, DecodeStatus.BROKEN)
         return True

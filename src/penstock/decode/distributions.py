@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from penstock.decode.column_scan import Bytes, Ints, float64_at
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Floats
-from penstock.decode.outcome import Refusal
-from penstock.decode.rows import Rows
+from penstock.decode.outcome import PointRefusal
+from penstock.decode.rows import DecodedRows
 from penstock.model.packed import COUNT_BITS
 
 MAX_BUCKETS = 4096  # of one point: their last counts are kept for every cumulative stream
@@ -38,14 +38,16 @@ class HistogramTotals:
         return HistogramTotals(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
-def read_totals(data: Bytes, columns: dict[str, Ints], requests: Ints, streams: Ints, times: Ints) -> HistogramTotals:
+def read_histogram_totals(
+    data: Bytes, columns: dict[str, Ints], requests: Ints, streams: Ints, times: Ints
+) -> HistogramTotals:
     wanted = [columns[name] for name in ("sum", "min", "max")]
     stated = [float64_at(data, at) for at in wanted]
     sums, least, greatest = (np.where((at > 0) & np.isfinite(of), of, np.nan) for at, of in zip(wanted, stated))
     return HistogramTotals(requests, streams, times, sums, least, greatest, ~np.isnan(least), ~np.isnan(greatest))
 
 
-def is_countable(point: Ints, counts: Ints, points: int, most: int = _MAX_COUNT) -> NDArray[np.bool_]:
+def is_countable_histogram(point: Ints, counts: Ints, points: int, most: int = _MAX_COUNT) -> NDArray[np.bool_]:
     """Says which of the points have counts that can be added up; `point` is the point of each count."""
     is_fine = np.ones(points, bool)
     if len(counts) and (counts.min() < 0 or counts.max() >= most):
@@ -53,7 +55,7 @@ def is_countable(point: Ints, counts: Ints, points: int, most: int = _MAX_COUNT)
     return is_fine
 
 
-def spread(
+def histogram_rows(
     totals: HistogramTotals,
     point: Ints,
     values: Floats,
@@ -61,14 +63,14 @@ def spread(
     high: Floats,
     counts: Ints,
     context: DecodeContext,
-) -> Rows:
+) -> DecodedRows:
     """Makes the rows of these points; `point` is the point of each row, in order, with ascending values.
 
     A row's min and max are the ends of its bucket, and the exact ones at the ends of a point where they are known.
     """
-    is_fine = is_countable(point, counts, len(totals.times), 1 << COUNT_BITS)
+    is_fine = is_countable_histogram(point, counts, len(totals.times), 1 << COUNT_BITS)
     if not is_fine.all():
-        context.outcomes.reject(totals.requests[~is_fine], Refusal.MALFORMED, TOO_MUCH)
+        context.outcomes.reject(totals.requests[~is_fine], PointRefusal.MALFORMED, TOO_MUCH)
         rows = np.flatnonzero(is_fine[point])
         point, values, low, high, counts = point[rows], values[rows], low[rows], high[rows], counts[rows]
     context.outcomes.take(totals.requests[is_fine])
@@ -83,7 +85,7 @@ def spread(
         least = np.where(is_first & totals.is_least[point], totals.least[point], least)
         greatest = np.where(is_last & totals.is_greatest[point], totals.greatest[point], greatest)
     states = {"count": counts, "sum": sums, "min": least, "max": greatest}
-    return Rows(totals.requests[point], totals.streams[point], totals.times[point], values, states)
+    return DecodedRows(totals.requests[point], totals.streams[point], totals.times[point], values, states)
 
 
 def _sums(stated: Floats, point: Ints, values: Floats, counts: Ints) -> Floats:
@@ -100,6 +102,6 @@ def _sums(stated: Floats, point: Ints, values: Floats, counts: Ints) -> Floats:
     return np.where(np.isfinite(stated)[point], shares, own)
 
 
-def no_distributions() -> Rows:
+def no_histogram_rows() -> DecodedRows:
     ints, floats = np.zeros(0, np.int64), np.zeros(0)
-    return Rows(ints, ints, ints, floats, {"count": ints, "sum": floats, "min": floats, "max": floats})
+    return DecodedRows(ints, ints, ints, floats, {"count": ints, "sum": floats, "min": floats, "max": floats})

@@ -24,7 +24,7 @@ class Format(Enum):
         return Format.OTLP if self is Format.OTLP_JSON else self
 
 
-class Refusal(Enum):
+class PointRefusal(Enum):
     """Why a request or a point was not taken: the label `reason` of the metrics."""
 
     MALFORMED = "malformed"
@@ -46,10 +46,10 @@ class Refusal(Enum):
     CONNECTIONS = "connections"  # too many at a time
 
 
-class Status(Enum):
+class DecodeStatus(Enum):
     """What became of a body."""
 
-    TAKEN = "taken"  # all of it, or all but `Answer.rejected` points
+    TAKEN = "taken"  # all of it, or all but `DecodeAnswer.rejected` points
     BAD = "bad"  # it can never be taken
     TOO_LARGE = "too_large"  # the same, but parts of it might
     BUSY = "busy"  # it can be sent again, after a while
@@ -57,10 +57,10 @@ class Status(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DecodeAnswer:
     """The answer to the sender of one body."""
 
-    status: Status
+    status: DecodeStatus
     message: str = ""
     rejected: int = 0  # points
     reasons: tuple[str, ...] = ()  # of the rejected points, the first few
@@ -69,9 +69,9 @@ class Answer:
     @property
     def label(self) -> str:
         """What it is counted as: one that takes only some of the points, or none, is told from a whole success."""
-        if self.status is not Status.TAKEN or not self.rejected:
+        if self.status is not DecodeStatus.TAKEN or not self.rejected:
             return self.status.value
         return "rejected" if self.is_useless else "partly_taken"
 
 
-TAKEN = Answer(Status.TAKEN)
+TAKEN = DecodeAnswer(DecodeStatus.TAKEN)

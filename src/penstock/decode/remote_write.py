@@ -19,18 +19,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.decode.classic_histograms import BUCKET, LE, NO_BUCKETS, SUM, BucketSamples, ClassicHistograms, bound_of
-from penstock.decode.column_scan import PADDING, Ints, MessageLayout, float64_at, scan, texts
+from penstock.decode.classic_histograms import (
+    BUCKET,
+    LE,
+    NO_BUCKETS,
+    SUM,
+    BucketSamples,
+    ClassicHistograms,
+    histogram_bound_of,
+)
+from penstock.decode.column_scan import PADDING, Ints, MessageLayout, decode_texts, float64_at, scan_body_columns
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decode_context import DecodeContext
-from penstock.decode.message_spans import locate_messages, repeated_messages
+from penstock.decode.message_spans import locate_messages_in_body, repeated_messages_in_bodies
 from penstock.decode.metric_news import MetricNews
-from penstock.decode.outcome import Refusal
-from penstock.decode.rows import DecodedNumbers, Rows
-from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.outcome import PointRefusal
+from penstock.decode.rows import DecodedNumbers, DecodedRows
+from penstock.decode.series import NO_STREAM, RefusedStreams, SeriesNamespace
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import SERIES, StreamOwners
-from penstock.model.name import name_fault
+from penstock.model.name import metric_name_fault
 from penstock.model.point import PointKind
 from penstock.protobuf import fields
 
@@ -51,7 +59,7 @@ class WrittenSamples(NamedTuple):
 
     numbers: DecodedNumbers
     buckets: BucketSamples
-    not_numbers: Rows  # L1 leaves them out and counts them
+    not_numbers: DecodedRows  # L1 leaves them out and counts them
 
 
 class RemoteWriteReader:
@@ -65,7 +73,7 @@ class RemoteWriteReader:
     ) -> None:
         self._config = config
         self._news = news or MetricNews()
-        self._namespace = Namespace(self._described, owners=owners)
+        self._namespace = SeriesNamespace(self._described, owners=owners)
         self.namespaces = {"remote write": self._namespace}
         self.histograms = ClassicHistograms(self._namespace)
         self.types: dict[str, int] = {}
@@ -79,7 +87,7 @@ class RemoteWriteReader:
         for request, body in enumerate(bodies):
             before = len(starts)
             try:
-                for tag, start, end in locate_messages(body, 0, len(body), base, starts, ends):
+                for tag, start, end in locate_messages_in_body(body, 0, len(body), base, starts, ends):
                     if tag == _METADATA:
                         self._learn(body, start, end)
                         self._broadcast(body[start:end], request, context)
@@ -94,13 +102,13 @@ class RemoteWriteReader:
 
     def _samples(self, blob: bytes, starts: Ints, ends: Ints, requests: Ints, context: DecodeContext) -> WrittenSamples:
         data = np.frombuffer(blob, np.uint8)
-        series = scan(data, starts, ends, _SERIES)
+        series = scan_body_columns(data, starts, ends, _SERIES)
         columns = series.columns
         is_fine = ~series.is_malformed & ~series.is_noncanonical
-        series_of, sample_starts, sample_ends = repeated_messages(
+        series_of, sample_starts, sample_ends = repeated_messages_in_bodies(
             data, np.where(is_fine, columns["samples"], 0), np.where(is_fine, columns["samples_end"], 0)
         )
-        samples = scan(data, sample_starts, sample_ends, _SAMPLE)
+        samples = scan_body_columns(data, sample_starts, sample_ends, _SAMPLE)
         is_broken = ~is_fine
         is_broken[series_of[samples.is_malformed]] = True
         for request in np.unique(requests[is_broken]).tolist():
@@ -108,11 +116,11 @@ class RemoteWriteReader:
         failed = np.isin(requests, np.array(sorted(context.outcomes.errors), np.int64))
         native = ~failed & (columns["histograms"] > 0)
         context.outcomes.reject(
-            requests[native], Refusal.UNSUPPORTED, "native histograms are not taken: send classic ones"
+            requests[native], PointRefusal.UNSUPPORTED, "native histograms are not taken: send classic ones"
         )
 
         asked = np.flatnonzero(~failed)
-        keys = texts(data, columns["labels"][asked], columns["labels_end"][asked])
+        keys = decode_texts(data, columns["labels"][asked], columns["labels_end"][asked])
         resolved = context.resolve([self._namespace], np.zeros(len(asked), np.int64), keys, requests[asked])
         self.histograms.register(context.table.capacity)
         streams = np.full(len(starts), NO_STREAM)
@@ -130,7 +138,7 @@ class RemoteWriteReader:
         is_timely = (times > 0) & (times <= context.latest // 1_000_000)
         is_taken = streams[series_of] != NO_STREAM
         context.outcomes.reject(
-            requests[series_of[is_taken & ~is_timely]], Refusal.TIME, "a sample without a time, or one far ahead"
+            requests[series_of[is_taken & ~is_timely]], PointRefusal.TIME, "a sample without a time, or one far ahead"
         )
         is_taken &= is_timely
         if not is_taken.all():
@@ -149,12 +157,12 @@ class RemoteWriteReader:
         else:
             is_bucket = np.zeros(len(values), bool)
         if is_number.all():
-            numbers = Rows(requests[series_of], streams[series_of], times, values)
+            numbers = DecodedRows(requests[series_of], streams[series_of], times, values)
             return WrittenSamples(DecodedNumbers(numbers, np.zeros_like(times)), buckets, numbers.take(slice(0, 0)))
 
-        def chosen(samples: Ints) -> Rows:
+        def chosen(samples: Ints) -> DecodedRows:
             series = series_of[samples]
-            return Rows(requests[series], streams[series], times[samples], values[samples])
+            return DecodedRows(requests[series], streams[series], times[samples], values[samples])
 
         numbers = chosen(np.flatnonzero(is_number))
         not_numbers = chosen(np.flatnonzero(~is_number & ~is_bucket & (values.view(np.uint64) != _STALE)))
@@ -171,7 +179,7 @@ class RemoteWriteReader:
             if is_foreign[owner, request]:
                 context.parts.add_field(owner, request, SERIES, blob[start:end])
             else:  # the process that handed it over counts processes differently: never drop it silently
-                context.outcomes.reject_one(request, Refusal.FAILED, f"a series that process {owner} keeps")
+                context.outcomes.reject_one(request, PointRefusal.FAILED, f"a series that process {owner} keeps")
 
     def forget_owners(self) -> None:
         """Forgets the keys that other processes own: they are never seen here, so they do not expire."""
@@ -203,7 +211,7 @@ class RemoteWriteReader:
             self._news.note(name, b"" if ending == _COUNTED else unit, help_text)
         if not kind or self.types.get(family) == kind or len(self.types) >= _MAX_TYPES:
             return
-        if name_fault(family, self._config.longest_name):  # all of its series are refused
+        if metric_name_fault(family, self._config.longest_name):  # all of its series are refused
             return
         names = [family, *(family + ending for ending in _ENDINGS)]
         before = [self._kind_of(name, has_bound=True) for name in names]
@@ -215,19 +223,19 @@ class RemoteWriteReader:
         try:
             pairs = list(_labels(key))
         except (ValueError, IndexError) as error:
-            raise Refused(Refusal.MALFORMED, f"labels that cannot be read: {error}") from None
+            raise RefusedStreams(PointRefusal.MALFORMED, f"labels that cannot be read: {error}") from None
         labels = {name: value for name, value in pairs if value}  # in Prometheus an empty label means none
         if len({name for name, _ in pairs}) < len(pairs):
-            raise Refused(Refusal.LABELS, "a series with two labels of one name")
+            raise RefusedStreams(PointRefusal.LABELS, "a series with two labels of one name")
         name = labels.pop(_NAME, "")
         if not name:
-            raise Refused(Refusal.MALFORMED, "a series without a name")
-        bound = bound_of(labels)
+            raise RefusedStreams(PointRefusal.MALFORMED, "a series without a name")
+        bound = histogram_bound_of(labels)
         kind = self._kind_of(name, has_bound=bound is not None)
         if kind is PointKind.DISTRIBUTION:
             name = name.removesuffix(BUCKET)
             if len(self.histograms) >= self._config.max_streams:
-                raise Refused(Refusal.STREAMS, f"more than {self._config.max_streams} series of buckets")
+                raise RefusedStreams(PointRefusal.STREAMS, f"more than {self._config.max_streams} series of buckets")
             del labels[LE]
             self.histograms.expect(key, name, bound, labels)
         elif kind is PointKind.COUNTER and name.endswith(SUM):

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from penstock.decode.column_scan import Ints
 from penstock.decode.config import IntakeConfig
 from penstock.decode.metric_news import MetricNews
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.decode.rules import RuleBook
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import StreamOwners
 from penstock.decode.stream_quotas import StreamSenders, widest_label
-from penstock.decode.text_dictionary import TextDictionary
+from penstock.decode.text_dictionary import SeriesTextDictionary
 from penstock.model.metric_description import MetricDescription
-from penstock.model.name import name_fault
+from penstock.model.name import metric_name_fault
 from penstock.model.point import TYPES, Chunk, PointKind, chunk_type, entity_of
 
 OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name for the same
@@ -37,15 +37,15 @@ _MAX_DROPPED = 1000  # keys of a metric that a rule drops
 _MAX_SPELLINGS = 8  # of each series' labels, in another order or with attributes that are left out
 
 
-class Refused(Exception):
+class RefusedStreams(Exception):
     """Raised for a point, or for all points of a stream, that cannot be taken; says why."""
 
-    def __init__(self, reason: Refusal, message: str) -> None:
+    def __init__(self, reason: PointRefusal, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-class Namespace:
+class SeriesNamespace:
     """The raw keys of one sender's metric; `describe` is called once for each, and may raise Refused."""
 
     __slots__ = ("describe", "family", "keys", "owner_of_key", "owners", "parts", "streams")
@@ -78,12 +78,12 @@ class Namespace:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedStreams:
     """What became of the keys of a column of points."""
 
     streams: Ints
     """The stream of each point, or NO_STREAM."""
-    refused: list[tuple[Ints, Refused]]
+    refused: list[tuple[Ints, RefusedStreams]]
     """The points that were refused, by reason."""
     owners: Ints | None = None
     """The process that keeps each point's stream; None where the namespaces have no owners."""
@@ -115,7 +115,7 @@ class Metric:
         return self._widest
 
 
-class SeriesTable:
+class KnownSeries:
     """All streams that are known, by number.
 
     Threads: one at a time.
@@ -139,9 +139,9 @@ class SeriesTable:
         self.is_cumulative = np.zeros(1024, bool)
         self.seen = np.zeros(1024)
         self._entity = np.zeros(1024, np.int32)
-        self._texts = TextDictionary()
+        self._texts = SeriesTextDictionary()
         # Called for each new stream whose values depend on earlier ones.
-        self.on_cumulative: Callable[[Namespace, tuple[str, str, str], int], None] | None = None
+        self.on_cumulative: Callable[[SeriesNamespace, tuple[str, str, str], int], None] | None = None
 
     def __len__(self) -> int:
         return self._used - len(self._free)
@@ -157,13 +157,13 @@ class SeriesTable:
 
     def resolve(
         self,
-        namespaces: list[Namespace],
+        namespaces: list[SeriesNamespace],
         space: Ints,
         keys: Any,
         now: float,
         requests: Ints | None = None,
         senders: Sequence[str] = (),
-    ) -> Resolved:
+    ) -> ResolvedStreams:
         """Looks up the stream of each point, and makes the streams that are new; each distinct key is looked up once.
 
         `space` is the index of each point's namespace, `keys` an Arrow array of raw keys, `requests` the request of
@@ -183,7 +183,7 @@ class SeriesTable:
         owners: Ints | None = None
         if namespaces and (all_owners := namespaces[0].owners) is not None:
             owners = np.full(len(pairs), all_owners.own)
-        refused: dict[Refusal, tuple[list[int], Refused]] = {}
+        refused: dict[PointRefusal, tuple[list[int], RefusedStreams]] = {}
         new = [place for place, stream in enumerate(streams) if stream is None]
         has_senders = bool(new) and requests is not None and len(senders) > 0
         firsts = np.unique(codes, return_index=True)[1] if has_senders else None
@@ -200,7 +200,7 @@ class SeriesTable:
                     streams[place] = self._new_key(namespace, key, sender)
                     if self.overflowed > before:
                         overflowed.append(place)
-            except Refused as error:
+            except RefusedStreams as error:
                 refused.setdefault(error.reason, ([], error))[0].append(place)
             if owners is not None and key in namespace.owner_of_key:
                 owners[place] = namespace.owner_of_key[key]
@@ -208,7 +208,7 @@ class SeriesTable:
         if self.rules.rules:
             self.rules.dropped += self._count_dropped(namespaces, pairs, blobs, codes)
         self.seen[found[found != NO_STREAM]] = now
-        return Resolved(
+        return ResolvedStreams(
             found[codes],
             [(np.flatnonzero(np.isin(codes, places)), error) for places, error in refused.values()],
             None if owners is None else owners[codes],
@@ -217,17 +217,19 @@ class SeriesTable:
 
     @staticmethod
     def _count_dropped(
-        namespaces: list[Namespace], pairs: Sequence[tuple[int, int]], blobs: Sequence[bytes], codes: Ints
+        namespaces: list[SeriesNamespace], pairs: Sequence[tuple[int, int]], blobs: Sequence[bytes], codes: Ints
     ) -> int:
         """Returns how many points are of series that a rule drops: only their keys are known to have no stream."""
         is_dropped = [namespaces[number].keys.get(blobs[text]) == NO_STREAM for number, text in pairs]
         return int(np.array(is_dropped, bool)[codes].sum())
 
-    def _new_key(self, namespace: Namespace, key: bytes, sender: str) -> int:
+    def _new_key(self, namespace: SeriesNamespace, key: bytes, sender: str) -> int:
         """Returns the stream of a key that is not known; NO_STREAM if another process keeps it, or a rule drops it."""
         config = self._config
         if len(key) > config.longest_labels:
-            raise Refused(Refusal.LABELS, f"labels of {len(key)} bytes, at most {config.longest_labels} are taken")
+            raise RefusedStreams(
+                PointRefusal.LABELS, f"labels of {len(key)} bytes, at most {config.longest_labels} are taken"
+            )
         described = namespace.describe(key)
         changed = self.rules.apply(described)
         if changed is not None:
@@ -278,11 +280,11 @@ class SeriesTable:
     def _check(self, labels: Mapping[str, str]) -> None:
         config = self._config
         if len(labels) > config.max_labels:
-            raise Refused(Refusal.LABELS, f"{len(labels)} labels, at most {config.max_labels} are taken")
+            raise RefusedStreams(PointRefusal.LABELS, f"{len(labels)} labels, at most {config.max_labels} are taken")
         for name, value in labels.items():
             if len(name) > config.max_label_name or len(value) > config.max_label_value:
-                raise Refused(
-                    Refusal.LABELS,
+                raise RefusedStreams(
+                    PointRefusal.LABELS,
                     f"label {name[:40]!r} has {len(name)} and its value {len(value)} characters, "
                     f"at most {config.max_label_name} and {config.max_label_value} are taken",
                 )
@@ -292,20 +294,24 @@ class SeriesTable:
         config = self._config
         if entity == OVERFLOW and described.is_cumulative:
             if self._in_overflow >= max(_LEAST_OVERFLOW, config.max_streams // _OVERFLOW_SHARE):
-                raise Refused(Refusal.QUOTA, f"{self._overflow_message}, and too many of these are cumulative")
+                raise RefusedStreams(
+                    PointRefusal.QUOTA, f"{self._overflow_message}, and too many of these are cumulative"
+                )
             return
         if len(self) - self._in_overflow >= config.max_streams:
-            raise Refused(Refusal.STREAMS, f"{described.metric[:100]!r} has one more than {self._describe_greatest()}")
+            raise RefusedStreams(
+                PointRefusal.STREAMS, f"{described.metric[:100]!r} has one more than {self._describe_greatest()}"
+            )
         metric, most = self._metric_of.get((described.metric, described.kind)), config.streams_per_metric
         if metric is not None and metric.streams >= most:
-            raise Refused(
-                Refusal.QUOTA,
+            raise RefusedStreams(
+                PointRefusal.QUOTA,
                 f"metric {metric.name[:100]!r} has {metric.streams} streams (intake.max_streams_per_metric), "
                 f"most by label {metric.widest!r}",
             )
         if sender and self._senders.streams_of(sender) >= config.streams_per_sender:
-            raise Refused(
-                Refusal.QUOTA,
+            raise RefusedStreams(
+                PointRefusal.QUOTA,
                 f"sender {sender!r} has {config.streams_per_sender} streams (intake.max_streams_per_sender): "
                 f"{described.metric[:100]!r} has one more",
             )
@@ -340,12 +346,12 @@ class SeriesTable:
 
     def _new_metric(self, described: SeriesDescription) -> Metric:
         if self.metric_count >= self._config.max_metrics:
-            raise Refused(
-                Refusal.METRICS,
+            raise RefusedStreams(
+                PointRefusal.METRICS,
                 f"{described.metric[:100]!r} is one more than {self._config.max_metrics} metrics (intake.max_metrics)",
             )
-        if fault := name_fault(described.metric, self._config.longest_name):
-            raise Refused(Refusal.LABELS, fault)
+        if fault := metric_name_fault(described.metric, self._config.longest_name):
+            raise RefusedStreams(PointRefusal.LABELS, fault)
         chunk = chunk_type(described.metric, described.kind)
         if self._unused:
             number = self._unused.pop().id
@@ -368,7 +374,7 @@ class SeriesTable:
         """Returns the entity of each point as a code, and the Arrow array that the codes point into."""
         return self._texts.encoded(self._entity[streams])
 
-    def expire(self, namespaces: Iterable[Namespace], before: float) -> Ints:
+    def expire(self, namespaces: Iterable[SeriesNamespace], before: float) -> Ints:
         """Forgets streams that were last seen before that time; returns their numbers, which are free again."""
         used = np.zeros(self.capacity, bool)
         used[: self._used] = True

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.decode.column_scan import Ints
-from penstock.decode.deltas import StreamClocks, StreamState, StreamStates
-from penstock.decode.otlp.walk import Family
-from penstock.decode.series import Namespace, SeriesTable
+from penstock.decode.deltas import DeltaClocks, StreamState, StreamStates
+from penstock.decode.otlp.walk import OtlpFamily
+from penstock.decode.series import KnownSeries, SeriesNamespace
 from penstock.decode.stream_owners import StreamOwners
 from penstock.durable import sync_to_disk
 
@@ -48,7 +48,7 @@ SCHEMA = pa.schema(
 class StreamMemory(Protocol):
     """Keeps the state of streams: the deltas of numbers, of histograms, of exponential histograms."""
 
-    clocks: StreamClocks
+    clocks: DeltaClocks
 
     def states(self, streams: Ints) -> StreamStates: ...
 
@@ -60,7 +60,7 @@ class Snapshot:
     """Streams as they were at `saved_at`. It holds every stream that began after `horizon` and was seen."""
 
     rows: pa.Table
-    families: list[Family | None]
+    families: list[OtlpFamily | None]
     saved_at: float
     horizon: int
     settings: str
@@ -87,7 +87,7 @@ class RestoredStreams:
         names = self._rows["name"].take(pa.array(order)).to_pylist()
         bounds = np.concatenate([[0], np.flatnonzero(np.diff(family[order])) + 1, [len(order)]]).tolist()
         places = order.tolist()
-        self._waiting: dict[Family | None, dict[str, int]] = {
+        self._waiting: dict[OtlpFamily | None, dict[str, int]] = {
             snapshot.families[int(family[places[first]])]: dict(zip(names[first:last], places[first:last]))
             for first, last in pairwise(bounds)
             if last > first
@@ -96,7 +96,7 @@ class RestoredStreams:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def claim(self, family: Family | None, name: str) -> tuple[int, StreamState] | None:
+    def claim(self, family: OtlpFamily | None, name: str) -> tuple[int, StreamState] | None:
         """Returns the index of the memory that keeps a stream, and its state; None if unknown or already claimed."""
         row = self._waiting.get(family, {}).pop(name, None)
         if row is None:
@@ -105,7 +105,7 @@ class RestoredStreams:
         buckets, owed_buckets = (values[offsets[row] : offsets[row + 1]] for offsets, values in self._lists)
         return int(self._deltas[row]), StreamState(last, start, value, owed, shape, buckets, owed_buckets)
 
-    def unclaimed(self, now: float) -> tuple[pa.Table, list[Family | None]]:
+    def unclaimed(self, now: float) -> tuple[pa.Table, list[OtlpFamily | None]]:
         """Returns the rows that were not claimed, older by the time that has passed."""
         places = sorted(row for rows in self._waiting.values() for row in rows.values())
         rows = self._rows.take(pa.array(places, pa.int64()))
@@ -113,23 +113,23 @@ class RestoredStreams:
         return rows.set_column(SCHEMA.get_field_index("silent"), SCHEMA.field("silent"), silent), self._families
 
 
-def name_of(identity: tuple[str, str, str]) -> str:
+def stream_name_of(identity: tuple[str, str, str]) -> str:
     """Joins metric, kind and entity to the text that identifies a stream within its family."""
     return "\0".join(identity)
 
 
-def rows_of(
-    namespaces: Iterable[Namespace], table: SeriesTable, memories: Sequence[StreamMemory], now: float
-) -> tuple[pa.Table, list[Family | None]]:
+def stream_rows_of(
+    namespaces: Iterable[SeriesNamespace], table: KnownSeries, memories: Sequence[StreamMemory], now: float
+) -> tuple[pa.Table, list[OtlpFamily | None]]:
     """Returns all streams that have a state, and their families."""
-    families: list[Family | None] = []
+    families: list[OtlpFamily | None] = []
     family_of = np.zeros(table.capacity, np.int32)
     names = np.full(table.capacity, "", object)
     for number, namespace in enumerate(namespaces):
         families.append(namespace.family)
         streams = np.fromiter(namespace.streams.values(), np.int64, len(namespace.streams))
         family_of[streams] = number
-        names[streams] = [name_of(identity) for identity in namespace.streams]
+        names[streams] = [stream_name_of(identity) for identity in namespace.streams]
     pieces = [SCHEMA.empty_table()]
     for number, memory in enumerate(memories):
         streams = memory.clocks.known()
@@ -152,9 +152,9 @@ def _lists(lengths: Ints, values: Ints) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.int64()))
 
 
-def join_streams(parts: Sequence[tuple[pa.Table, list[Family | None]]]) -> tuple[pa.Table, list[Family | None]]:
+def join_streams(parts: Sequence[tuple[pa.Table, list[OtlpFamily | None]]]) -> tuple[pa.Table, list[OtlpFamily | None]]:
     """Returns one table of all rows, with one list of families."""
-    families: dict[Family | None, int] = {}
+    families: dict[OtlpFamily | None, int] = {}
     pieces = []
     for rows, own in parts:
         numbers = np.array([families.setdefault(family, len(families)) for family in own], np.int32)
@@ -163,7 +163,7 @@ def join_streams(parts: Sequence[tuple[pa.Table, list[Family | None]]]) -> tuple
     return pa.concat_tables(pieces), list(families)
 
 
-def divide_among(snapshots: Sequence[Snapshot], count: int) -> list[Snapshot] | None:
+def divide_streams_among(snapshots: Sequence[Snapshot], count: int) -> list[Snapshot] | None:
     """Divides the streams of all earlier processes among `count` owners; None if a snapshot is missing.
 
     Without it a missing stream could not be told from a new one.
@@ -196,7 +196,7 @@ def divide_among(snapshots: Sequence[Snapshot], count: int) -> list[Snapshot] | 
     ]
 
 
-def _owners_of(rows: pa.Table, families: Sequence[Family | None], count: int) -> Ints:
+def _owners_of(rows: pa.Table, families: Sequence[OtlpFamily | None], count: int) -> Ints:
     """Returns the process that owns each stream."""
     owners = StreamOwners(0, count)
     by_family = np.array([0 if family is None else owners.of_family(family) for family in families], np.int64)
@@ -210,7 +210,7 @@ def _owners_of(rows: pa.Table, families: Sequence[Family | None], count: int) ->
     return found
 
 
-def write(path: Path, snapshot: Snapshot) -> None:
+def write_streams(path: Path, snapshot: Snapshot) -> None:
     """Replaces the file at `path`; OSError if that fails."""
     texts: dict[bytes, int] = {}
     families = [
@@ -239,7 +239,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
     sync_to_disk([path.parent])
 
 
-def read(path: Path) -> Snapshot:
+def read_streams(path: Path) -> Snapshot:
     """Returns what was written; ValueError if it is damaged or of another format, OSError if it cannot be read."""
     with pa.OSFile(str(path)) as file:
         rows = pa.ipc.open_file(file).read_all()
@@ -253,17 +253,17 @@ def read(path: Path) -> Snapshot:
     return Snapshot(rows.cast(SCHEMA), families, saved_at, horizon, settings, types, (index, count))
 
 
-def _family(given: list[int] | None, texts: Sequence[bytes]) -> Family | None:
-    return None if given is None else Family(*(texts[number] for number in given[:3]), *given[3:])  # type: ignore[arg-type]
+def _family(given: list[int] | None, texts: Sequence[bytes]) -> OtlpFamily | None:
+    return None if given is None else OtlpFamily(*(texts[number] for number in given[:3]), *given[3:])  # type: ignore[arg-type]
 
 
-def take(path: Path) -> Snapshot | None:
+def take_streams(path: Path) -> Snapshot | None:
     """Reads the file and deletes it, so that it is used once; None if there is none, or none that can be read.
 
     A damaged file is renamed to `<name>.damaged`. OSError if it cannot be deleted: it would be used again.
     """
     try:
-        snapshot = read(path)
+        snapshot = read_streams(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:

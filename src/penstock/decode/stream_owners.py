@@ -25,7 +25,7 @@ from penstock.decode.otlp.walk import (
     SCOPE_METRICS,
     SUM,
     SUMMARY,
-    Family,
+    OtlpFamily,
 )
 from penstock.protobuf import bytes_head, field_bytes
 
@@ -52,7 +52,7 @@ class StreamOwners:
             mixed = crc32(text, mixed)
         return (mixed * _GOLDEN & 0xFFFFFFFF) * self.count >> 32
 
-    def of_family(self, family: Family) -> int:
+    def of_family(self, family: OtlpFamily) -> int:
         """Returns the owner of all streams of one sender's metric; this process if they may be counted anywhere."""
         name = family.name
         if family.data == SUM:
@@ -68,7 +68,7 @@ class StreamOwners:
         return self.of(_PART.sub(b"", metric.encode()), entity.encode())
 
 
-class HandoverParts:
+class StreamHandoverParts:
     """The parts of a group of requests that other processes own.
 
     `handed_over` are the requests that came from another process: they have no such parts.
@@ -89,7 +89,7 @@ class HandoverParts:
         self._fields.clear()
         self._points.clear()
 
-    def add_metric(self, owner: int, request: int, family: Family, metric: bytes, points: int) -> None:
+    def add_metric(self, owner: int, request: int, family: OtlpFamily, metric: bytes, points: int) -> None:
         """Adds a metric of an OTLP request."""
         self._metrics.setdefault((owner, request), []).append((family.resource, family.scope, metric))
         self._points[owner, request] += points
@@ -105,7 +105,7 @@ class HandoverParts:
         found: HandoverBodies = {}
         for (owner, request), metrics in self._metrics.items():
             if request not in failed:
-                found.setdefault(owner, {})[request] = as_request(metrics)
+                found.setdefault(owner, {})[request] = otlp_request_of_parts(metrics)
         for (owner, request), fields in self._fields.items():
             if request not in failed:
                 found.setdefault(owner, {})[request] = b"".join(fields)
@@ -119,7 +119,7 @@ class HandoverParts:
         return found
 
 
-def as_request(metrics: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
+def otlp_request_of_parts(metrics: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
     """Writes metrics with their resources and scopes as one request; neighbours share them."""
     found = []
     for resource, of_resource in groupby(metrics, lambda metric: metric[0]):

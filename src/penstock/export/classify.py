@@ -106,7 +106,7 @@ def _class_of(error: BaseException) -> ErrorClass:
     return ErrorClass.UNKNOWN
 
 
-def parse_retry_after(value: str | None, now: float) -> float | None:
+def parse_export_retry_after(value: str | None, now: float) -> float | None:
     """Seconds to wait by a `Retry-After` header (seconds or a date); None if there is none that makes sense.
 
     `now`: seconds since the epoch.

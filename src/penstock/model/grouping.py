@@ -28,7 +28,7 @@ NEVER = int(np.iinfo(np.int64).min)  # the time of a last value that there is no
 MOST = 1 << 62  # what counts stay within; two such counts still add up in 64 bits
 
 
-def grouped(table: pa.Table, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> pa.Table:
+def grouped_partials(table: pa.Table, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> pa.Table:
     """One row for each combination of keys, in any order: the keys, then a column like `sum_max` for each aggregate.
 
     The table has at least one row. Its texts may be encoded or not; those of the result are.

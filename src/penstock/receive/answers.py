@@ -10,22 +10,22 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, DecodeStatus, Format
 from penstock.protobuf import field_bytes, field_varint
 
 RETRY_AFTER = 1  # seconds: L1 has pushed what it holds by then, unless the disk is slow
 PROTOBUF, JSON, TEXT = "application/x-protobuf", "application/json", "text/plain; charset=utf-8"
 
 _RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"
-_HTTP = {Status.BAD: 400, Status.TOO_LARGE: 413, Status.BUSY: 429, Status.BROKEN: 503}
+_HTTP = {DecodeStatus.BAD: 400, DecodeStatus.TOO_LARGE: 413, DecodeStatus.BUSY: 429, DecodeStatus.BROKEN: 503}
 # google.rpc.Code, which gRPC's own codes are, too.
 OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE = 0, 3, 8, 14
 GRPC = {
-    Status.TAKEN: OK,
-    Status.BAD: INVALID_ARGUMENT,
-    Status.TOO_LARGE: INVALID_ARGUMENT,  # RESOURCE_EXHAUSTED would invite the sender to try again
-    Status.BUSY: RESOURCE_EXHAUSTED,
-    Status.BROKEN: UNAVAILABLE,
+    DecodeStatus.TAKEN: OK,
+    DecodeStatus.BAD: INVALID_ARGUMENT,
+    DecodeStatus.TOO_LARGE: INVALID_ARGUMENT,  # RESOURCE_EXHAUSTED would invite the sender to try again
+    DecodeStatus.BUSY: RESOURCE_EXHAUSTED,
+    DecodeStatus.BROKEN: UNAVAILABLE,
 }
 
 
@@ -38,13 +38,13 @@ class HttpReply(NamedTuple):
     headers: Mapping[str, str]
 
 
-def http_reply(kind: Format, answer: Answer) -> HttpReply:
+def http_reply(kind: Format, answer: DecodeAnswer) -> HttpReply:
     """Returns the response to a request of that format."""
-    if answer.status is not Status.TAKEN:
+    if answer.status is not DecodeStatus.TAKEN:
         return error_reply(kind, _HTTP[answer.status], answer.message)
     match kind:
         case Format.OTLP:
-            return HttpReply(200, export_response(answer), PROTOBUF, {})
+            return HttpReply(200, otlp_answer(answer), PROTOBUF, {})
         case Format.OTLP_JSON:
             partial = {"rejectedDataPoints": str(answer.rejected), "errorMessage": answer.message}
             return HttpReply(200, json.dumps({"partialSuccess": partial} if answer.message else {}).encode(), JSON, {})
@@ -65,7 +65,7 @@ def error_reply(kind: Format | None, status: int, message: str, headers: Mapping
         headers["Retry-After"] = str(RETRY_AFTER)
     match kind:
         case Format.OTLP:
-            return HttpReply(status, rpc_status(_rpc_code(status), message), PROTOBUF, headers)
+            return HttpReply(status, grpc_error_answer(_rpc_code(status), message), PROTOBUF, headers)
         case Format.OTLP_JSON | Format.EVENTS:
             body = json.dumps({"code": _rpc_code(status), "message": message}).encode()
             return HttpReply(status, body, JSON, headers)
@@ -73,7 +73,7 @@ def error_reply(kind: Format | None, status: int, message: str, headers: Mapping
             return HttpReply(status, message.encode() + b"\n", TEXT, headers)
 
 
-def export_response(answer: Answer) -> bytes:
+def otlp_answer(answer: DecodeAnswer) -> bytes:
     """Returns a serialised `ExportMetricsServiceResponse`."""
     if not answer.message:
         return b""
@@ -81,7 +81,7 @@ def export_response(answer: Answer) -> bytes:
     return field_bytes(1, rejected + field_bytes(2, answer.message.encode()))
 
 
-def rpc_status(code: int, message: str, *, retry_after: int = 0) -> bytes:
+def grpc_error_answer(code: int, message: str, *, retry_after: int = 0) -> bytes:
     """Returns a serialised `google.rpc.Status`."""
     status = field_varint(1, code) + field_bytes(2, message.encode())
     if retry_after:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.clock import Clock
-from penstock.decode.outcome import Answer, Format, Status
-from penstock.receive.peer_wire import handover_message, read_answer, write
+from penstock.decode.outcome import DecodeAnswer, DecodeStatus, Format
+from penstock.receive.peer_wire import handover_message, read_answer, write_to_peer
 
 PATIENCE = 10.0  # seconds for an answer: as long as SDKs wait for ours
 _WATCH = 0.25  # seconds between two looks at what is waited for
 
-OnAnswer = Callable[[Mapping[int, Answer]], None]
+OnAnswer = Callable[[Mapping[int, DecodeAnswer]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class _Handover:
     points: int
     deadline: float
 
-    def answer_all(self, answer: Answer) -> None:
+    def answer_all(self, answer: DecodeAnswer) -> None:
         self.on_answer(dict.fromkeys(self.places, answer))
 
 
@@ -43,7 +43,7 @@ class PeerLink:
         self._max_held = max_held
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self.answers: Counter[Status] = Counter()
+        self.answers: Counter[DecodeStatus] = Counter()
         self.points = 0
         self.bytes = 0
         self._writer: asyncio.StreamWriter | None = None  # None: not connected
@@ -69,8 +69,8 @@ class PeerLink:
             if writer is None:
                 refusal = self._absent()
             elif self._held > 0 and self._held + size > self._max_held:  # one larger than all that may wait goes alone
-                refusal = Answer(
-                    Status.BUSY, f"process {self.process} keeps a stream of this and is slow: send it again"
+                refusal = DecodeAnswer(
+                    DecodeStatus.BUSY, f"process {self.process} keeps a stream of this and is slow: send it again"
                 )
             if refusal is not None:
                 self.answers[refusal.status] += len(bodies)
@@ -83,12 +83,14 @@ class PeerLink:
             handover.answer_all(refusal or self._absent())
             return
         try:
-            self._loop.call_soon_threadsafe(write, writer, handover_message(number, kind, bodies, senders))
+            self._loop.call_soon_threadsafe(write_to_peer, writer, handover_message(number, kind, bodies, senders))
         except RuntimeError:  # the loop has closed
             self.on_lost()
 
-    def _absent(self) -> Answer:
-        return Answer(Status.BROKEN, f"process {self.process} keeps a stream of this and is not there: send it again")
+    def _absent(self) -> DecodeAnswer:
+        return DecodeAnswer(
+            DecodeStatus.BROKEN, f"process {self.process} keeps a stream of this and is not there: send it again"
+        )
 
     # -- on the loop ---------------------------------------------------------------------------------------------------
 
@@ -101,7 +103,7 @@ class PeerLink:
         with self._lock:
             self._writer = None
             given_up, self._unanswered, self._held = list(self._unanswered.values()), {}, 0
-            self.answers[Status.BROKEN] += sum(len(handover.places) for handover in given_up)
+            self.answers[DecodeStatus.BROKEN] += sum(len(handover.places) for handover in given_up)
         for handover in given_up:
             handover.answer_all(self._absent())
 
@@ -120,12 +122,12 @@ class PeerLink:
         finally:
             watch.cancel()
 
-    def _count_locked(self, handover: _Handover, answers: Mapping[int, Answer]) -> None:
+    def _count_locked(self, handover: _Handover, answers: Mapping[int, DecodeAnswer]) -> None:
         self._held -= handover.size
         self.answers.update(answer.status for answer in answers.values())
-        self.answers[Status.TAKEN] += len(handover.places) - len(answers)
+        self.answers[DecodeStatus.TAKEN] += len(handover.places) - len(answers)
         self.bytes += handover.size
-        if not any(answer.status in (Status.BUSY, Status.BROKEN) for answer in answers.values()):
+        if not any(answer.status in (DecodeStatus.BUSY, DecodeStatus.BROKEN) for answer in answers.values()):
             self.points += handover.points
 
     async def _watch(self, reader: asyncio.StreamReader) -> None:

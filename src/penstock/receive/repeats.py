@@ -15,16 +15,16 @@ from collections.abc import Iterator, Sequence
 import xxhash
 
 from penstock.clock import Clock
-from penstock.decode.outcome import TAKEN, Answer, Format, Status
+from penstock.decode.outcome import TAKEN, DecodeAnswer, DecodeStatus, Format
 from penstock.receive.recent_requests import Claim, RecentRequests
 from penstock.receive.request_group import ReceivedRequest, RequestGroup
 from penstock.telemetry import Sample
 
-_UNDER_WAY = Answer(Status.BUSY, "the same request waits for its answer: send it again")
-Answers = list[tuple[ReceivedRequest, Answer]]
+_UNDER_WAY = DecodeAnswer(DecodeStatus.BUSY, "the same request waits for its answer: send it again")
+Answers = list[tuple[ReceivedRequest, DecodeAnswer]]
 
 
-class Repeats:
+class RepeatedRequests:
     """Screens requests before they are decoded, and remembers those that were taken.
 
     Threads: `settle` may be called from any thread, the others from one.
@@ -46,11 +46,11 @@ class Repeats:
         """
         for request, body in received:
             if request.key or request.kind is not Format.EVENTS:
-                request.digest = digest_of(request, body)
+                request.digest = digest_of_request(request, body)
         answers = dict(self._claim([request for request, _ in received if request.digest]))
         return [one for one in received if one[0] not in answers], list(answers.items())
 
-    def screen_events(self, group: RequestGroup) -> dict[int, Answer]:
+    def screen_events(self, group: RequestGroup) -> dict[int, DecodeAnswer]:
         """Returns the answers to the requests of a decoded group that are not to be taken, by their places."""
         assert group.decoded is not None
         if group.kind is not Format.EVENTS:
@@ -58,7 +58,7 @@ class Repeats:
         places = {group.requests[place]: place for place in group.readable if not group.requests[place].key}
         fresh = [request for request, place in places.items() if place not in group.decoded.outcomes.untimed]
         for request in fresh:
-            request.digest = digest_of(request, group.bodies[places[request]])
+            request.digest = digest_of_request(request, group.bodies[places[request]])
         return {places[request]: answer for request, answer in self._claim(fresh)}
 
     def _claim(self, requests: Sequence[ReceivedRequest]) -> Answers:
@@ -80,7 +80,7 @@ class Repeats:
             digests = [
                 request.digest
                 for request, answer in answers
-                if request.digest and (answer.status is Status.TAKEN and not answer.is_useless) is is_taken
+                if request.digest and (answer.status is DecodeStatus.TAKEN and not answer.is_useless) is is_taken
             ]
             if digests:
                 self._recent.settle(digests, is_taken=is_taken)
@@ -94,7 +94,7 @@ class Repeats:
         self._recent.close()
 
 
-def digest_of(request: ReceivedRequest, body: bytes) -> bytes:
+def digest_of_request(request: ReceivedRequest, body: bytes) -> bytes:
     """Returns the digest of a request: of its sender and its key, or of its sender and its body.
 
     XXH3 is made for speed, not against forgery. A sender that forges a pair of bodies harms itself alone.

@@ -5,14 +5,14 @@ import os
 from pathlib import Path
 
 from penstock.clock import Clock
-from penstock.model.segment import sealed, sealed_requests
+from penstock.model.segment import requests_of_segment, sealed
 from penstock.receive.recent_requests import DIGEST, RecentRequests
 
 log = logging.getLogger(__name__)
 _NEWEST = 100  # segments that are asked whatever time they have: the clock may have been set since
 
 
-def restore_from_segments(recent: RecentRequests, folder: Path, writer: str, window: float, clock: Clock) -> int:
+def restore_recent_requests(recent: RecentRequests, folder: Path, writer: str, window: float, clock: Clock) -> int:
     """Let requests be known that are in the segments of a writer, those of the last `window` seconds; how many."""
     if not folder.is_dir():
         return 0
@@ -27,7 +27,7 @@ def _restore(recent: RecentRequests, path: Path, window: float, clock: Clock, *,
         if abs(age) > window and not is_newest:
             return 0
         age = age if 0.0 <= age <= window else 0.0
-        packed = sealed_requests(path)
+        packed = requests_of_segment(path)
     except (OSError, ValueError) as error:  # gone, or damaged: the job sets it aside
         log.warning("A segment cannot say which requests it has. segment=%s reason=%s", path.name, error)
         return 0

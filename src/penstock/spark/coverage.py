@@ -20,14 +20,14 @@ from penstock.model.function import Function
 from penstock.model.grouping import MOST, NEVER
 from penstock.model.partial import PARTIALS
 from penstock.model.segment import Origin
-from penstock.tables.port import Batch
+from penstock.tables.port import TableBatch
 
 _EXACT = 1 << 53
 MARK = ""  # no function has an empty name
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class SparkBatchCoverage:
     """The sequences of a batch, of the writers that moved: after `start`, up to `end`; read by so many tasks."""
 
     source: str
@@ -41,16 +41,16 @@ class Coverage:
         return json.dumps(asdict(self), sort_keys=True)
 
     @staticmethod
-    def from_text(text: str) -> "Coverage":
+    def from_text(text: str) -> "SparkBatchCoverage":
         found = json.loads(text)
         origins = {writer: (queue, first) for writer, (queue, first) in found.pop("origins").items()}
-        return Coverage(origins=origins, **found)
+        return SparkBatchCoverage(origins=origins, **found)
 
-    def batch(self) -> Batch:
-        return Batch(self.source, self.start, self.end, self.origins)
+    def batch(self) -> TableBatch:
+        return TableBatch(self.source, self.start, self.end, self.origins)
 
 
-def mark_of(coverage: str, points: int) -> pa.RecordBatch:
+def spark_coverage_mark(coverage: str, points: int) -> pa.RecordBatch:
     """The mark of one task."""
     row: dict[str, Any] = dict.fromkeys(PARTIALS.names)
     row |= {
@@ -66,7 +66,7 @@ def mark_of(coverage: str, points: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([row], schema=PARTIALS)
 
 
-def points_of(rows: pa.RecordBatch | pa.Table) -> int:
+def spark_points_of(rows: pa.RecordBatch | pa.Table) -> int:
     """The points that every level must hold: not those of which only the newest or the greatest stay."""
     functions = pc.unique(rows["function"]).to_pylist()
     passing = [text for text in functions if text != MARK and _loses_points(Function.parse(text))]

@@ -23,16 +23,16 @@ from penstock.durable import make_folder
 from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.model.metric_description import from_json
-from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.coverage import Coverage
+from penstock.spark.checkpoint import SparkCheckpoint
+from penstock.spark.coverage import SparkBatchCoverage
 from penstock.spark.mending import mend
 from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
-from penstock.spark.segment_folder import Offset, SegmentFolder
+from penstock.spark.segment_folder import Offset, SegmentSourceFolder
 from penstock.spark.session import use_all_cores
-from penstock.spark.table_sink import Order, Report, checked, written_by, written_for
+from penstock.spark.table_sink import SinkOrder, SinkReport, checked_spark_reports, spark_files_for, written_by_spark
 from penstock.tables.metrics_table import MetricsBook, seen_by_all
-from penstock.tables.port import SCHEMAS, Batch, Tables, queue_application
+from penstock.tables.port import SCHEMAS, TableBatch, Tables, table_application_of_queue
 
 log = logging.getLogger(__name__)
 TRIGGER = "2 seconds"  # a batch costs about 0.2 s even when it is small; more often only burns CPU
@@ -71,7 +71,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return record.exc_info is None or _INTERRUPTED not in str(record.exc_info[1])
 
 
-class BatchGate:
+class JobBatchGate:
     """Lets batches through until it is closed; the next one then waits at it, and the query can be stopped there.
 
     At that moment the batch before is wholly in Spark's log, and the one that waits has not begun.
@@ -111,7 +111,9 @@ class BatchGate:
         return False
 
 
-def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: BatchGate | None = None) -> StreamingQuery:
+def start_job(
+    spark: SparkSession, tables: Tables, config: JobConfig, gate: JobBatchGate | None = None
+) -> StreamingQuery:
     """Follow the segments and keep the tables up to date until the query is stopped.
 
     Exactly once: a segment never changes, the tables say which sequences they hold, and every append is guarded in its
@@ -120,10 +122,10 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Batc
     """
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
     make_folder(config.segments, 0o700)
-    folder = SegmentFolder(config.segments)
-    checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or BatchGate()
+    folder = SegmentSourceFolder(config.segments)
+    checkpoint, gate = SparkCheckpoint(spark, str(config.checkpoint)), gate or JobBatchGate()
     gate.torn = mend(tables, folder)
-    start, first_end = beginning(tables, folder, checkpoint.noted(folder.identity()))
+    start, first_end = job_beginning(tables, folder, checkpoint.noted(folder.identity()))
     gate.reached = start
     options = {
         **config.options(),
@@ -145,21 +147,21 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Batc
     return writing.trigger(processingTime=config.trigger).start()
 
 
-def beginning(tables: Tables, folder: SegmentFolder, noted: set[str]) -> tuple[Offset, Offset]:
+def job_beginning(tables: Tables, folder: SegmentSourceFolder, noted: set[str]) -> tuple[Offset, Offset]:
     """Where a run begins and where its first batch must end (empty: anywhere), once it is sure that it may.
 
     `noted` are writers that the tables have held something of.
     """
-    held, ahead = resume_point(tables, folder)
-    lost = Batch(folder.identity(), end=dict.fromkeys(noted, 0))
+    held, ahead = job_resume_point(tables, folder)
+    lost = TableBatch(folder.identity(), end=dict.fromkeys(noted, 0))
     if noted and not any(tables.held(name, lost.versions) for name in SCHEMAS):
         raise TableConflict(
             f"the tables at {tables.location} held something of writer {min(noted)!r} and hold nothing now: this job "
             "would go on without the past. Restore the tables, or delete the checkpoint of this job and run it again "
             "over the segments"
         )
-    check_past(folder, held, ahead)
-    queues = check_queues(tables, folder, held)
+    check_job_past(folder, held, ahead)
+    queues = check_job_queues(tables, folder, held)
     return tuple(_with_queues(offset, queues) for offset in (held, ahead))  # type: ignore[return-value]
 
 
@@ -170,7 +172,7 @@ def _with_queues(offset: Offset, queues: Mapping[str, str]) -> Offset:
     }
 
 
-def resume_point(tables: Tables, folder: SegmentFolder) -> tuple[Offset, Offset]:
+def job_resume_point(tables: Tables, folder: SegmentSourceFolder) -> tuple[Offset, Offset]:
     """Where the tables are, and where the first batch must end.
 
     After a crash between two tables one of them is a batch ahead of the other: the first batch ends where the first
@@ -178,7 +180,7 @@ def resume_point(tables: Tables, folder: SegmentFolder) -> tuple[Offset, Offset]
     """
     folder.refresh()
     writers = sorted({segment.writer for segment in folder.after({})})
-    batch = Batch(folder.identity())
+    batch = TableBatch(folder.identity())
     applications = {writer: batch.application(writer) for writer in writers}
     held = [tables.held(name, applications.values()) for name in SCHEMAS]
     behind, ahead = {}, {}
@@ -192,7 +194,7 @@ def resume_point(tables: Tables, folder: SegmentFolder) -> tuple[Offset, Offset]
     return behind, (behind | ahead if ahead else {})
 
 
-def check_past(folder: SegmentFolder, held: Offset, ahead: Offset) -> None:
+def check_job_past(folder: SegmentSourceFolder, held: Offset, ahead: Offset) -> None:
     """SegmentVanished if a table misses what others have and no segment has now.
 
     Where no table has anything of a writer they begin with what is there; that something was there before is logged.
@@ -206,7 +208,7 @@ def check_past(folder: SegmentFolder, held: Offset, ahead: Offset) -> None:
             log.warning("Tables begin without what was cleaned up before. writer=%s first=%d", writer, sequence)
 
 
-def check_queues(tables: Tables, folder: SegmentFolder, held: Offset) -> dict[str, str]:
+def check_job_queues(tables: Tables, folder: SegmentSourceFolder, held: Offset) -> dict[str, str]:
     """The queue of each writer, as far as segments that are passed over tell.
 
     TableConflict if such a segment is of another queue than what the tables hold: it would be passed over for good.
@@ -216,7 +218,7 @@ def check_queues(tables: Tables, folder: SegmentFolder, held: Offset) -> dict[st
         origin = folder.outline(segments[-1]).origin if segments else None
         if origin is None:
             continue
-        application = queue_application(writer, origin)
+        application = table_application_of_queue(writer, origin)
         if not any(tables.held(name, [application]) for name in SCHEMAS):
             raise folder.of_another_queue(segments[-1])
         folder.check_queue(segments, origin[0])
@@ -225,7 +227,7 @@ def check_queues(tables: Tables, folder: SegmentFolder, held: Offset) -> dict[st
 
 
 def _into(
-    tables: Tables, checkpoint: Checkpoint, config: JobConfig, gate: BatchGate
+    tables: Tables, checkpoint: SparkCheckpoint, config: JobConfig, gate: JobBatchGate
 ) -> Callable[[DataFrame, int], None]:
     exchange = tempfile.TemporaryDirectory(prefix="penstock-sink-")
     book = MetricsBook(tables.metrics())
@@ -238,10 +240,10 @@ def _into(
         use_all_cores(rows.sparkSession)
         began = time.monotonic()
         with closing(tables.landing(f"batch-{number}")) as landing:
-            order = Order(landing, dict(config.not_at))
-            reports = written_by(rows.transform(rolled_up), order, Path(exchange.name))
+            order = SinkOrder(landing, dict(config.not_at))
+            reports = written_by_spark(rows.transform(rolled_up), order, Path(exchange.name))
             wrote = time.monotonic()
-            covered = commit_batch(tables, reports, book)
+            covered = commit_spark_batch(tables, reports, book)
         phases = {"write": wrote - began, "commit": time.monotonic() - wrote}
         if not set(covered.end) <= checkpoint.noted(covered.source):
             checkpoint.note(covered.source, set(covered.end))
@@ -252,16 +254,18 @@ def _into(
     return write
 
 
-def commit_batch(tables: Tables, reports: list[Report], book: MetricsBook | None = None) -> Coverage:
+def commit_spark_batch(
+    tables: Tables, reports: list[SinkReport], book: MetricsBook | None = None
+) -> SparkBatchCoverage:
     """Add what tasks report to every table that does not have the batch yet; RowsMissing if points are missing.
 
     The `metrics` table comes first: what it is told twice changes nothing, and what it is not told would be missing.
     """
-    covered = checked(reports)
+    covered = checked_spark_reports(reports)
     if book is not None:
         news = book.news(seen_by_all(report.seen for report in reports), from_json(covered.metrics))
         if news.num_rows:
             tables.note_metrics(news)
     for name in SCHEMAS:
-        tables.append(name, written_for(reports, name), covered.batch())
+        tables.append(name, spark_files_for(reports, name), covered.batch())
     return covered

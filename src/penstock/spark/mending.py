@@ -3,13 +3,13 @@
 import logging
 
 from penstock.errors import SegmentVanished, TableConflict
-from penstock.spark.segment_folder import IDENTITY_FILE, SegmentFolder
+from penstock.spark.segment_folder import IDENTITY_FILE, SegmentSourceFolder
 from penstock.tables.port import SCHEMAS, Tables
 
 log = logging.getLogger(__name__)
 
 
-def mend(tables: Tables, folder: SegmentFolder) -> int:
+def mend(tables: Tables, folder: SegmentSourceFolder) -> int:
     """Make tables readable again, and give a folder back the identity that it lost; how many files lie aside.
 
     The guards of mended tables go back to what is whole, so that the run which begins adds the rest from segments.
@@ -29,7 +29,7 @@ def mend(tables: Tables, folder: SegmentFolder) -> int:
     return aside
 
 
-def _restore_identity(tables: Tables, folder: SegmentFolder) -> None:
+def _restore_identity(tables: Tables, folder: SegmentSourceFolder) -> None:
     """By what the tables say of the writers whose segments lie here: their guards name the folder."""
     writers = {segment.writer for segment in folder.after({})}
     found = set()

@@ -14,8 +14,8 @@ from penstock.model.grouping import NEVER
 from penstock.model.level import Level
 from penstock.model.packed import COUNT_BITS
 from penstock.model.partial import ADDED_LAST, SERIES, STATES
-from penstock.spark.distinct_sketches import sketch_of
-from penstock.spark.rollup import function_is, merged_states, series_of
+from penstock.spark.distinct_sketches import spark_sketch_of
+from penstock.spark.rollup import merged_states, rollup_series_of, spark_function_is
 from penstock.tables.port import open_tables
 
 
@@ -24,16 +24,16 @@ def read_table(
 ) -> DataFrame:
     """One row per series and bucket of a level with its final values: count, sum, min, max, avg, cpm, value, p50 …"""
     level = Level(level)
-    return partials_of(spark, path, level).transform(lambda rows: with_finals(rows, level, ranks))
+    return spark_partials_of(spark, path, level).transform(lambda rows: spark_rows_with_finals(rows, level, ranks))
 
 
 def read_segments(spark: SparkSession, path: str | os.PathLike[str], ranks: Sequence[float] = RANKS) -> DataFrame:
     """The same for minutes, straight from a folder of segments: all that is sealed, in the tables yet or not."""
     rows = spark.read.format("penstock").option("path", os.fspath(path)).option("packed", "true").load()
-    return with_finals(rows, Level.MINUTE, ranks)
+    return spark_rows_with_finals(rows, Level.MINUTE, ranks)
 
 
-def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level) -> DataFrame:
+def spark_partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level) -> DataFrame:
     """The rows of a level as they lie in the table: partials, packed where it is made of files."""
     tables = open_tables(os.fspath(path))
     files = getattr(tables, "file_uris", None)
@@ -42,7 +42,7 @@ def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level)
     found = files(level.value)
     if not found:
         return spark.createDataFrame(tables.partials(level))
-    matter = function_is(_has_percentiles) | function_is(_counts_distinct)
+    matter = spark_function_is(_has_percentiles) | spark_function_is(_counts_distinct)
     return spark.read.parquet(*found).select(
         "metric",
         "function",
@@ -71,7 +71,7 @@ def _within_bits(count: Column) -> Column:
     return F.least(count, F.lit((1 << COUNT_BITS) - 1))
 
 
-def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANKS) -> DataFrame:
+def spark_rows_with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANKS) -> DataFrame:
     """Partials of a level, packed or not, with their final values. They are shuffled once.
 
     Everything is said in few expressions: Java interprets a generated method of more than 8,000 bytes, for ever.
@@ -80,8 +80,8 @@ def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANK
     names = [state.name for state in STATES]
     # Of `latest` only the newest part counts, and of two at the same time the greater.
     newest = F.max(F.struct("part", "max", *(name for name in names if name != "max"))).alias("newest")
-    latest = function_is(lambda spec: spec.keeps_newest)
-    scale = F.when(function_is(_has_percentiles), _first_parameter("double"))
+    latest = spark_function_is(lambda spec: spec.keeps_newest)
+    scale = F.when(spark_function_is(_has_percentiles), _first_parameter("double"))
     return (
         rows.repartition(*SERIES)  # a list that is collected before the shuffle would be written and read once more
         .groupBy(*SERIES)
@@ -112,7 +112,7 @@ def read_sketches(spark: SparkSession, path: str | os.PathLike[str], level: Leve
 
     read_sketches(spark, path, "day").groupBy("metric").agg(F.hll_sketch_estimate(F.hll_union_agg("sketch")))
     """
-    rows = partials_of(spark, path, Level(level)).where(function_is(_counts_distinct))
+    rows = spark_partials_of(spark, path, Level(level)).where(spark_function_is(_counts_distinct))
     return rows.transform(_with_parts).groupBy(*SERIES).agg(_parts()).select(*SERIES, _sketch().alias("sketch"))
 
 
@@ -126,21 +126,21 @@ def _final(final: Final, level: Level) -> Column:
 
 
 def _value(level: Level) -> Column:
-    value = F.when(function_is(_counts_distinct), F.hll_sketch_estimate(_sketch()).cast("double"))
+    value = F.when(spark_function_is(_counts_distinct), F.hll_sketch_estimate(_sketch()).cast("double"))
     for final in {spec.final for spec in FUNCTIONS.values() if spec.final}:
-        value = value.when(function_is(_gives(final)), _final(final, level))
+        value = value.when(spark_function_is(_gives(final)), _final(final, level))
     return value
 
 
 def _with_parts(partials: DataFrame) -> DataFrame:
     """Partials with a list of entries like those of `penstock.model.packed`, where all parts of a series matter."""
-    ranked, distinct = function_is(_has_percentiles), function_is(_counts_distinct)
+    ranked, distinct = spark_function_is(_has_percentiles), spark_function_is(_counts_distinct)
     number = F.when(distinct, F.col("max").cast("bigint")).otherwise(_within_bits(F.col("count")))
     entry = F.coalesce(F.shiftleft("part", COUNT_BITS).bitwiseOR(number), F.lit(0))  # never null, and Spark knows it
     listed = F.when(ranked | distinct, F.array(entry))
     if "parts" in partials.columns:
         return partials.withColumn("parts", F.coalesce("parts", listed))
-    return partials.transform(series_of).withColumn("parts", listed)
+    return partials.transform(rollup_series_of).withColumn("parts", listed)
 
 
 def _parts() -> Column:
@@ -149,7 +149,7 @@ def _parts() -> Column:
 
 
 def _sketch() -> Column:
-    return sketch_of(F.col("parts"), COUNT_BITS, _first_parameter("int"))
+    return spark_sketch_of(F.col("parts"), COUNT_BITS, _first_parameter("int"))
 
 
 def _gives(final: Final) -> Callable[[FunctionSpec], bool]:

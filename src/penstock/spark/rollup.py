@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
-from penstock.model.function import FunctionSpec, names_where
+from penstock.model.function import FunctionSpec, function_names_where
 from penstock.model.grouping import MOST
 from penstock.model.level import Level
 from penstock.model.partial import IDENTITY, STATES
@@ -23,15 +23,15 @@ PLACES = tuple((table, level) for table in ("", TOP_N) for level in Level)  # wi
 
 def rolled_up(partials: DataFrame) -> DataFrame:
     """What the tables get of a batch: one row for each place, series, bucket, part and record of a top-n."""
-    return partials.transform(together).transform(at_every_level).transform(merged_in)
+    return partials.transform(rollup_together).transform(rollup_at_every_level).transform(rollup_merged)
 
 
-def together(partials: DataFrame) -> DataFrame:
+def rollup_together(partials: DataFrame) -> DataFrame:
     """The rows of one series in one task. The tasks that read have merged them, so nothing is left to merge first."""
     return partials.repartition("metric", "function", "entity")
 
 
-def at_every_level(partials: DataFrame) -> DataFrame:
+def rollup_at_every_level(partials: DataFrame) -> DataFrame:
     """Every row in its minute, hour and day; a record of a top-n in those of its own table."""
     levels, records = (
         F.array(*(_place(number, _floor(level)) for number, (table, level) in enumerate(PLACES) if table == of))
@@ -42,19 +42,19 @@ def at_every_level(partials: DataFrame) -> DataFrame:
     return partials.select(*others, F.inline(places))
 
 
-def merged_in(rows: DataFrame) -> DataFrame:
+def rollup_merged(rows: DataFrame) -> DataFrame:
     """One row per place and identity."""
     return rows.groupBy(PLACE, *IDENTITY).agg(*merged_states())
 
 
-def series_of(partials: DataFrame) -> DataFrame:
+def rollup_series_of(partials: DataFrame) -> DataFrame:
     """The rows of partials that belong into the table of their level: all but the records of a top-n."""
     return partials.where(F.col("record").isNull())
 
 
-def function_is(claim: Callable[[FunctionSpec], bool]) -> Column:
+def spark_function_is(claim: Callable[[FunctionSpec], bool]) -> Column:
     """Whether `claim` holds of a row's function."""
-    return F.substring_index("function", "(", 1).isin(*names_where(claim))
+    return F.substring_index("function", "(", 1).isin(*function_names_where(claim))
 
 
 def merged_states() -> list[Column]:

@@ -29,8 +29,8 @@ from penstock.model.segment import (
     Origin,
     Outline,
     Segment,
-    outline_of,
-    parse_name,
+    outline_of_segment,
+    parse_segment_name,
     sealed,
 )
 
@@ -39,7 +39,7 @@ Offset = dict[str, dict[str, Any]]
 _HEADERS_KEPT = 10_000  # outlines of segments that were planned and not yet read
 
 
-class SegmentFolder:
+class SegmentSourceFolder:
     """The segments below one folder."""
 
     def __init__(self, folder: Path, *, admits: bool = True) -> None:
@@ -54,7 +54,7 @@ class SegmentFolder:
         self._outlines: dict[Segment, Outline] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SegmentFolder, (self.folder,)  # to the tasks go no lists of names
+        return SegmentSourceFolder, (self.folder,)  # to the tasks go no lists of names
 
     def refresh(self) -> None:
         """List the folder; the only place that costs what is kept there."""
@@ -67,11 +67,11 @@ class SegmentFolder:
         self._names -= gone
         self._names.update(new)
         self._is_listed = True
-        for segment in filter(None, map(parse_name, gone)):
+        for segment in filter(None, map(parse_segment_name, gone)):
             held = self._segments[segment.writer]
             del held[bisect_left(held, segment)]
             self._outlines.pop(segment, None)  # another segment of that name may come
-        fresh = sorted(filter(None, map(parse_name, new)))
+        fresh = sorted(filter(None, map(parse_segment_name, new)))
         for segment in fresh:
             held = self._segments.setdefault(segment.writer, [])
             if held and segment < held[-1]:
@@ -289,7 +289,7 @@ class SegmentFolder:
             if len(self._outlines) >= _HEADERS_KEPT:
                 self._outlines.clear()
             try:
-                self._outlines[segment] = outline_of(self._where(segment))
+                self._outlines[segment] = outline_of_segment(self._where(segment))
             except (ValueError, OSError):
                 return Outline()  # the task that reads it sets it aside
         return self._outlines[segment]
@@ -361,7 +361,7 @@ class SegmentFolder:
         return self._where(segment).stat().st_size
 
 
-def checked_offset(offset: Any) -> Offset:
+def checked_spark_offset(offset: Any) -> Offset:
     """An offset as Spark hands it back."""
     return {
         writer: {"last": int(at["last"]), "segments": int(at["segments"])}

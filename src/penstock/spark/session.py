@@ -18,7 +18,7 @@ import penstock
 from penstock.errors import ConfigError, MissingRequirement
 from penstock.secret_text import SECRET_NAME
 from penstock.spark.amqp.stream_source import StreamSource
-from penstock.spark.java import Java, cache_folder, find_java
+from penstock.spark.java import SparkJava, find_java_for_spark, java_cache_folder
 from penstock.spark.source import SegmentSource
 from penstock.spark.table_sink import TableSink
 from penstock.spark.table_source import TableSource
@@ -46,12 +46,12 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
-def archive_path(java: Java) -> Path:
+def archive_path(java: SparkJava) -> Path:
     """Where the class-data archive for this Spark and this Java lies, once `make_archive` has made it."""
-    return cache_folder() / f"spark-{pyspark.__version__}-java-{java.version}.jsa"
+    return java_cache_folder() / f"spark-{pyspark.__version__}-java-{java.version}.jsa"
 
 
-def archive_options(java: Java) -> str:
+def archive_options(java: SparkJava) -> str:
     """Options for the class-data archive, with which Java starts Spark in about half the time; none without one."""
     archive = archive_path(java)
     return f"-XX:SharedArchiveFile={archive} -Xshare:auto {_QUIET}" if archive.exists() else ""
@@ -62,7 +62,7 @@ def make_archive(timeout: float = 300.0) -> Path:
 
     MissingRequirement if this Java cannot.
     """
-    archive = archive_path(find_java())
+    archive = archive_path(find_java_for_spark())
     archive.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     scratch = archive.with_suffix(f".{os.getpid()}.jsa")
     environ = {**os.environ, "PENSTOCK_ARCHIVE": str(scratch)}
@@ -91,7 +91,7 @@ def _exercise() -> None:
     java.wait()
 
 
-def shown_by(master: str | None, *, ui: bool = False, event_log: str | None = None) -> dict[str, str]:
+def spark_page_settings(master: str | None, *, ui: bool = False, event_log: str | None = None) -> dict[str, str]:
     """Settings for Spark's own page, which only this machine reaches, and for its event log.
 
     ConfigError if the page would listen on every address: it asks for no password.
@@ -116,7 +116,7 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
 
     MissingRequirement if there is no Java for it.
     """
-    java = find_java()
+    java = find_java_for_spark()
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     logging = Path(__file__).with_name("log4j2.properties").as_uri()

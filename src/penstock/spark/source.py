@@ -37,13 +37,13 @@ from pyspark.sql.types import StructType
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError
-from penstock.model.packed import PACKED, packed
+from penstock.model.packed import PACKED, packed_partials
 from penstock.model.partial import merged
-from penstock.spark.coverage import Coverage, mark_of, points_of
+from penstock.spark.coverage import SparkBatchCoverage, spark_coverage_mark, spark_points_of
 from penstock.spark.piece_reading import read_piece
-from penstock.spark.pieces import Piece, pieces
-from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
-from penstock.tables.location import local_folder
+from penstock.spark.pieces import SparkReadPiece, spark_read_pieces
+from penstock.spark.segment_folder import Offset, SegmentSourceFolder, checked_spark_offset
+from penstock.tables.location import local_tables_folder
 
 # The schema `PARTIALS`, in Spark's words; a test holds the two together.
 SCHEMA = (
@@ -68,23 +68,23 @@ class SegmentSource(DataSource):
 
     def reader(self, schema: StructType) -> "SegmentReader":
         up_to = self.options.get("upTo")
-        offset = checked_offset(json.loads(up_to)) if up_to else None
+        offset = checked_spark_offset(json.loads(up_to)) if up_to else None
         return SegmentReader(_folder(self.options), offset, _tasks(self.options), packs=_is_packed(self.options))
 
     def streamReader(self, schema: StructType) -> "SegmentStream":  # noqa: N802 - Spark's name
         start, first_end = (
-            checked_offset(json.loads(self.options.get(name) or "{}")) for name in ("startingOffset", "firstEnd")
+            checked_spark_offset(json.loads(self.options.get(name) or "{}")) for name in ("startingOffset", "firstEnd")
         )
         limits, retain, tasks = _limits(self.options), _retain(self.options), _tasks(self.options)
         marks = self.options.get("marks", "false").lower() == "true"
         return SegmentStream(_folder(self.options), limits, start, first_end, retain, tasks, marks=marks)
 
 
-def _folder(options: Mapping[str, str]) -> SegmentFolder:
+def _folder(options: Mapping[str, str]) -> SegmentSourceFolder:
     path = options.get("path")
     if not path:
         raise ConfigError("the penstock source needs option('path'): the folder of the segments")
-    return SegmentFolder(local_folder(path, "option('path')"))
+    return SegmentSourceFolder(local_tables_folder(path, "option('path')"))
 
 
 def _limits(options: Mapping[str, str]) -> dict[str, int]:
@@ -121,7 +121,7 @@ def _is_packed(options: Mapping[str, str]) -> bool:
 class SegmentReader(DataSourceReader):
     """Everything that is sealed, once."""
 
-    def __init__(self, folder: SegmentFolder, up_to: Offset | None, tasks: int, *, packs: bool = False) -> None:
+    def __init__(self, folder: SegmentSourceFolder, up_to: Offset | None, tasks: int, *, packs: bool = False) -> None:
         self._packs = packs
         self._folder = folder
         self._tasks = tasks
@@ -131,11 +131,13 @@ class SegmentReader(DataSourceReader):
         found = self._folder.after({})
         if self._up_to is not None:
             found = [s for s in found if s.last <= self._up_to.get(s.writer, {}).get("last", -1)]
-        return pieces({segment: self._folder.outline(segment) for segment in found}, self._tasks) or [Piece([])]
+        return spark_read_pieces({segment: self._folder.outline(segment) for segment in found}, self._tasks) or [
+            SparkReadPiece([])
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Piece)
-        return read_piece(self._folder.folder, partition, packed if self._packs else merged)
+        assert isinstance(partition, SparkReadPiece)
+        return read_piece(self._folder.folder, partition, packed_partials if self._packs else merged)
 
 
 class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -143,7 +145,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(
         self,
-        folder: SegmentFolder,
+        folder: SegmentSourceFolder,
         limits: dict[str, int],
         start: Offset,
         first_end: Offset,
@@ -173,21 +175,23 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._folder.reach()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        if self._first_end and checked_offset(start) == self._start:
+        if self._first_end and checked_spark_offset(start) == self._start:
             return self._first_end
         limits: dict[str, Any] = {} if isinstance(limit, ReadAllAvailable) else self._limits
-        return self._folder.admit(checked_offset(start), up_to=self._target, **limits)
+        return self._folder.admit(checked_spark_offset(start), up_to=self._target, **limits)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         return self._folder.reach()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begin, reach = checked_offset(start), checked_offset(end)
+        begin, reach = checked_spark_offset(start), checked_spark_offset(end)
         batch = self._folder.between(begin, reach)
-        found = pieces({segment: self._folder.outline(segment) for segment in batch}, self._tasks) or [Piece([])]
+        found = spark_read_pieces({segment: self._folder.outline(segment) for segment in batch}, self._tasks) or [
+            SparkReadPiece([])
+        ]
         if self._marks:
             moved = [writer for writer in reach if reach[writer]["last"] > begin.get(writer, {"last": -1})["last"]]
-            coverage = Coverage(
+            coverage = SparkBatchCoverage(
                 self._folder.identity(),
                 {writer: begin[writer]["last"] for writer in moved if writer in begin},
                 {writer: reach[writer]["last"] for writer in moved},
@@ -195,18 +199,18 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 len(found),
                 self._folder.said_of_metrics(batch),
             ).to_text()
-            found = [Piece(piece.names, piece.share, coverage) for piece in found]
+            found = [SparkReadPiece(piece.names, piece.share, coverage) for piece in found]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Piece)
+        assert isinstance(partition, SparkReadPiece)
         points = 0
         for batch in read_piece(self._folder.folder, partition):
-            points += points_of(batch) if partition.coverage else 0
+            points += spark_points_of(batch) if partition.coverage else 0
             yield batch
         if partition.coverage:
-            yield mark_of(partition.coverage, points)
+            yield spark_coverage_mark(partition.coverage, points)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._retain is not None:
-            self._folder.clean(checked_offset(end), self._clock.time() - self._retain)
+            self._folder.clean(checked_spark_offset(end), self._clock.time() - self._retain)

@@ -21,9 +21,9 @@ from penstock.errors import (
     TableOvertaken,
 )
 from penstock.model.segment import Segment
-from penstock.spark.job import BatchGate, JobConfig, resume_point, start_job
+from penstock.spark.job import JobBatchGate, JobConfig, job_resume_point, start_job
 from penstock.spark.progress import JobProgress, ProgressListener
-from penstock.spark.segment_folder import Offset, SegmentFolder
+from penstock.spark.segment_folder import Offset, SegmentSourceFolder
 from penstock.tables.port import Tables
 from penstock.telemetry import Sample
 
@@ -35,7 +35,7 @@ _FINAL: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (Table
 _FINAL_TEXT = re.compile(rf"({'|'.join(_FINAL)}): (.+)")
 
 
-class Supervisor:
+class JobSupervisor:
     """Runs one job until it is told to stop, or (with `available_now`) until everything is worked off.
 
     Threads: `run` belongs to one thread, `stop` may be called from any, also from a signal handler.
@@ -55,10 +55,10 @@ class Supervisor:
         self._config = config
         self._show = show
         self._clock: Clock = clock or SystemClock()
-        self._folder = SegmentFolder(config.segments, admits=False)
+        self._folder = SegmentSourceFolder(config.segments, admits=False)
         self._looking = threading.Lock()  # for the folder: `run` looks into it, and so does `samples`
         self.progress = JobProgress()
-        self._gate = BatchGate(self.progress.add)
+        self._gate = JobBatchGate(self.progress.add)
         self._stopping = threading.Event()
         self._has_run = False
 
@@ -115,7 +115,7 @@ class Supervisor:
         """What the tables hold; None while their database is away."""
         with self._looking:
             try:
-                return resume_point(self._tables, self._folder)
+                return job_resume_point(self._tables, self._folder)
             except MissingRequirement:
                 return None
 

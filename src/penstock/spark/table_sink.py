@@ -2,8 +2,8 @@
 
     frame.transform(rolled_up).write.format("penstock-sink").mode("append").option("exchange", folder).save()
 
-    exchange/order       driver → tasks: where to write and what to leave out (`Order`)
-    exchange/reports     tasks → driver: what was written, by every task that Spark counts (`Report`)
+    exchange/order       driver → tasks: where to write and what to leave out (`SinkOrder`)
+    exchange/reports     tasks → driver: what was written, by every task that Spark counts (`SinkReport`)
 
 Nothing is committed here: Spark runs a data source's commit in a process of its own, and the tables stay open in the
 driver's. Files of attempts that failed or were overtaken are in no report, so no table ever has them.
@@ -24,18 +24,18 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import RowsMissing
 from penstock.model.level import Level
-from penstock.spark.coverage import MARK, Coverage, are_the_same, points_of
+from penstock.spark.coverage import MARK, SparkBatchCoverage, are_the_same, spark_points_of
 from penstock.spark.rollup import PLACE, PLACES
-from penstock.tables.landing import Landing, TableWriter, Written, close_all
+from penstock.tables.landing import TableLanding, TableWriter, WrittenTableFile, close_all
 from penstock.tables.metrics_table import Seen, seen_by_all, seen_in
 from penstock.tables.port import SCHEMAS, TOP_N
 from penstock.tables.table_rows import (
     RECORDS,
-    increments,
+    increment_table_rows,
+    increment_top_n_rows,
     packed_once,
-    record_increments,
     records_kept,
-    sorted_rows,
+    sorted_table_rows,
     top_records,
 )
 
@@ -44,15 +44,15 @@ TEXT_BYTES = 32 * 2**20  # labels that are written at once
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SinkOrder:
     """What the tasks of one batch are told."""
 
-    landing: Landing
+    landing: TableLanding
     left_out: Mapping[Level, tuple[str, ...]] = field(default_factory=dict)  # of levels: metrics that they do without
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
+class SinkMarks:
     """The marks of a batch, merged, as they reached one table."""
 
     table: str
@@ -62,13 +62,13 @@ class Marked:
 
 
 @dataclass(frozen=True)
-class Report(WriterCommitMessage):
+class SinkReport(WriterCommitMessage):
     """What one task was given and has written: rows, points of each level (or left out there), the batch's marks."""
 
-    written: tuple[Written, ...] = ()
+    written: tuple[WrittenTableFile, ...] = ()
     rows: int = 0
     points: Mapping[str, int] = field(default_factory=dict)
-    marked: tuple[Marked, ...] = ()
+    marked: tuple[SinkMarks, ...] = ()
     seen: Seen = field(default_factory=dict)  # metrics
 
 
@@ -88,14 +88,14 @@ class TableSink(DataSource):
 class TableSinkWriter(DataSourceArrowWriter):
     """One file for each table and task; tasks hold `CHUNK_ROWS` rows at most."""
 
-    def __init__(self, order: Order, exchange: Path) -> None:
+    def __init__(self, order: SinkOrder, exchange: Path) -> None:
         self._order = order
         self._exchange = exchange
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Report:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkReport:
         writers: dict[str, TableWriter] = {name: self._order.landing.writer(name) for name in SCHEMAS}
         points = {level.value: 0 for level in Level}
-        marked: list[Marked] = []
+        marked: list[SinkMarks] = []
         seen: list[Seen] = []
         given = 0
         for chunk in _chunks(iterator):
@@ -106,19 +106,19 @@ class TableSinkWriter(DataSourceArrowWriter):
                 if level is Level.MINUTE:
                     seen.append(seen_in(rows.filter(pc.not_equal(rows["function"], MARK))))
                 if table == TOP_N:
-                    writers[TOP_N].write(record_increments(_records(_kept(rows, left_out), level)))
+                    writers[TOP_N].write(increment_top_n_rows(_records(_kept(rows, left_out), level)))
                     continue
                 is_mark = pc.equal(rows["function"], MARK)
                 marked += _marks(level.value, rows.filter(is_mark))
                 rows = rows.filter(pc.invert(is_mark))
                 kept = _kept(rows, left_out)
-                points[level.value] += points_of(rows) - points_of(kept)
+                points[level.value] += spark_points_of(rows) - spark_points_of(kept)
                 for some in _portions(kept):
-                    made = increments(some)
+                    made = increment_table_rows(some)
                     writers[level.value].write(made)
-                    points[level.value] += points_of(made)
+                    points[level.value] += spark_points_of(made)
         written = tuple(close_all(list(writers.values())))
-        return Report(written, given, points, tuple(marked), seen_by_all(seen))
+        return SinkReport(written, given, points, tuple(marked), seen_by_all(seen))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         (self._exchange / "reports").write_bytes(pickle.dumps(messages))
@@ -127,7 +127,7 @@ class TableSinkWriter(DataSourceArrowWriter):
         pass  # files that no report names are removed by vacuum
 
 
-def written_by(rows: DataFrame, order: Order, exchange: Path) -> list[Report]:
+def written_by_spark(rows: DataFrame, order: SinkOrder, exchange: Path) -> list[SinkReport]:
     """Write rolled-up rows as one Spark job; what its tasks report.
 
     RowsMissing unless they were given exactly the rows that Spark's aggregate has made.
@@ -147,17 +147,17 @@ def written_by(rows: DataFrame, order: Order, exchange: Path) -> list[Report]:
     return reports
 
 
-def _reports(exchange: Path) -> list[Report]:
-    found: list[Report | None] = pickle.loads((exchange / "reports").read_bytes())  # noqa: S301 - the sink's own
+def _reports(exchange: Path) -> list[SinkReport]:
+    found: list[SinkReport | None] = pickle.loads((exchange / "reports").read_bytes())  # noqa: S301 - the sink's own
     return [report for report in found if report is not None]
 
 
-def checked(reports: list[Report]) -> Coverage:
+def checked_spark_reports(reports: list[SinkReport]) -> SparkBatchCoverage:
     """What the batch covers. RowsMissing unless every task has read its part, and every level has all of its points."""
     marks = {mark.table: mark for report in reports for mark in report.marked}
     if {mark.coverage for mark in marks.values()} != {next(iter(marks.values())).coverage} if marks else True:
         raise RowsMissing("what the tasks that read have said of the batch did not reach the tasks that write")
-    coverage = Coverage.from_text(next(iter(marks.values())).coverage)
+    coverage = SparkBatchCoverage.from_text(next(iter(marks.values())).coverage)
     for level in Level:
         mark, points = marks.get(level.value), sum(report.points[level.value] for report in reports)
         if mark is None or mark.tasks != coverage.tasks or not are_the_same(mark.points, points):
@@ -169,7 +169,7 @@ def checked(reports: list[Report]) -> Coverage:
     return coverage
 
 
-def written_for(reports: list[Report], table: str) -> list[Written]:
+def spark_files_for(reports: list[SinkReport], table: str) -> list[WrittenTableFile]:
     return [written for report in reports for written in report.written if written.table == table]
 
 
@@ -184,9 +184,9 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-def _marks(table: str, rows: pa.Table) -> list[Marked]:
+def _marks(table: str, rows: pa.Table) -> list[SinkMarks]:
     found: list[dict[str, Any]] = rows.to_pylist()
-    return [Marked(table, row["entity"], int(row["sum"]), row["count"]) for row in found]
+    return [SinkMarks(table, row["entity"], int(row["sum"]), row["count"]) for row in found]
 
 
 def _kept(rows: pa.Table, left_out: tuple[str, ...]) -> pa.Table:
@@ -204,7 +204,7 @@ def _portions(rows: pa.Table) -> Iterator[pa.Table]:
     """The rows of a level in their order, so many at once that their labels stay within bounds."""
     if not rows.num_rows:
         return
-    rows = sorted_rows(packed_once(rows), ("metric", "entity", "bucket"))
+    rows = sorted_table_rows(packed_once(rows), ("metric", "entity", "bucket"))
     longest = pc.max(pc.binary_length(rows["entity"])).as_py()
     step = max(1, min(CHUNK_ROWS, TEXT_BYTES // max(1, longest)))
     for start in range(0, rows.num_rows, step):

@@ -10,12 +10,12 @@ from collections import deque
 from penstock.spool.backlog import Backlog
 from penstock.spool.config import FastQueueConfig
 from penstock.spool.disk_store import DiskStore
-from penstock.spool.files import Files
+from penstock.spool.files import SpoolFiles
 from penstock.spool.frame_reader import FrameReader
 from penstock.spool.lease import FrameRef, Lease
 
 
-class BackwardReader:
+class BackwardFrameReader:
     """Walks the log from its end to its beginning; frames that are appended in the meantime come next."""
 
     def __init__(self, store: DiskStore) -> None:
@@ -93,9 +93,9 @@ class BackwardReader:
 class FreshestBacklog(Backlog):
     """A backlog that hands out the newest block first. What has to be dropped is still the oldest."""
 
-    def __init__(self, files: Files, folder: str, config: FastQueueConfig, now: float) -> None:
+    def __init__(self, files: SpoolFiles, folder: str, config: FastQueueConfig, now: float) -> None:
         super().__init__(files, folder, config, now)
-        self._backward = BackwardReader(self.store)
+        self._backward = BackwardFrameReader(self.store)
         self._refs: dict[int, FrameRef] = {}  # of the blocks in `_ready`
         self._oldest: deque[Lease] = deque()  # read from the other end, to be dropped
 

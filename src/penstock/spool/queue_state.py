@@ -1,6 +1,6 @@
 """The state of one queue behind its one lock: every critical section of the queue is a method here.
 
-`FastQueue` and `Syncer` call these methods and never see the lock. The parts of `QueueState` (`Backlog`, `DiskStore`,
+`FastQueue` and `Syncer` call these methods and never see the lock. The parts of `SpoolState` (`Backlog`, `DiskStore`,
 `CapacityPolicy`, ...) are plain state: they have no lock and start nothing.
 """
 
@@ -12,29 +12,29 @@ from typing import NoReturn
 from penstock.clock import Clock
 from penstock.errors import QueueClosed, QueueError
 from penstock.spool.backlog import Backlog
-from penstock.spool.block_condition import BlockCondition
+from penstock.spool.block_condition import SpoolCondition
 from penstock.spool.capacity_policy import CapacityPolicy, Demand, SequencesExhausted
 from penstock.spool.chunk_files import ChunkFile
 from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, parsed_seconds
-from penstock.spool.files import DISK_FULL, Files, disk_error
+from penstock.spool.files import DISK_FULL, SpoolFiles, disk_error
 from penstock.spool.freshest import FreshestBacklog
 from penstock.spool.group_commit import StagedBlocks, SyncRound
 from penstock.spool.lease import Lease
-from penstock.spool.meta import Meta
-from penstock.spool.sequence_set import SequenceSet
-from penstock.spool.stats import Counters, QueueStats, snapshot
+from penstock.spool.meta import SpoolMeta
+from penstock.spool.sequence_set import SpoolSequenceSet
+from penstock.spool.stats import QueueStats, SpoolCounters, spool_snapshot
 
 _DISK_RETRY = 0.25  # how often a blocked push looks whether the disk has room again
 
 
-class QueueState:
+class SpoolState:
     """Blocks, limits and counters of one queue.
 
     Threads: every method may be called from any thread.
     Blocks: `push` and `stage` under `FullBehavior.BLOCK` while the queue is full; `lease` until its deadline.
     """
 
-    def __init__(self, files: Files, folder: str, config: FastQueueConfig, clock: Clock) -> None:
+    def __init__(self, files: SpoolFiles, folder: str, config: FastQueueConfig, clock: Clock) -> None:
         self._folder, self._time, self._monotonic = folder, clock.time, clock.monotonic
         self._in_memory = config.durability is Durability.MEMORY
         self._max_attempts = config.max_attempts
@@ -48,11 +48,11 @@ class QueueState:
         #   - every sequence that was given is below `backlog.sequence_limit`, which a meta on the disk has reserved;
         #   - every write that no sync has covered is in a chunk that is dirty or being synced.
         self._lock = threading.Lock()
-        self._not_empty = BlockCondition(self._lock)
+        self._not_empty = SpoolCondition(self._lock)
         self._not_full = threading.Condition(self._lock)
         self._waiting_to_push = 0
         self._is_closed, self._closed_because = False, "is closed"
-        self._counters = Counters()
+        self._counters = SpoolCounters()
         self.backlog = kind(files, folder, config, clock.time())
         self.capacity = CapacityPolicy(self.backlog, config)
         self._gathering = SyncRound()  # the round that covers what is written now
@@ -303,7 +303,7 @@ class QueueState:
         with self._lock:
             return self.backlog.store.chunks.end_sync(dirty, is_refused=is_refused, is_interrupted=is_interrupted)
 
-    def begin_meta(self, *, clean: bool) -> tuple[Meta, SyncRound] | None:
+    def begin_meta(self, *, clean: bool) -> tuple[SpoolMeta, SyncRound] | None:
         """Returns the meta as of now and the round that has to be synced before it; None if nothing has changed."""
         with self._lock:
             if not self.backlog.store.changed and not clean:
@@ -311,12 +311,12 @@ class QueueState:
             self._write_staged_locked()  # the meta speaks of the log alone
             return self.backlog.snapshot(clean=clean), self._gathering
 
-    def end_meta(self, written: Meta, *, is_disk_full: bool) -> list[int]:
+    def end_meta(self, written: SpoolMeta, *, is_disk_full: bool) -> list[int]:
         """Use the sequences that the meta reserves, delete the chunks that are done. Returns handles to close."""
         store = self.backlog.store
         with self._lock:
             self.backlog.sequence_limit = written.next_sequence
-            store.reclaim(SequenceSet(written.low, written.acked), is_disk_full=is_disk_full)
+            store.reclaim(SpoolSequenceSet(written.low, written.acked), is_disk_full=is_disk_full)
             return store.chunks.take_deleted_handles()
 
     def forget_reserved_sequences(self) -> None:
@@ -391,4 +391,4 @@ class QueueState:
             with suppress(QueueError):
                 oldest = self.backlog.peek(self._monotonic()) if not self._is_closed else None
             age = max(0.0, self._time() - oldest.enqueued_at) if oldest is not None else 0.0
-            return snapshot(self.backlog, self.capacity, self._counters, age, **outside)
+            return spool_snapshot(self.backlog, self.capacity, self._counters, age, **outside)

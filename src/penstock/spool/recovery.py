@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from penstock.spool import frames, journal, meta
 from penstock.spool.chunk_files import ChunkLog
-from penstock.spool.files import Files, read_file
+from penstock.spool.files import SpoolFiles, read_spool_file
 from penstock.spool.frame_reader import FrameReader
-from penstock.spool.meta import DamagedMeta, Meta
+from penstock.spool.meta import DamagedSpoolMeta, SpoolMeta
 from penstock.spool.quarantine import Quarantine
-from penstock.spool.sequence_set import SequenceSet
+from penstock.spool.sequence_set import SpoolSequenceSet
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class RecoveredState:
 
     chunks: ChunkLog
     quarantine: Quarantine
-    acked: SequenceSet
+    acked: SpoolSequenceSet
     attempts: dict[int, int] = field(default_factory=dict)
     reader_offset: int = 0
     log_end: int = 0
@@ -43,7 +43,9 @@ class RecoveredState:
     unclean: bool = False
 
 
-def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, repair: bool = True) -> RecoveredState:
+def recover_spool(
+    files: SpoolFiles, folder: str, chunk_size: int, *, now: float = 0.0, repair: bool = True
+) -> RecoveredState:
     """Read the folder's state. With `repair`, torn tails are cut; without, nothing is written but to the quarantine.
 
     If no meta says which sequences were given, they begin again at the microseconds of `now` (seconds since the epoch).
@@ -53,7 +55,7 @@ def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, rep
     is_ours = known is not None and known.version == meta.VERSION
     chunks = ChunkLog(files, folder, chunk_size, known.seed_end if known is not None and is_ours else None)
     quarantine.foreign_files = _foreign_files(files, folder)
-    state = RecoveredState(chunks, quarantine, SequenceSet())
+    state = RecoveredState(chunks, quarantine, SpoolSequenceSet())
     if known is None:
         _start_without_meta(state)
         if not _is_new(files, folder):
@@ -80,25 +82,25 @@ def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, rep
     return state
 
 
-def _is_new(files: Files, folder: str) -> bool:
+def _is_new(files: SpoolFiles, folder: str) -> bool:
     """Whether no queue was ever here: opening one leaves a lock, and writes its meta before it gives a sequence."""
     return not any(_OURS.fullmatch(name) and name not in _AT_FIRST for name in files.names(folder))
 
 
-def _foreign_files(files: Files, folder: str) -> int:
+def _foreign_files(files: SpoolFiles, folder: str) -> int:
     foreign = sorted(name for name in files.names(folder) if not _OURS.fullmatch(name))
     if foreign:
         log.warning("Foreign files left alone. folder=%s files=%s", folder, ", ".join(foreign))
     return len(foreign)
 
 
-def _load_meta(files: Files, folder: str, quarantine: Quarantine, repair: bool) -> Meta | None:
+def _load_meta(files: SpoolFiles, folder: str, quarantine: Quarantine, repair: bool) -> SpoolMeta | None:
     try:
-        return meta.load(files, folder)
-    except DamagedMeta as damage:
+        return meta.load_spool_meta(files, folder)
+    except DamagedSpoolMeta as damage:
         if repair:
             with suppress(OSError):
-                quarantine.keep_bytes(meta.META_NAME, read_file(files, f"{folder}/{meta.META_NAME}"), str(damage))
+                quarantine.keep_bytes(meta.META_NAME, read_spool_file(files, f"{folder}/{meta.META_NAME}"), str(damage))
         else:
             quarantine.regions += 1
         return None
@@ -112,13 +114,13 @@ def _start_without_meta(state: RecoveredState) -> None:
     state.log_end = state.acked.low
 
 
-def _start_from_seed_meta(state: RecoveredState, known: Meta) -> None:
+def _start_from_seed_meta(state: RecoveredState, known: SpoolMeta) -> None:
     state.reader_offset = state.acked.low = _seed_reader_offset(state.chunks, known)  # an offset is a sequence here
     state.log_end = state.chunks.end
     state.count, state.bytes = known.entry_count or 0, known.total_bytes
 
 
-def _seed_reader_offset(chunks: ChunkLog, known: Meta) -> int:
+def _seed_reader_offset(chunks: ChunkLog, known: SpoolMeta) -> int:
     """Where the seed's meta says that reading stands, if a frame begins there. Nothing else checks that meta."""
     offset = known.reader_offset
     first = chunks.chunks[0].start if chunks.chunks else 0
@@ -137,24 +139,24 @@ def _seed_reader_offset(chunks: ChunkLog, known: Meta) -> int:
     return chunk.start
 
 
-def _start_from_meta(state: RecoveredState, known: Meta) -> None:
+def _start_from_meta(state: RecoveredState, known: SpoolMeta) -> None:
     # Where the last chunks have vanished the log goes on below the reader: it has to be there first.
     state.reader_offset = min(known.reader_offset, state.chunks.end)
-    state.acked = SequenceSet(known.low, known.acked)
+    state.acked = SpoolSequenceSet(known.low, known.acked)
     state.attempts = {s: count for first, end, count in known.attempts for s in range(first, end)}
     state.log_end = known.log_end
     state.next_sequence = known.next_sequence
     state.count, state.bytes = known.entry_count or 0, known.total_bytes
 
 
-def _is_believable(known: Meta, state: RecoveredState, end: int) -> bool:
+def _is_believable(known: SpoolMeta, state: RecoveredState, end: int) -> bool:
     """Whether the counts of the seed's meta are those of the log as it is."""
     is_current = known.writer_offset == end and known.reader_offset == state.reader_offset
     return is_current and known.entry_count is not None
 
 
 def _replay_journals(
-    files: Files, folder: str, state: RecoveredState, known: Meta | None
+    files: SpoolFiles, folder: str, state: RecoveredState, known: SpoolMeta | None
 ) -> list[journal.JournalRecord]:
     """Apply the journals. Returns the acks of blocks that came after the meta: those are not counted yet."""
     damaged = 0
@@ -162,12 +164,12 @@ def _replay_journals(
     log_end = state.log_end
     # A journal of which a meta has a part is not begun again: what it says until the next meta would be passed over.
     state.journal_generation = known.journal + bool(known.journal_offset) if known is not None else 0
-    for generation in journal.generations(files, folder):
+    for generation in journal.journal_generations(files, folder):
         state.journal_generation = max(state.journal_generation, generation + 1)
         if known is not None and generation < known.journal:
             continue
         offset = known.journal_offset if known is not None and generation == known.journal else 0
-        for record in journal.replay(files, folder, generation, offset):
+        for record in journal.replay_journal(files, folder, generation, offset):
             if record is None:
                 damaged += 1
             elif record.kind == journal.ACKED:
@@ -191,7 +193,9 @@ def _replay_journals(
     return late
 
 
-def _count_tail(state: RecoveredState, known: Meta | None, late: list[journal.JournalRecord], repair: bool) -> None:
+def _count_tail(
+    state: RecoveredState, known: SpoolMeta | None, late: list[journal.JournalRecord], repair: bool
+) -> None:
     """Add what was written after the meta, or recount everything if the meta cannot be right. Cuts a torn end."""
     chunks = state.chunks
     end = chunks.end
@@ -206,7 +210,7 @@ def _count_tail(state: RecoveredState, known: Meta | None, late: list[journal.Jo
     if recounts:
         start, expected, state.count, state.bytes, late = state.reader_offset, state.acked.low, 0, 0, []
     reader = FrameReader(chunks, start, None)
-    counted = SequenceSet()
+    counted = SpoolSequenceSet()
     sizes: list[tuple[int, int, int]] = []  # (first, end, bytes) of the frames
     last_good = reader.offset
     while (found := reader.next_header()) is not None:
@@ -272,4 +276,4 @@ def _frame_follows_at(chunks: ChunkLog, offset: int, log_end: int) -> bool:
     # Torn or whole, it says what it follows.
     chunk = chunks.chunk_at(offset)
     data = chunks.read(chunk, max(offset, chunk.start), frames.HEADER_SIZE) if chunk is not None else b""
-    return frames.begins_behind(data, log_end)
+    return frames.frame_begins_behind(data, log_end)

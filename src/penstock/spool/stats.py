@@ -73,7 +73,7 @@ class QueueStats:
 
 
 @dataclass(kw_only=True, slots=True)
-class Counters:
+class SpoolCounters:
     """What has gone through a queue since it was opened."""
 
     pushed: int = 0
@@ -82,10 +82,10 @@ class Counters:
     redelivered: int = 0
 
 
-def snapshot(
+def spool_snapshot(
     backlog: Backlog,
     capacity: CapacityPolicy,
-    counters: Counters,
+    counters: SpoolCounters,
     oldest_age: float,
     *,
     disk_available_bytes: int,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigError
 from penstock.model.level import Level
-from penstock.tables.location import local_folder
+from penstock.tables.location import local_tables_folder
 from penstock.tables.postgres_views import view_statements
 
 ENGINES = ("databricks", "duckdb", "postgres", "spark", "trino")
@@ -29,7 +29,7 @@ def catalog_sql(engine: str, location: str) -> str:
     if engine == "postgres":
         return "".join(f"{statement.strip()};\n\n" for statement in view_statements())
     if engine == "duckdb":
-        folder = local_folder(location.removeprefix("parquet:"), "--tables").absolute()
+        folder = local_tables_folder(location.removeprefix("parquet:"), "--tables").absolute()
         return f"set variable penstock_tables = {_quoted(str(folder))};\n\n{(_HERE / 'duckdb.sql').read_text()}"
     if location.startswith("parquet:"):
         raise ConfigError(
@@ -37,7 +37,7 @@ def catalog_sql(engine: str, location: str) -> str:
             "files hold a table now",
             field="--engine",
         )
-    return _over_delta(engine, local_folder(location, "--tables").absolute().as_uri())
+    return _over_delta(engine, local_tables_folder(location, "--tables").absolute().as_uri())
 
 
 def spark_functions() -> Iterator[str]:

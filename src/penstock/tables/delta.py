@@ -38,14 +38,14 @@ from penstock.model.level import Level
 from penstock.tables import delta_commits
 from penstock.tables.delta_commits import DELTA_SCHEMAS, OpenTable, partitioned_by
 from penstock.tables.delta_log import MAINTENANCE, NO_HOOKS, DeltaLog
-from penstock.tables.fold import Fold, Run, TableFile, folded, plan_folds, run_here
-from penstock.tables.landing import FileLanding, Written, check_visible, stats_of
-from penstock.tables.location import local_folder
+from penstock.tables.fold import Run, TableFile, TableFold, folded, plan_folds, run_folds_here
+from penstock.tables.landing import TableFileLanding, WrittenTableFile, check_landed_files, table_file_stats
+from penstock.tables.location import local_tables_folder
 from penstock.tables.metrics_table import METRIC_ROWS, METRICS, merged_metrics, still_seen
 from penstock.tables.overflow import OverflowLog
-from penstock.tables.port import Batch, Compaction, Description
-from penstock.tables.pruning import Doomed, pruned_copy
-from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
+from penstock.tables.port import TableBatch, TableCompaction, TableDescription
+from penstock.tables.pruning import Doomed, pruned_table_file
+from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, check_format, table_partials, table_records
 from penstock.tables.torn import Covered
 
 ATTEMPTS = 10  # each fails only because another commit succeeded first
@@ -59,7 +59,7 @@ class DeltaTables:
     """The tables below one folder."""
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
-        self.folder = local_folder(location, "tables")
+        self.folder = local_tables_folder(location, "tables")
         self.location = str(self.folder)
         self.overflow = OverflowLog()
         self.conflicts = 0
@@ -79,10 +79,10 @@ class DeltaTables:
         table = self._open(name)
         return OpenTable(name, table, self._logs[name]).held(applications) if table else {}
 
-    def landing(self, label: str) -> FileLanding:
-        return FileLanding({name: str(self._new_folder(name, label)) for name in SCHEMAS})
+    def landing(self, label: str) -> TableFileLanding:
+        return TableFileLanding({name: str(self._new_folder(name, label)) for name in SCHEMAS})
 
-    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
+    def append(self, name: str, written: Sequence[WrittenTableFile], batch: TableBatch) -> bool:
         added = self._added(name, written)
         with self._appending:
             for _ in range(ATTEMPTS):
@@ -100,7 +100,7 @@ class DeltaTables:
                 return True
         raise TableBusy(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
 
-    def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
+    def adopt(self, name: str, written: Sequence[WrittenTableFile], versions: Mapping[str, int]) -> None:
         """Begin a table with these rows and guards."""
         added = self._added(name, written)
         with self._appending:
@@ -109,7 +109,7 @@ class DeltaTables:
     def replace(
         self,
         name: str,
-        written: Sequence[Written],
+        written: Sequence[WrittenTableFile],
         start: datetime,
         end: datetime,
         check: Callable[[], None] = lambda: None,
@@ -126,10 +126,10 @@ class DeltaTables:
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
     ) -> pa.Table:
-        return as_partials(self._rows(level.value, start, end, metric))
+        return table_partials(self._rows(level.value, start, end, metric))
 
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
-        return as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
+        return table_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
     def metrics(self) -> pa.Table:
         table = self._open(METRICS)
@@ -157,7 +157,7 @@ class DeltaTables:
             path = self._new_folder(METRICS, "all") / "part.parquet"
             pq.write_table(made, path, compression="zstd")
             sync_to_disk([path, path.parent, path.parent.parent])
-            stats = json.dumps(stats_of(pq.read_metadata(path)))
+            stats = json.dumps(table_file_stats(pq.read_metadata(path)))
             place, now = path.relative_to(self.path(METRICS)).as_posix(), int(time.time() * 1000)
             old = [RemoveAction(path=one, data_change=True, deletion_timestamp=now) for one in _paths(table)]
             return [*old, AddAction(place, path.stat().st_size, {}, now, True, stats)]
@@ -165,15 +165,15 @@ class DeltaTables:
         self._maintain(METRICS, step)
         return lost
 
-    def compact(self, name: str, run: Run = run_here) -> Compaction:
+    def compact(self, name: str, run: Run = run_folds_here) -> TableCompaction:
         before = self.describe(name)
-        landing = FileLanding({name: str(self._new_folder(name, FINAL))})
+        landing = TableFileLanding({name: str(self._new_folder(name, FINAL))})
         folds = plan_folds(name, self.files(name), landing, datetime.now(UTC).date())
         for fold, written in folded(name, folds, run):
             self._replace_files(name, fold, written)
             self.overflow.add(file.overflow for file in written)
         after = self.describe(name)
-        return Compaction(before.rows, after.rows, before.files, after.files)
+        return TableCompaction(before.rows, after.rows, before.files, after.files)
 
     def expire(
         self,
@@ -207,8 +207,8 @@ class DeltaTables:
             return 0, []
         if not has_others:
             return file.rows, []
-        landing = FileLanding({name: str(self._new_folder(name, FINAL if file.is_final else "kept"))})
-        written = pruned_copy(file.path, name, landing, ~doomed.expression(), file.date)
+        landing = TableFileLanding({name: str(self._new_folder(name, FINAL if file.is_final else "kept"))})
+        written = pruned_table_file(file.path, name, landing, ~doomed.expression(), file.date)
         kept = sum(one.rows for one in written)
         return file.rows - kept, self._added(name, written)
 
@@ -232,14 +232,14 @@ class DeltaTables:
     def mend(self, covered: Covered) -> int:
         return sum(one.mend(covered) for one in self._logs.values())
 
-    def describe(self, name: str) -> Description:
+    def describe(self, name: str) -> TableDescription:
         table = self._open(name)
         if not table:
-            return Description(0, 0, 0)
+            return TableDescription(0, 0, 0)
         actions = pa.table(table.get_add_actions(flatten=True))
         if not actions.num_rows:
-            return Description(0, 0, 0)
-        return Description(
+            return TableDescription(0, 0, 0)
+        return TableDescription(
             rows=pc.sum(actions["num_records"]).as_py() or 0,
             files=actions.num_rows,
             size_bytes=pc.sum(actions["size_bytes"]).as_py() or 0,
@@ -312,9 +312,9 @@ class DeltaTables:
             self._opened[name] = OpenTable(name, self._open(name) or self._create(name), self._logs[name])
         return self._opened[name]
 
-    def _added(self, name: str, written: Sequence[Written]) -> list[AddAction]:
+    def _added(self, name: str, written: Sequence[WrittenTableFile]) -> list[AddAction]:
         """What a commit says of these files, once their names are on the disk; what is in them is already."""
-        check_visible(written)
+        check_landed_files(written)
         data = self.path(name) / "data"
         dates = {Path(file.place).parent for file in written}
         sync_to_disk([*dates, *{date.parent for date in dates}, *([data] if dates else ())])
@@ -334,7 +334,7 @@ class DeltaTables:
             partition_values={"date": file.date.isoformat()},
         )
 
-    def _replace_files(self, name: str, fold: Fold, written: list[Written]) -> None:
+    def _replace_files(self, name: str, fold: TableFold, written: list[WrittenTableFile]) -> None:
         added = self._added(name, written)
 
         def step(table: DeltaTable) -> list[Any]:

@@ -28,9 +28,9 @@ import pyarrow.parquet as pq
 
 from penstock.errors import RowsMissing
 from penstock.model.level import Level
-from penstock.tables.labels import first_of_each_text, maps_of
-from penstock.tables.landing import GROUP_ROWS, FileLanding, Written
-from penstock.tables.table_rows import LEVEL_ROWS, SORTED_BY, TOP_N, folded_records, folded_rows, sorted_rows
+from penstock.tables.labels import first_of_each_text, table_label_maps
+from penstock.tables.landing import GROUP_ROWS, TableFileLanding, WrittenTableFile
+from penstock.tables.table_rows import LEVEL_ROWS, SORTED_BY, TOP_N, folded_records, folded_rows, sorted_table_rows
 
 TASK_BYTES = 384 * 2**20  # what a task may hold, by the estimate of `_memory_of`
 ROW_BYTES, ENTRY_BYTES = 500, 150
@@ -69,19 +69,19 @@ class FoldTask:
     end: datetime
     share: int
     shares: int
-    landing: FileLanding
+    landing: TableFileLanding
 
 
 @dataclass(frozen=True, slots=True)
 class FoldReport:
     """What a task has written, and how many rows of its files it has read for it."""
 
-    written: tuple[Written, ...]
+    written: tuple[WrittenTableFile, ...]
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class TableFold:
     """One commit: the files of a date that are replaced, and the tasks that make the new ones."""
 
     date: date
@@ -92,12 +92,12 @@ class Fold:
 Run = Callable[[Sequence[FoldTask]], list[FoldReport]]
 
 
-def run_here(tasks: Sequence[FoldTask]) -> list[FoldReport]:
+def run_folds_here(tasks: Sequence[FoldTask]) -> list[FoldReport]:
     """One task after another, in this process."""
     return [fold_files(task) for task in tasks]
 
 
-def plan_folds(table: str, files: Iterable[TableFile], landing: FileLanding, today: date) -> Iterator[Fold]:
+def plan_folds(table: str, files: Iterable[TableFile], landing: TableFileLanding, today: date) -> Iterator[TableFold]:
     """What there is to fold, newest date first."""
     dates: dict[date, list[TableFile]] = defaultdict(list)
     for file in files:
@@ -113,10 +113,10 @@ def plan_folds(table: str, files: Iterable[TableFile], landing: FileLanding, tod
             continue
         taken = [file for file in found if not file.is_final or any(file.meets(*one) for one in ranges)]
         tasks = tuple(task for one in ranges for task in _tasks(table, taken, one, landing))
-        yield Fold(day, tuple(taken), tasks)
+        yield TableFold(day, tuple(taken), tasks)
 
 
-def folded(table: str, folds: Iterable[Fold], run: Run) -> Iterator[tuple[Fold, list[Written]]]:
+def folded(table: str, folds: Iterable[TableFold], run: Run) -> Iterator[tuple[TableFold, list[WrittenTableFile]]]:
     """What the tasks of each fold have written. Those of many dates are run at once, as one job.
 
     If that fails, each fold is run by itself, so that only the one at fault is left out; its error is raised at last.
@@ -136,14 +136,14 @@ def folded(table: str, folds: Iterable[Fold], run: Run) -> Iterator[tuple[Fold, 
         raise failure
 
 
-def _run_at_once(folds: Sequence[Fold], run: Run) -> list[tuple[Fold, list[FoldReport]]]:
+def _run_at_once(folds: Sequence[TableFold], run: Run) -> list[tuple[TableFold, list[FoldReport]]]:
     reports = iter(run([task for one in folds for task in one.tasks]))
     return [(one, [next(reports) for _ in one.tasks]) for one in folds]
 
 
-def _rounds(folds: Iterable[Fold]) -> Iterator[list[Fold]]:
+def _rounds(folds: Iterable[TableFold]) -> Iterator[list[TableFold]]:
     """Folds that are run at once: what they have done is lost together."""
-    held: list[Fold] = []
+    held: list[TableFold] = []
     for one in folds:
         held.append(one)
         if sum(len(fold.tasks) for fold in held) >= ROUND_TASKS:
@@ -153,7 +153,7 @@ def _rounds(folds: Iterable[Fold]) -> Iterator[list[Fold]]:
         yield held
 
 
-def _checked(table: str, fold: Fold, reports: list[FoldReport]) -> list[Written]:
+def _checked(table: str, fold: TableFold, reports: list[FoldReport]) -> list[WrittenTableFile]:
     """What was written. RowsMissing unless every row of the replaced files was read exactly once."""
     expected, read = sum(file.rows for file in fold.replaced), sum(report.rows for report in reports)
     if read != expected:
@@ -232,7 +232,7 @@ def _shares(files: Sequence[TableFile]) -> int:
 
 
 def _tasks(
-    table: str, files: list[TableFile], stretch: tuple[datetime, datetime], landing: FileLanding
+    table: str, files: list[TableFile], stretch: tuple[datetime, datetime], landing: TableFileLanding
 ) -> Iterator[FoldTask]:
     met = [file for file in files if file.meets(*stretch)]
     shares = _shares(met)
@@ -258,7 +258,7 @@ def fold_files(task: FoldTask) -> FoldReport:
     rows = pa.concat_tables(read).unify_dictionaries()
     del read
     count = rows.num_rows
-    rows = folded_rows(sorted_rows(rows, SORTED_BY[task.table]), Level(task.table))
+    rows = folded_rows(sorted_table_rows(rows, SORTED_BY[task.table]), Level(task.table))
     for chunk in _chunks(rows, labels):
         writer.write(_with_labels(chunk, labels, task.start.date()))
     return FoldReport(tuple(writer.close()), count)
@@ -271,7 +271,7 @@ def fold_rows(table: str, rows: pa.Table) -> pa.Table:
     labels: dict[str, Any] = {}
     day = rows["date"][0].as_py()
     bare = _without_labels(rows.drop_columns(["date"]), labels)
-    return _with_labels(folded_rows(sorted_rows(bare, SORTED_BY[table]), Level(table)), labels, day)
+    return _with_labels(folded_rows(sorted_table_rows(bare, SORTED_BY[table]), Level(table)), labels, day)
 
 
 def _read(task: FoldTask, coded: Sequence[str]) -> Iterator[pa.Table]:
@@ -315,7 +315,7 @@ def _chunks(rows: pa.Table, labels: dict[str, Any]) -> Iterator[pa.Table]:
 
 def _with_labels(rows: pa.Table, labels: dict[str, Any], day: date) -> pa.Table:
     known, _ = first_of_each_text(rows["series"])
-    maps = maps_of([labels[text] for text in known.dictionary.to_pylist()]).take(known.indices)
+    maps = table_label_maps([labels[text] for text in known.dictionary.to_pylist()]).take(known.indices)
     rows = rows.append_column("labels", maps)
     rows = rows.append_column("date", pa.repeat(pa.scalar(day, pa.date32()), rows.num_rows))
     return rows.select(LEVEL_ROWS.names).cast(LEVEL_ROWS)

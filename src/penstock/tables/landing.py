@@ -40,7 +40,7 @@ GREATEST_TEXT = "\U0010ffff"  # sorts behind everything
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenTableFile:
     """What a task reports of the rows that it has written for one table."""
 
     table: str
@@ -57,18 +57,18 @@ class TableWriter(Protocol):
 
     def write(self, rows: pa.Table) -> None: ...
 
-    def close(self) -> list[Written]:
+    def close(self) -> list[WrittenTableFile]:
         """Finish; what was written, of each day by itself. It survives a power cut."""
         ...
 
 
-def close_all(writers: Sequence[TableWriter]) -> list[Written]:
+def close_all(writers: Sequence[TableWriter]) -> list[WrittenTableFile]:
     """Finish the writers of a task, all at once: each waits for the disk, and a journal serves them together."""
     with ThreadPoolExecutor(len(writers), "penstock-close") as pool:
         return [one for written in pool.map(lambda writer: writer.close(), writers) for one in written]
 
 
-class Landing(Protocol):
+class TableLanding(Protocol):
     """Where one batch lands. Picklable: tasks on other machines write through a copy of it."""
 
     def writer(self, name: str) -> TableWriter: ...
@@ -79,14 +79,14 @@ class Landing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FileLanding:
+class TableFileLanding:
     """One folder for each table, made by the driver: a task that does not find it is on another file system."""
 
     folders: dict[str, str]
     names_date: bool = True  # the folder of a file names its date, and the file does not; else the other way round
 
-    def writer(self, name: str) -> "FileWriter":
-        return FileWriter(name, Path(self.folders[name]), names_date=self.names_date)
+    def writer(self, name: str) -> "TableFileWriter":
+        return TableFileWriter(name, Path(self.folders[name]), names_date=self.names_date)
 
     def close(self) -> None:
         """What was committed stays where it is, and vacuum removes the rest; folders without a file go at once."""
@@ -95,7 +95,7 @@ class FileLanding:
                 os.rmdir(folder)
 
 
-class FileWriter:
+class TableFileWriter:
     """One Parquet file for each day, begun with its first rows.
 
     Row groups are small, and pages have an index: a reader of one metric and a few hours reads little else.
@@ -140,20 +140,20 @@ class FileWriter:
             self._files[day] = (path, made)
         return self._files[day][1]
 
-    def close(self) -> list[Written]:
+    def close(self) -> list[WrittenTableFile]:
         found = []
         for _, writer in self._files.values():
             writer.close()
         sync_to_disk(path for path, _ in self._files.values())  # their names are synced by what commits them
         for day, (path, _) in self._files.items():
             metadata = pq.read_metadata(path)
-            stats = json.dumps(stats_of(metadata), allow_nan=False)
+            stats = json.dumps(table_file_stats(metadata), allow_nan=False)
             size, overflow = path.stat().st_size, self._overflow[day]
-            found.append(Written(self._name, str(path), size, metadata.num_rows, stats, overflow, day))
+            found.append(WrittenTableFile(self._name, str(path), size, metadata.num_rows, stats, overflow, day))
         return found
 
 
-def check_visible(written: Sequence[Written]) -> None:
+def check_landed_files(written: Sequence[WrittenTableFile]) -> None:
     """RowsMissing unless the driver sees every reported file at its full size."""
     for file in written:
         try:
@@ -169,7 +169,7 @@ def check_visible(written: Sequence[Written]) -> None:
             )
 
 
-def stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
+def table_file_stats(metadata: pq.FileMetaData) -> dict[str, Any]:
     """Bounds of every column, wide ones where Parquet has none: a reader may take a column without for an empty one."""
     stats: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     columns = [metadata.schema.column(n).path for n in range(len(metadata.schema))]

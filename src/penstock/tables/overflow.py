@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.clock import Clock, SystemClock
-from penstock.tables.labels import entity_from
+from penstock.tables.labels import entity_from_table_labels
 
 log = logging.getLogger(__name__)
 _QUIET = 60.0  # seconds between two lines
@@ -35,7 +35,7 @@ def overflow_in(rows: pa.Table) -> Overflow:
         return NO_OVERFLOW
     lost = rows.filter(pc.is_null(rows["sum"]))
     (one,) = lost.slice(0, 1).select(["metric", "labels"]).to_pylist()
-    return Overflow(lost.num_rows, f"{one['metric']} {entity_from(one['labels'])}")
+    return Overflow(lost.num_rows, f"{one['metric']} {entity_from_table_labels(one['labels'])}")
 
 
 class OverflowLog:

@@ -33,16 +33,16 @@ import pyarrow.parquet as pq
 from penstock.durable import make_folder, sync_to_disk, write_text
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.tables.fold import Fold, Run, TableFile, folded, plan_folds, run_here
-from penstock.tables.landing import FileLanding, Written, check_visible
-from penstock.tables.location import local_folder
+from penstock.tables.fold import Run, TableFile, TableFold, folded, plan_folds, run_folds_here
+from penstock.tables.landing import TableFileLanding, WrittenTableFile, check_landed_files
+from penstock.tables.location import local_tables_folder
 from penstock.tables.metrics_table import METRICS, merged_metrics, still_seen
 from penstock.tables.overflow import OverflowLog
 from penstock.tables.parquet_mending import mend_folders
 from penstock.tables.parquet_metrics import change_metrics_file, read_metrics_file
-from penstock.tables.port import Batch, Compaction, Description
-from penstock.tables.pruning import Doomed, pruned_copy
-from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
+from penstock.tables.port import TableBatch, TableCompaction, TableDescription
+from penstock.tables.pruning import Doomed, pruned_table_file
+from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, check_format, table_partials, table_records
 from penstock.tables.torn import Covered
 
 _GUARD = "_guard.json"
@@ -70,7 +70,7 @@ class ParquetTables:
     """The tables below one folder."""
 
     def __init__(self, location: str) -> None:
-        self.folder = local_folder(location, "tables")
+        self.folder = local_tables_folder(location, "tables")
         self.location = f"parquet:{self.folder}"
         self.overflow = OverflowLog()
         self.conflicts = 0  # a lock lets one append at a time through
@@ -81,11 +81,11 @@ class ParquetTables:
         wanted = set(found if applications is None else applications)
         return {application: last for application, last in found.items() if application in wanted}
 
-    def landing(self, label: str) -> FileLanding:
+    def landing(self, label: str) -> TableFileLanding:
         return self._landing(*SCHEMAS)
 
-    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
-        check_visible(written)
+    def append(self, name: str, written: Sequence[WrittenTableFile], batch: TableBatch) -> bool:
+        check_landed_files(written)
         with self._alone(name):
             if not batch.wanted_by(name, self.held(name, batch.versions)):
                 sync_to_disk([self.folder / name])  # the process that added it may have died before
@@ -94,21 +94,21 @@ class ParquetTables:
         self.overflow.add(file.overflow for file in written)
         return True
 
-    def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
+    def adopt(self, name: str, written: Sequence[WrittenTableFile], versions: Mapping[str, int]) -> None:
         """Begin a table with these rows and guards."""
-        check_visible(written)
+        check_landed_files(written)
         with self._alone(name):
             self._publish(name, "batch", written, versions, ())
 
     def replace(
         self,
         name: str,
-        written: Sequence[Written],
+        written: Sequence[WrittenTableFile],
         start: datetime,
         end: datetime,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        check_visible(written)
+        check_landed_files(written)
         with self._alone(name):
             check()
             doomed = [file for file in self.files(name) if start.date() <= file.date < end.date()]
@@ -117,10 +117,10 @@ class ParquetTables:
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
     ) -> pa.Table:
-        return as_partials(self._rows(level.value, start, end, metric))
+        return table_partials(self._rows(level.value, start, end, metric))
 
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
-        return as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
+        return table_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
     def metrics(self) -> pa.Table:
         return read_metrics_file(self.folder / METRICS)
@@ -135,13 +135,13 @@ class ParquetTables:
         with self.locked(METRICS):
             return change_metrics_file(self.folder / METRICS, change)
 
-    def compact(self, name: str, run: Run = run_here) -> Compaction:
+    def compact(self, name: str, run: Run = run_folds_here) -> TableCompaction:
         before = self.describe(name)
         landing = self._landing(name)
         left = list(plan_folds(name, self.files(name), landing, datetime.now(UTC).date()))
         try:
             for fold, written in folded(name, tuple(left), run):
-                check_visible(written)
+                check_landed_files(written)
                 with self._alone(name):
                     self._check_unchanged(name, fold)
                     self._publish(name, "final", written, self._versions(name), fold.replaced)
@@ -154,9 +154,9 @@ class ParquetTables:
                 self._check_unchanged(name, fold, error)  # its files may be gone
             raise
         after = self.describe(name)
-        return Compaction(before.rows, after.rows, before.files, after.files)
+        return TableCompaction(before.rows, after.rows, before.files, after.files)
 
-    def _check_unchanged(self, name: str, fold: Fold, cause: Exception | None = None) -> None:
+    def _check_unchanged(self, name: str, fold: TableFold, cause: Exception | None = None) -> None:
         if not set(fold.replaced) <= set(self.files(name)):
             raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again") from cause
 
@@ -174,7 +174,7 @@ class ParquetTables:
             # A folder has files of one kind: final rows, or increments.
             for kind in ("final", "batch"):
                 removed: list[TableFile] = []
-                added: list[Written] = []
+                added: list[WrittenTableFile] = []
                 for file in self.files(name):
                     if file.date >= before.date() or file.is_final != (kind == "final"):
                         continue
@@ -183,7 +183,9 @@ class ParquetTables:
                         continue
                     removed.append(file)
                     if has_others:
-                        added += pruned_copy(file.path, name, self._landing(name), ~doomed.expression(), file.date)
+                        added += pruned_table_file(
+                            file.path, name, self._landing(name), ~doomed.expression(), file.date
+                        )
                 if removed:
                     self._publish(name, kind, added, self._versions(name), removed)
                     gone += sum(file.rows for file in removed) - sum(file.rows for file in added)
@@ -206,9 +208,9 @@ class ParquetTables:
         return aside
 
     @_steadily
-    def describe(self, name: str) -> Description:
+    def describe(self, name: str) -> TableDescription:
         files = self.files(name)
-        return Description(
+        return TableDescription(
             rows=sum(file.rows for file in files),
             files=len(files),
             size_bytes=sum(os.stat(file.path).st_size for file in files),
@@ -272,7 +274,7 @@ class ParquetTables:
         self,
         name: str,
         kind: str,
-        written: Sequence[Written],
+        written: Sequence[WrittenTableFile],
         versions: Mapping[str, int],
         replaced: Sequence[TableFile],
     ) -> None:
@@ -320,12 +322,12 @@ class ParquetTables:
                 folders.append(folder)
         return gone
 
-    def _landing(self, *names: str) -> FileLanding:
+    def _landing(self, *names: str) -> TableFileLanding:
         folders = {name: self._scratch(name) for name in names}
         for folder in folders.values():
             make_folder(folder.parent)
             folder.mkdir()
-        return FileLanding({name: str(folder) for name, folder in folders.items()}, names_date=False)
+        return TableFileLanding({name: str(folder) for name, folder in folders.items()}, names_date=False)
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:

@@ -23,12 +23,12 @@ import pyarrow as pa
 from penstock.errors import TableConflict, TableOvertaken
 from penstock.model.finals import with_finals
 from penstock.model.function import is_function
-from penstock.model.grouping import grouped
+from penstock.model.grouping import grouped_partials
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, first_of_each
 from penstock.model.segment import Origin
-from penstock.tables.fold import Run, run_here
-from penstock.tables.landing import Landing, Written
+from penstock.tables.fold import Run, run_folds_here
+from penstock.tables.landing import TableLanding, WrittenTableFile
 from penstock.tables.overflow import OverflowLog
 from penstock.tables.table_rows import RECORDS, TOP_KEPT, records_kept, top_records
 from penstock.tables.table_rows import SCHEMAS as SCHEMAS
@@ -37,7 +37,7 @@ from penstock.tables.torn import Covered
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TableBatch:
     """The sequences that a batch adds, of the writers that moved: after `start`, up to `end`."""
 
     source: str
@@ -49,7 +49,7 @@ class Batch:
     def versions(self) -> dict[str, int]:
         """The guard: what a table says of itself once it has this batch; application and version, as Delta says."""
         return {self.application(writer): last for writer, last in self.end.items()} | {
-            queue_application(writer, origin): self.end[writer] for writer, origin in self.origins.items()
+            table_application_of_queue(writer, origin): self.end[writer] for writer, origin in self.origins.items()
         }
 
     def application(self, writer: str) -> str:
@@ -73,7 +73,7 @@ class Batch:
                     "tables of this job and run it again over the segments"
                 )
         for writer, origin in self.origins.items():
-            there = held.get(queue_application(writer, origin), -1)
+            there = held.get(table_application_of_queue(writer, origin), -1)
             if there > self.start.get(writer, -1) and origin[1] <= there:
                 raise TableConflict(
                     f"table {table!r} holds the queue of writer {writer!r} up to sequence {there}, added from another "
@@ -83,7 +83,7 @@ class Batch:
         return True
 
 
-def queue_application(writer: str, origin: Origin) -> str:
+def table_application_of_queue(writer: str, origin: Origin) -> str:
     """By what a table says how far it holds a queue, whichever folder its segments lay in."""
     return f"penstock/queue/{origin[0]}/{writer}"
 
@@ -109,18 +109,18 @@ class Tables(Protocol):
         """
         ...
 
-    def landing(self, label: str) -> Landing:
+    def landing(self, label: str) -> TableLanding:
         """Where tasks write the rows of one batch, or of one backfill, until they are committed."""
         ...
 
-    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
+    def append(self, name: str, written: Sequence[WrittenTableFile], batch: TableBatch) -> bool:
         """Add what tasks report, exactly that, unless the table has this batch already; say whether it did."""
         ...
 
     def replace(
         self,
         name: str,
-        written: Sequence[Written],
+        written: Sequence[WrittenTableFile],
         start: datetime,
         end: datetime,
         check: Callable[[], None] = lambda: None,
@@ -153,7 +153,7 @@ class Tables(Protocol):
         """Delete the metrics that were last seen before that moment; how many rows went."""
         ...
 
-    def compact(self, name: str, run: Run = run_here) -> "Compaction":
+    def compact(self, name: str, run: Run = run_folds_here) -> "TableCompaction":
         """Make the rows of each series and bucket one that is final; readers and the running job are not disturbed.
 
         `run` runs the tasks of it, here or on executors.
@@ -178,13 +178,13 @@ class Tables(Protocol):
         """Remove files that no reader of the last `hours` can need; how many."""
         ...
 
-    def describe(self, name: str) -> "Description":
+    def describe(self, name: str) -> "TableDescription":
         """What `penstock spark tables` shows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Compaction:
+class TableCompaction:
     """What a compaction did to one table."""
 
     rows_before: int
@@ -194,7 +194,7 @@ class Compaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class TableDescription:
     """One table at a glance."""
 
     rows: int
@@ -241,7 +241,7 @@ def _top_entities(partials: pa.Table, n: int) -> pa.Table:
     rows = partials.filter(is_function(partials["function"], lambda spec: spec.is_ranked))
     if not rows.num_rows:
         return RECORDS.empty_table().select(_TOP)
-    rows = grouped(rows, SERIES, [("max", "max")]).rename_columns([*SERIES, "max"])
+    rows = grouped_partials(rows, SERIES, [("max", "max")]).rename_columns([*SERIES, "max"])
     rows = rows.append_column("record", pa.nulls(rows.num_rows, pa.string())).select(_TOP)
     rows = rows.cast(pa.schema([RECORDS.field(name) for name in _TOP]))
     return first_of_each(rows, ("metric", "function", "bucket"), [("max", "descending"), ("entity", "ascending")], n)

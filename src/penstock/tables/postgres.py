@@ -29,15 +29,15 @@ from penstock.errors import ConfigError, RowsMissing, StoreUnavailable, TablesOu
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS
 from penstock.secret_text import redacted
-from penstock.tables.fold import Run, fold_rows, run_here
-from penstock.tables.landing import Written
+from penstock.tables.fold import Run, fold_rows, run_folds_here
+from penstock.tables.landing import WrittenTableFile
 from penstock.tables.overflow import OverflowLog, overflow_in
-from penstock.tables.port import Batch, Compaction, Description
+from penstock.tables.port import TableBatch, TableCompaction, TableDescription
 from penstock.tables.postgres_landing import StagedLanding
 from penstock.tables.postgres_metrics import add_metrics, create_metrics, forget_metrics, read_metrics
-from penstock.tables.postgres_rows import TYPES, from_rows, held_guards, to_csv
+from penstock.tables.postgres_rows import TYPES, held_guards, postgres_rows_as_csv, table_from_postgres_rows
 from penstock.tables.postgres_views import VERSION, view_statements
-from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, as_partials, as_records, check_format
+from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, check_format, table_partials, table_records
 
 log = logging.getLogger(__name__)
 _STAGED = "penstock_staged_"
@@ -100,7 +100,7 @@ class PostgresTables:
         except psycopg.errors.InsufficientPrivilege as error:
             log.warning("The views of PostgreSQL are not made: grant create on the database. reason=%s", error)
 
-    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
+    def append(self, name: str, written: Sequence[WrittenTableFile], batch: TableBatch) -> bool:
         with self._connect() as connection, connection.transaction():
             self._prepare(connection, name)
             # One writer a table at a time: a transaction that waits here sees the other's guard afterwards.
@@ -119,7 +119,7 @@ class PostgresTables:
     def replace(
         self,
         name: str,
-        written: Sequence[Written],
+        written: Sequence[WrittenTableFile],
         start: datetime,
         end: datetime,
         check: Callable[[], None] = lambda: None,
@@ -135,10 +135,10 @@ class PostgresTables:
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
     ) -> pa.Table:
-        return as_partials(self._rows(level.value, start, end, metric))
+        return table_partials(self._rows(level.value, start, end, metric))
 
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
-        return as_records(self._rows(TOP_N, start, None, metric, level.value))
+        return table_records(self._rows(TOP_N, start, None, metric, level.value))
 
     def metrics(self) -> pa.Table:
         with self._connect() as connection:
@@ -152,7 +152,7 @@ class PostgresTables:
         with self._connect() as connection:
             return forget_metrics(connection, before)
 
-    def compact(self, name: str, run: Run = run_here) -> Compaction:
+    def compact(self, name: str, run: Run = run_folds_here) -> TableCompaction:
         before = self.describe(name)
         with self._connect() as connection:
             self._prepare(connection, name)
@@ -163,7 +163,7 @@ class PostgresTables:
                 for share in range(shares):
                     self._fold(connection, name, day, share, shares)
                 connection.execute(sql.SQL("vacuum (analyze) {}").format(_partition(name, day)))
-        return Compaction(before.rows, self.describe(name).rows, 1, 1)
+        return TableCompaction(before.rows, self.describe(name).rows, 1, 1)
 
     def _fold(self, connection: psycopg.Connection[Any], name: str, day: date, share: int, shares: int) -> None:
         """One share of the series of a day. Increments that come in between are left for the next time."""
@@ -179,7 +179,7 @@ class PostgresTables:
         with connection.transaction():
             rows = connection.execute(taking, (day, *bounds, day)).fetchall()
             if rows:
-                made = fold_rows(name, from_rows(name, rows))
+                made = fold_rows(name, table_from_postgres_rows(name, rows))
                 self._copy(connection, name, made)
                 self.overflow.add([overflow_in(made)])
 
@@ -187,7 +187,7 @@ class PostgresTables:
         columns = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
         copying = sql.SQL("copy {} ({}) from stdin (format csv)").format(_table(name), columns)
         with connection.cursor() as cursor, cursor.copy(copying) as copy:
-            copy.write(to_csv(rows))
+            copy.write(postgres_rows_as_csv(rows))
 
     def expire(
         self,
@@ -240,13 +240,13 @@ class PostgresTables:
                     gone += 1
         return gone
 
-    def describe(self, name: str) -> Description:
+    def describe(self, name: str) -> TableDescription:
         with self._connect() as connection:
             self._prepare(connection, name)
             query = sql.SQL("select count(*), min(bucket), max(bucket), pg_total_relation_size(%s) from {}")
             found = connection.execute(query.format(_table(name)), (f"penstock_{name}",)).fetchone()
         assert found is not None
-        return Description(rows=found[0], files=1, size_bytes=found[3], oldest=found[1], newest=found[2])
+        return TableDescription(rows=found[0], files=1, size_bytes=found[3], oldest=found[1], newest=found[2])
 
     def is_outdated(self, name: str) -> bool:
         try:
@@ -344,10 +344,10 @@ class PostgresTables:
                     )
                 )
 
-    def _merge(self, connection: psycopg.Connection[Any], name: str, written: Sequence[Written]) -> None:
+    def _merge(self, connection: psycopg.Connection[Any], name: str, written: Sequence[WrittenTableFile]) -> None:
         """Add the staged rows that were reported."""
         columns = sql.SQL(", ").join(map(sql.Identifier, SCHEMAS[name].names))
-        attempts: dict[str, list[Written]] = {}
+        attempts: dict[str, list[WrittenTableFile]] = {}
         for one in written:
             attempts.setdefault(one.place.partition("/")[0], []).append(one)
         for staged, reported in attempts.items():
@@ -381,7 +381,7 @@ class PostgresTables:
         with self._connect() as connection:
             self._prepare(connection, name)
             query = sql.SQL("select {} from {}").format(columns, _table(name)) + where
-            return from_rows(name, connection.execute(query, tuple(given.values())).fetchall())
+            return table_from_postgres_rows(name, connection.execute(query, tuple(given.values())).fetchall())
 
 
 def _table(name: str) -> sql.Identifier:

@@ -9,9 +9,9 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from penstock.tables.landing import Written
+from penstock.tables.landing import WrittenTableFile
 from penstock.tables.overflow import NO_OVERFLOW, overflow_in
-from penstock.tables.postgres_rows import to_csv
+from penstock.tables.postgres_rows import postgres_rows_as_csv
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,16 @@ class StagedWriter:
         rows = rows.add_column(0, "attempt", pa.repeat(pa.scalar(self._attempt), rows.num_rows))
         columns = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
         copying = sql.SQL("copy {} ({}) from stdin (format csv)").format(sql.Identifier(self._staged), columns)
-        data = to_csv(rows)
+        data = postgres_rows_as_csv(rows)
         with self._connection.cursor() as cursor, cursor.copy(copying) as copy:
             copy.write(data)
         self._rows += rows.num_rows
         self._size += len(data)
 
-    def close(self) -> list[Written]:
+    def close(self) -> list[WrittenTableFile]:
         if self._connection is None:
             return []
         self._connection.commit()
         self._connection.close()
         place = f"{self._staged}/{self._attempt}"
-        return [Written(self._name, place, self._size, self._rows, overflow=self._overflow)]
+        return [WrittenTableFile(self._name, place, self._size, self._rows, overflow=self._overflow)]

@@ -16,7 +16,7 @@ from string import Template
 
 from penstock.model.exponential import OFFSET
 from penstock.model.finals import rank_name
-from penstock.model.function import FUNCTIONS, RANKS, Final, FunctionSpec, names_where
+from penstock.model.function import FUNCTIONS, RANKS, Final, FunctionSpec, function_names_where
 from penstock.model.level import Level
 from penstock.tables.postgres_rows import TYPES
 from penstock.tables.table_rows import TOP_N_ROWS, VALUES
@@ -139,7 +139,7 @@ def view_statements() -> Iterator[str]:
 def _value(level: Level) -> str:
     """What each function gives, as `penstock.model.finals` takes it."""
     cases = [
-        f"when split_part(function, '(', 1) = any('{{{','.join(names_where(_gives(final)))}}}') "
+        f"when split_part(function, '(', 1) = any('{{{','.join(function_names_where(_gives(final)))}}}') "
         f"then {_final(final, level)}"
         for final in dict.fromkeys(spec.final for spec in FUNCTIONS.values() if spec.final)
     ]

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.tables.landing import FileLanding, Written
+from penstock.tables.landing import TableFileLanding, WrittenTableFile
 from penstock.tables.table_rows import SCHEMAS
 
 
-def metrics_in(path: str) -> set[str]:
+def metrics_in_table_file(path: str) -> set[str]:
     """The metrics of a file. A row group whose bounds are one metric is not read."""
     found: set[str] = set()
     with pq.ParquetFile(path, read_dictionary=["metric"]) as file:
@@ -53,12 +53,12 @@ class Doomed:
                 rows = file.read(["metric", "level"])
             count = rows.filter(self.expression()).num_rows
             return count > 0, count < rows.num_rows
-        there = metrics_in(path)
+        there = metrics_in_table_file(path)
         doomed = there & set(self.metrics) if self.metrics else there - set(self.but_not)
         return bool(doomed), doomed != there
 
 
-def pruned_copy(path: str, table: str, landing: FileLanding, kept: Any, day: date) -> list[Written]:
+def pruned_table_file(path: str, table: str, landing: TableFileLanding, kept: Any, day: date) -> list[WrittenTableFile]:
     """The rows of a file that meet `kept`, written anew, one row group after another."""
     writer = landing.writer(table)
     with pq.ParquetFile(path) as file:

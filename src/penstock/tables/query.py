@@ -21,9 +21,9 @@ from penstock.errors import PenstockError
 from penstock.model.finals import rank_name, with_finals
 from penstock.model.function import Function, functions_in, is_function
 from penstock.model.level import Level
-from penstock.model.partial import PARTIALS, encoded
+from penstock.model.partial import PARTIALS, encoded_partials
 from penstock.model.point import entity_of
-from penstock.model.resolution import Range, rank_ranges
+from penstock.model.resolution import Range, percentile_ranges_of_partials
 from penstock.tables.port import SCHEMAS, Tables
 from penstock.tables.table_rows import records_kept, top_records
 
@@ -94,7 +94,7 @@ class MetricSummary:
     unit: str = ""
 
 
-def answer(tables: Tables, question: Question, now: datetime | None = None) -> list[QueryRow]:
+def answer_from_tables(tables: Tables, question: Question, now: datetime | None = None) -> list[QueryRow]:
     """The rows that answer, by group and time. PenstockError says what is not there and what to do."""
     now = now or datetime.now(UTC)
     level = question.level_read()
@@ -109,7 +109,7 @@ def answer(tables: Tables, question: Question, now: datetime | None = None) -> l
         partials = _with_percentiles(partials, question.metric)
     _check_labels(partials, question)
     partials = _without_second_series(partials)
-    series, partials = partials["entity"], grouped(partials, question.by)
+    series, partials = partials["entity"], grouped_for_query(partials, question.by)
     alone = _groups_of_one(series, partials["entity"])
     if question.top is not None:
         partials = _one_bucket(partials, since)
@@ -132,7 +132,7 @@ def _groups_of_one(series: Any, groups: Any) -> set[str]:
     return {group for group, count in found.items() if count == 1}
 
 
-def metrics_of(tables: Tables, now: datetime | None = None) -> list[MetricSummary]:
+def metrics_in_tables(tables: Tables, now: datetime | None = None) -> list[MetricSummary]:
     """Every metric that the tables hold; of those that days do without, the ones of the last week or hours."""
     now = now or datetime.now(UTC)
     newest = {level: tables.describe(level.value).newest for level in (Level.MINUTE, Level.DAY)}
@@ -159,7 +159,7 @@ def _bucket_of(moment: datetime, width: timedelta) -> datetime:
     return _FIRST + (moment - _FIRST) // width * width
 
 
-def grouped(partials: pa.Table, by: Sequence[str]) -> pa.Table:
+def grouped_for_query(partials: pa.Table, by: Sequence[str]) -> pa.Table:
     """With entities cut down to the labels that were asked for."""
     if ALL in by:
         return partials
@@ -210,7 +210,7 @@ def _rows(
 ) -> list[QueryRow]:
     names = [rank_name(rank) for rank in question.ranks]
     finals = with_finals(partials, level, question.ranks).to_pylist()
-    ranges = rank_ranges(partials, question.ranks) if names else [[]] * len(finals)
+    ranges = percentile_ranges_of_partials(partials, question.ranks) if names else [[]] * len(finals)
     rows = []
     for row, of_ranks in zip(finals, ranges):
         per_minute = Function.parse(row["function"]).spec.is_per_minute
@@ -262,15 +262,15 @@ def _top_records(tables: Tables, question: Question, since: datetime) -> pa.Tabl
         "min": rows["max"],
         "max": rows["max"],
     }
-    return encoded(pa.table(columns)).cast(PARTIALS)
+    return encoded_partials(pa.table(columns)).cast(PARTIALS)
 
 
 def _why_nothing(tables: Tables, question: Question, level: Level) -> str:
-    known = {one.metric for one in metrics_of(tables)} | {
+    known = {one.metric for one in metrics_in_tables(tables)} | {
         metric for level in Level for metric in pc.unique(tables.records(level)["metric"]).to_pylist()
     }
     if not known:
-        return nothing_yet(tables)
+        return no_tables_yet(tables)
     if question.metric not in known:
         close = difflib.get_close_matches(question.metric, known, n=3, cutoff=0.5)
         meant = f"did you mean {', '.join(close)}?" if close else "`penstock query` alone lists what there is"
@@ -282,7 +282,7 @@ def _why_nothing(tables: Tables, question: Question, level: Level) -> str:
     return f"{question.metric} has nothing that recent: its newest {level.value} is {last}, ask with a longer --since"
 
 
-def nothing_yet(tables: Tables) -> str:
+def no_tables_yet(tables: Tables) -> str:
     """What to do where there are no tables. OSError for folders that may not be read: to a store they do not exist."""
     folder = tables.location.removeprefix("parquet:")
     for place in (folder, *(os.path.join(folder, name) for name in SCHEMAS)):

@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pa_dataset
 
 from penstock.errors import ConfigError
-from penstock.model.exponential import middles_of
+from penstock.model.exponential import percentile_part_middles
 from penstock.model.function import Function
 from penstock.model.grouping import one_array
 from penstock.tables.fold import TableFile, fold_rows, plan_folds
-from penstock.tables.landing import GROUP_ROWS, FileLanding
-from penstock.tables.table_rows import ENTRY, LEVEL_ROWS, SCHEMAS, TOP_N, TOP_N_ROWS, entries_of
+from penstock.tables.landing import GROUP_ROWS, TableFileLanding
+from penstock.tables.table_rows import ENTRY, LEVEL_ROWS, SCHEMAS, TOP_N, TOP_N_ROWS, entries_of_table_column
 
 VIEW_ENTRY = pa.struct([*ENTRY, pa.field("value", pa.float64())])
 VIEW_DISTRIBUTION = pa.list_(VIEW_ENTRY)
@@ -71,7 +71,7 @@ def plan_pieces(tables: Any, name: str, wanted: Wanted) -> list[SnapshotPiece]:
         )
     files: list[TableFile] = [file for file in tables.files(name) if wanted.meets(file.first, file.last)]
     pieces, folded = [], set[str]()
-    for fold in plan_folds(name, files, FileLanding({}), _LONG_AGO):
+    for fold in plan_folds(name, files, TableFileLanding({}), _LONG_AGO):
         folded.update(file.path for file in fold.replaced)
         for task in fold.tasks:
             if task.paths and wanted.meets(task.start, task.end):
@@ -141,7 +141,7 @@ def _as_seen(rows: pa.Table, piece: SnapshotPiece) -> pa.Table:
 def _with_values(rows: pa.Table) -> Any:
     """Distributions whose entries say what they stand for."""
     lists = one_array(rows["distribution"])
-    entries = entries_of(lists)
+    entries = entries_of_table_column(lists)
     owner = np.repeat(np.arange(len(lists)), np.diff(entries.offsets))
     texts = one_array(rows["function"].cast(pa.string())).dictionary_encode()
     own = texts.indices.to_numpy()[owner]
@@ -162,7 +162,7 @@ def _stand_for(function: Function, indexes: Any) -> Any:
     """The value that a bucket stands for, the greatest that a bound lets in, the registers of a sketch; else None."""
     spec = function.spec
     if spec.has_percentiles:
-        return middles_of(pa.array(indexes), function.parameters[0]).to_numpy()
+        return percentile_part_middles(pa.array(indexes), function.parameters[0]).to_numpy()
     if spec.counts_distinct:
         return float(1 << int(function.parameters[0]))
     if function.name == "histogram":

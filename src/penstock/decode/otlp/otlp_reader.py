@@ -13,14 +13,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.decode.column_scan import PADDING, Bytes, Ints, MessageLayout, Scanned, scan
+from penstock.decode.column_scan import PADDING, Bytes, Ints, MessageLayout, Scanned, scan_body_columns
 from penstock.decode.config import IntakeConfig
-from penstock.decode.decode_context import DecodeContext, RequestOutcomes
-from penstock.decode.message_spans import ChildMessages, child_messages
+from penstock.decode.decode_context import DecodeContext, DecodeOutcomes
+from penstock.decode.message_spans import ChildMessages, child_messages_in_bodies
 from penstock.decode.metric_news import MetricNews
-from penstock.decode.otlp.attributes import attributes
-from penstock.decode.otlp.scanned_points import ScannedPoints
-from penstock.decode.otlp.shapes import PointColumns, ShapeCache, ShapeHit, merge_points, points_of
+from penstock.decode.otlp.attributes import otlp_attributes
+from penstock.decode.otlp.scanned_points import ScannedOtlpPoints
+from penstock.decode.otlp.shapes import (
+    OtlpPointColumns,
+    OtlpShapeCache,
+    ShapeHit,
+    join_otlp_points,
+    otlp_points_of_shapes,
+)
 from penstock.decode.otlp.walk import (
     CUMULATIVE,
     DELTA,
@@ -31,16 +37,16 @@ from penstock.decode.otlp.walk import (
     SUM,
     SUMMARY,
     TEMPORALITY,
-    Family,
-    FieldBudget,
-    MetricData,
-    data_of,
-    walk,
+    OtlpFamily,
+    OtlpFieldBudget,
+    OtlpMetricData,
+    otlp_data_of_metric,
+    walk_otlp_metrics,
 )
-from penstock.decode.outcome import Refusal
-from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.outcome import PointRefusal
+from penstock.decode.series import NO_STREAM, RefusedStreams, SeriesNamespace
 from penstock.decode.series_description import SeriesDescription
-from penstock.decode.stream_owners import as_request
+from penstock.decode.stream_owners import otlp_request_of_parts
 from penstock.model.point import PointKind
 
 _ATTRIBUTES = 0x0A  # of a resource
@@ -81,9 +87,9 @@ LAYOUTS = {SUM: _NUMBER, HISTOGRAM: _HISTOGRAM, EXPONENTIAL: _EXPONENTIAL, SUMMA
 class _ReadMetrics(NamedTuple):
     """The points of metrics that were read field by field."""
 
-    families: list[Family]
-    namespaces: list[Namespace]
-    by_layout: dict[int, PointColumns]
+    families: list[OtlpFamily]
+    namespaces: list[SeriesNamespace]
+    by_layout: dict[int, OtlpPointColumns]
     noncanonical: set[int]  # requests
 
 
@@ -96,11 +102,11 @@ class OtlpReader:
     def __init__(self, config: IntakeConfig, news: MetricNews | None = None) -> None:
         self._config = config
         self._news = news or MetricNews()
-        self.namespaces: dict[Family, Namespace] = {}
-        self._fresh: list[Family] = []
-        self.shapes = ShapeCache(_SHAPES_BYTES)
+        self.namespaces: dict[OtlpFamily, SeriesNamespace] = {}
+        self._fresh: list[OtlpFamily] = []
+        self.shapes = OtlpShapeCache(_SHAPES_BYTES)
 
-    def read(self, bodies: list[bytes], context: DecodeContext) -> list[tuple[int, ScannedPoints]]:
+    def read(self, bodies: list[bytes], context: DecodeContext) -> list[tuple[int, ScannedOtlpPoints]]:
         """Returns the points of all readable bodies by layout: HISTOGRAM, EXPONENTIAL, SUMMARY, or SUM for numbers.
 
         What other processes own is not among them but in `context.parts`.
@@ -118,10 +124,12 @@ class OtlpReader:
             points = self._without(points, set(noncanonical))
         return points
 
-    def _read(self, bodies: list[bytes], context: DecodeContext) -> tuple[list[tuple[int, ScannedPoints]], list[int]]:
+    def _read(
+        self, bodies: list[bytes], context: DecodeContext
+    ) -> tuple[list[tuple[int, ScannedOtlpPoints]], list[int]]:
         """Returns points by layout, and the requests that protobuf has to rewrite first."""
         hits: list[ShapeHit] = []
-        metrics: list[MetricData] = []
+        metrics: list[OtlpMetricData] = []
         base = 0
         for request, body in enumerate(bodies):
             before = len(hits), len(metrics)
@@ -142,44 +150,44 @@ class OtlpReader:
         for layout in sorted({*hits_by_layout, *read.by_layout}):
             columns = read.by_layout.get(layout)
             if layout in hits_by_layout:
-                known = points_of(hits_by_layout[layout], layout)
-                columns = known if columns is None else merge_points(known, columns, layout)
+                known = otlp_points_of_shapes(hits_by_layout[layout], layout)
+                columns = known if columns is None else join_otlp_points(known, columns, layout)
             assert columns is not None
             learn = partial(self.shapes.learn, layout, by_number)
-            points = ScannedPoints(data, *columns[:4], read.families, read.namespaces, columns.family, learn)
+            points = ScannedOtlpPoints(data, *columns[:4], read.families, read.namespaces, columns.family, learn)
             found.append((layout, points))
         failed = set(context.outcomes.errors)
         return self._without(found, failed), sorted(read.noncanonical - failed)
 
-    def _find(self, body: bytes, base: int, request: int, hits: list[ShapeHit], metrics: list[MetricData]) -> None:
+    def _find(self, body: bytes, base: int, request: int, hits: list[ShapeHit], metrics: list[OtlpMetricData]) -> None:
         """Sorts the metrics of one request into those of a known shape and the others."""
         data = np.frombuffer(body, np.uint8)
-        budget = FieldBudget()
-        for head, start, end in walk(body, budget):
+        budget = OtlpFieldBudget()
+        for head, start, end in walk_otlp_metrics(body, budget):
             number = len(hits) + len(metrics)
             shape = self.shapes.find(head, body, data, start, end)
             if shape is not None:
                 hits.append(ShapeHit(shape, base + start, request, number))
                 continue
-            name, kind, first, after = data_of(body, start, end, budget, self._news)
+            name, kind, first, after = otlp_data_of_metric(body, start, end, budget, self._news)
             if kind:
                 whole = base + start, base + end
-                metrics.append(MetricData(head, name, kind, base + first, base + after, request, number, whole))
+                metrics.append(OtlpMetricData(head, name, kind, base + first, base + after, request, number, whole))
 
-    def _scan(self, blob: bytes, data: Bytes, metrics: list[MetricData], context: DecodeContext) -> _ReadMetrics:
+    def _scan(self, blob: bytes, data: Bytes, metrics: list[OtlpMetricData], context: DecodeContext) -> _ReadMetrics:
         """Reads the points of metrics that have no known shape."""
         request_of, layout_of, number_of = np.array([(m.request, m.layout, m.number) for m in metrics], np.int64).T
-        children = child_messages(blob, ((metric.start, metric.end) for metric in metrics))
+        children = child_messages_in_bodies(blob, ((metric.start, metric.end) for metric in metrics))
         for number in children.malformed:
             context.outcomes.fail(metrics[number].request, "points that are not messages")
         families, family_of = self._families(blob, metrics, children, context)
-        by_layout: dict[int, PointColumns] = {}
+        by_layout: dict[int, OtlpPointColumns] = {}
         noncanonical: set[int] = set()
         is_ours = (family_of != _NO_FAMILY)[children.parent]
         layouts = layout_of[children.parent]
         for layout in np.unique(layouts[is_ours]).tolist():
             some = np.flatnonzero(is_ours & (layouts == layout))
-            scanned = scan(data, children.starts[some], children.ends[some], LAYOUTS[layout])
+            scanned = scan_body_columns(data, children.starts[some], children.ends[some], LAYOUTS[layout])
             if layout == EXPONENTIAL:
                 _scan_buckets(data, scanned)
             metric = children.parent[some]
@@ -188,15 +196,17 @@ class OtlpReader:
                 context.outcomes.fail(request, "a data point that is not a message")
             noncanonical.update(np.unique(requests[scanned.is_noncanonical]).tolist())
             streams = np.full(len(some), NO_STREAM)
-            by_layout[layout] = PointColumns(scanned.columns, requests, number_of[metric], streams, family_of[metric])
+            by_layout[layout] = OtlpPointColumns(
+                scanned.columns, requests, number_of[metric], streams, family_of[metric]
+            )
         return _ReadMetrics(families, [self.namespace(family) for family in families], by_layout, noncanonical)
 
     def _families(
-        self, blob: bytes, metrics: list[MetricData], children: ChildMessages, context: DecodeContext
-    ) -> tuple[list[Family], Ints]:
+        self, blob: bytes, metrics: list[OtlpMetricData], children: ChildMessages, context: DecodeContext
+    ) -> tuple[list[OtlpFamily], Ints]:
         """Returns the families of these metrics and the index of each metric's; puts aside what others own."""
         attributes_of = {(number, tag): value for number, tag, value in children.others}
-        families: dict[Family, int] = {}
+        families: dict[OtlpFamily, int] = {}
         family_of = np.full(len(metrics), _NO_FAMILY)
         parts = context.parts
         points = None if parts is None else np.bincount(children.parent, minlength=len(metrics))
@@ -213,7 +223,7 @@ class OtlpReader:
         return list(families), family_of
 
     @staticmethod
-    def _without(found: list[tuple[int, ScannedPoints]], failed: set[int]) -> list[tuple[int, ScannedPoints]]:
+    def _without(found: list[tuple[int, ScannedOtlpPoints]], failed: set[int]) -> list[tuple[int, ScannedOtlpPoints]]:
         if not failed:
             return found
         some = np.array(sorted(failed))
@@ -225,11 +235,11 @@ class OtlpReader:
         gone[streams] = True
         self.shapes.sweep(gone)
 
-    def namespace(self, family: Family) -> Namespace:
+    def namespace(self, family: OtlpFamily) -> SeriesNamespace:
         """Returns the keys of that family's points."""
         known = self.namespaces.get(family)
         if known is None:
-            known = self.namespaces[family] = Namespace(_FamilyDescriber(family, self._config), family)
+            known = self.namespaces[family] = SeriesNamespace(_FamilyDescriber(family, self._config), family)
             self._fresh.append(family)
         return known
 
@@ -244,7 +254,7 @@ class OtlpReader:
 class _FamilyDescriber:
     """Says what the keys of one family mean."""
 
-    def __init__(self, family: Family, config: IntakeConfig) -> None:
+    def __init__(self, family: OtlpFamily, config: IntakeConfig) -> None:
         self._family = family
         self._nesting = config.max_nesting
         self._kept = config.resource_attributes
@@ -255,23 +265,25 @@ class _FamilyDescriber:
         family = self._family
         if self._resource is None:
             if (size := len(family.resource) + len(family.scope)) > self._longest:
-                raise Refused(Refusal.LABELS, f"a resource of {size} bytes, at most {self._longest} are taken")
-            found = attributes(family.resource, self._nesting, tag=_ATTRIBUTES)
+                raise RefusedStreams(
+                    PointRefusal.LABELS, f"a resource of {size} bytes, at most {self._longest} are taken"
+                )
+            found = otlp_attributes(family.resource, self._nesting, tag=_ATTRIBUTES)
             self._resource = {name: found[name] for name in self._kept if name in found}
         kind, is_cumulative = _kind(family)
         try:
             name = family.name.decode()
         except UnicodeDecodeError as error:
-            raise Refused(Refusal.MALFORMED, f"a metric's name that is no text: {error}") from None
-        return SeriesDescription(name, kind, is_cumulative, {**self._resource, **attributes(key, self._nesting)})
+            raise RefusedStreams(PointRefusal.MALFORMED, f"a metric's name that is no text: {error}") from None
+        return SeriesDescription(name, kind, is_cumulative, {**self._resource, **otlp_attributes(key, self._nesting)})
 
 
-def _kind(family: Family) -> tuple[PointKind, bool]:
+def _kind(family: OtlpFamily) -> tuple[PointKind, bool]:
     if family.data == GAUGE:
         return PointKind.GAUGE, False
     if family.temporality not in (DELTA, CUMULATIVE):
-        raise Refused(
-            Refusal.MALFORMED,
+        raise RefusedStreams(
+            PointRefusal.MALFORMED,
             f"metric {family.name[:100].decode(errors='replace')!r} does not say whether it is delta or cumulative",
         )
     is_cumulative = family.temporality == CUMULATIVE
@@ -288,13 +300,13 @@ def _scan_buckets(data: Bytes, scanned: Scanned) -> None:
     is_fine = ~scanned.is_malformed & ~scanned.is_noncanonical
     for sign in ("positive", "negative"):
         starts, ends = (np.where(is_fine, columns[name], 0) for name in (sign, f"{sign}_end"))
-        inner = scan(data, starts, ends, _BUCKETS)
+        inner = scan_body_columns(data, starts, ends, _BUCKETS)
         columns.update({f"{sign}_{name}": column for name, column in inner.columns.items()})
         np.logical_or(scanned.is_malformed, inner.is_malformed, out=scanned.is_malformed)
         np.logical_or(scanned.is_noncanonical, inner.is_noncanonical, out=scanned.is_noncanonical)
 
 
-def _rewritten(body: bytes, request: int, outcomes: RequestOutcomes) -> bytes:
+def _rewritten(body: bytes, request: int, outcomes: DecodeOutcomes) -> bytes:
     """Returns the request with its metrics as protobuf writes them; empty if protobuf cannot read one.
 
     Resources and scopes stay as they came: they identify streams and their owners.
@@ -303,9 +315,9 @@ def _rewritten(body: bytes, request: int, outcomes: RequestOutcomes) -> bytes:
     from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
     try:
-        return as_request(
+        return otlp_request_of_parts(
             (resource, scope, Metric.FromString(body[start:end]).SerializeToString())
-            for (resource, scope, _), start, end in walk(body)
+            for (resource, scope, _), start, end in walk_otlp_metrics(body)
         )
     except DecodeError as error:
         outcomes.fail(request, f"not an ExportMetricsServiceRequest: {error}")

@@ -18,7 +18,7 @@ _MAX_METRICS = 200_000  # of one request, of all its resources: each costs micro
 _MAX_FIELDS = 300_000  # of one request above its points: of resources, scopes and metrics, known ones or not
 
 
-class Family(NamedTuple):
+class OtlpFamily(NamedTuple):
     """The identity of one sender's metric, as the sender wrote it."""
 
     resource: bytes
@@ -36,7 +36,7 @@ The name is with tag and length; it is empty if the metric does not start with i
 """
 
 
-class MetricData(NamedTuple):
+class OtlpMetricData(NamedTuple):
     """The points of a metric as one message, and where it is."""
 
     head: MetricHead
@@ -53,11 +53,11 @@ class MetricData(NamedTuple):
         """The kind whose points have the same fields."""
         return SUM if self.kind == GAUGE else self.kind
 
-    def family(self, temporality: int, is_monotonic: int) -> Family:
-        return Family(*self.head[:2], self.name, self.kind, temporality, is_monotonic)
+    def family(self, temporality: int, is_monotonic: int) -> OtlpFamily:
+        return OtlpFamily(*self.head[:2], self.name, self.kind, temporality, is_monotonic)
 
 
-class FieldBudget:
+class OtlpFieldBudget:
     """Bounds what the walk through one request may meet: each field takes a moment, and an empty one two bytes."""
 
     __slots__ = ("_left",)
@@ -72,12 +72,12 @@ class FieldBudget:
             raise TooMany(f"more than {_MAX_FIELDS} resources, scopes and fields of metrics")
 
 
-def walk(body: bytes, budget: FieldBudget | None = None) -> Iterator[tuple[MetricHead, int, int]]:
+def walk_otlp_metrics(body: bytes, budget: OtlpFieldBudget | None = None) -> Iterator[tuple[MetricHead, int, int]]:
     """Yields the metrics of one request, and where each starts and ends.
 
     ValueError or IndexError if it is no request, TooMany beyond a bound.
     """
-    budget = budget or FieldBudget()
+    budget = budget or OtlpFieldBudget()
     left = _MAX_METRICS
     for outer, at, end in fields(body):
         budget.spend()
@@ -99,7 +99,7 @@ def walk(body: bytes, budget: FieldBudget | None = None) -> Iterator[tuple[Metri
                 yield (resource, scope, name), start, stop
 
 
-def _scope(body: bytes, at: int, end: int, most: int, budget: FieldBudget) -> tuple[bytes, list[tuple[int, int]]]:
+def _scope(body: bytes, at: int, end: int, most: int, budget: OtlpFieldBudget) -> tuple[bytes, list[tuple[int, int]]]:
     """Returns a scope and where its metrics are. There are many metrics, so this loop makes no call for each."""
     scope, metrics = b"", []
     while at < end:
@@ -123,7 +123,9 @@ def _scope(body: bytes, at: int, end: int, most: int, budget: FieldBudget) -> tu
     return scope, metrics
 
 
-def data_of(body: bytes, start: int, end: int, budget: FieldBudget, news: MetricNews) -> tuple[bytes, int, int, int]:
+def otlp_data_of_metric(
+    body: bytes, start: int, end: int, budget: OtlpFieldBudget, news: MetricNews
+) -> tuple[bytes, int, int, int]:
     """Returns a metric's name, the kind of its data, and where the data is; kind 0 if it has none.
 
     `news` hears of its unit and description.

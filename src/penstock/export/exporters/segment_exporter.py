@@ -18,9 +18,9 @@ from penstock.model.metric_description import Descriptions, from_json, joined, t
 from penstock.model.segment import (
     QUARANTINE,
     Segment,
-    check_writer,
-    decode_encoded,
-    parse_name,
+    check_segment_writer,
+    decode_partials_block_encoded,
+    parse_segment_name,
     seal,
     sealed,
     told_with,
@@ -52,7 +52,7 @@ class SegmentExporter:
     ) -> None:
         self._folder = Path(folder)
         self.destination = str(folder)
-        self._writer = check_writer(writer)
+        self._writer = check_segment_writer(writer)
         self.max_blocks = max_blocks
         self.max_bytes = parse_bytes(max_bytes, "segments.max_bytes")
         if max_blocks < 1 or self.max_bytes < 1:
@@ -97,7 +97,7 @@ class SegmentExporter:
         self._is_closed = False
         self._queue = queue_id
         for entry in self._folder.glob(f".{self._writer}-*.arrow"):  # of a seal that was interrupted
-            if (left := parse_name(entry.name[1:])) and left.writer == self._writer:
+            if (left := parse_segment_name(entry.name[1:])) and left.writer == self._writer:
                 entry.unlink()
         self._covered_before = self._covered = max((segment.last for segment in mine), default=-1)
 
@@ -123,7 +123,7 @@ class SegmentExporter:
         metrics: Descriptions = {}
         for lease in leases:
             try:
-                table, (digests, said) = decode_encoded(lease.data), told_with(lease.data)
+                table, (digests, said) = decode_partials_block_encoded(lease.data), told_with(lease.data)
                 described = from_json(said)
             except (pa.ArrowException, ValueError) as error:
                 refused.append((lease, f"not a block of partials: {error}"))
