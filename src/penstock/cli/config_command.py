@@ -64,7 +64,7 @@ def configured_tables(file: Path | None) -> str:
     return location
 
 
-@click.group()
+@click.group("config")
 def config() -> None:
     """The configuration: one file, and every key also a flag and an environment variable.
 
@@ -79,7 +79,7 @@ def config() -> None:
     """
 
 
-@config.command(cls=ConfigCommand)
+@config.command("check", cls=ConfigCommand)
 @config_option
 @click.pass_context
 def check(ctx: click.Context, file: Path | None) -> None:
@@ -128,7 +128,7 @@ def _definitions(configured: Any) -> list[str]:
     return []
 
 
-@config.command(cls=ConfigCommand)
+@config.command("show", cls=ConfigCommand)
 @config_option
 @click.option("--origin", is_flag=True, help="Say beside each key where its value comes from.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read: key, value, origin.")
@@ -152,7 +152,7 @@ def show(ctx: click.Context, file: Path | None, origin: bool, as_json: bool) -> 
         click.echo(as_yaml(loaded, with_origin=origin), nl=False)
 
 
-@config.command()
+@config.command("init")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write it; not over a file.")
 @click.option("--full", is_flag=True, help="With every key there is, commented out, at its default.")
 def init(out: Path | None, full: bool) -> None:
@@ -175,7 +175,7 @@ def init(out: Path | None, full: bool) -> None:
     click.echo(f"{out} is written: penstock config check -c {out}, then penstock run -c {out}", err=True)
 
 
-@config.command()
+@config.command("keys")
 @click.argument("text", default="")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 def keys(text: str, as_json: bool) -> None:

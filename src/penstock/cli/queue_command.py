@@ -53,7 +53,7 @@ _CONFIG = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 
 
-@click.group()
+@click.group("queue")
 def queue() -> None:
     """Durable queues: what is in them, whether they are whole, how to empty them.
 
@@ -66,7 +66,7 @@ def queue() -> None:
     """
 
 
-@queue.command()
+@queue.command("inspect")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @JSON
@@ -128,7 +128,7 @@ def _state(found: examine.Overview) -> str:
     return "closed" if found.was_closed_properly else "not closed properly: the next start will recover it"
 
 
-@queue.command()
+@queue.command("check")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--repair", is_flag=True, help="Cut the torn tail, set damaged bytes aside. The queue must be closed.")
@@ -162,7 +162,7 @@ def check(path: str, repair: bool, as_json: bool) -> None:
     sys.exit(0 if report.is_whole else 1)
 
 
-@queue.command()
+@queue.command("replay")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--dead-letters", "from_dead_letters", is_flag=True, help="Bring the dead letters back into the queue.")
@@ -194,7 +194,7 @@ def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | 
         click.echo(f"{replayed} dead letters are back in the queue, {kept} stay")
 
 
-@queue.command()
+@queue.command("drain")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--to", "target", required=True, type=click.Path(dir_okay=False), help="The file to write.")

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 SAME_SIGNAL = 0.2  # seconds: some tools signal the process and then its group, which is one wish and not two
 
 
-@click.command(cls=ConfigCommand)
+@click.command("run", cls=ConfigCommand)
 @config_option
 @click.pass_context
 def run(ctx: click.Context, file: Path | None) -> None:

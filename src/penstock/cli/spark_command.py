@@ -30,7 +30,7 @@ from penstock.errors import ConfigError
 from penstock.units import format_bytes
 
 
-@click.group()
+@click.group("spark")
 def spark() -> None:
     """The data pipeline on Spark: from segments to tables.
 
@@ -44,7 +44,7 @@ def spark() -> None:
     require_extra("spark", "pyspark", "pyarrow", "deltalake")
 
 
-@spark.command()
+@spark.command("run")
 @segments_option
 @tables_option
 @click.option("--checkpoint", help="Where Spark keeps its log [default: beside the segments, in .checkpoint].")
@@ -140,7 +140,7 @@ def run(
         session.stop()
 
 
-@spark.command()
+@spark.command("backfill")
 @segments_option
 @tables_option
 @click.option("--from", "first", required=True, type=click.DateTime(["%Y-%m-%d"]), help="The first day (UTC).")
@@ -192,7 +192,7 @@ def backfill(
     click.echo(f"{done.before:,} points before, {done.after:,} after")
 
 
-@spark.command()
+@spark.command("compact")
 @tables_option
 @click.option(
     "--vacuum", default=24, show_default=True, type=click.IntRange(1), help="Remove dead files this old, hours."
@@ -217,7 +217,7 @@ def compact(file: Path | None, location: str | None, vacuum: int) -> None:
     click.echo(f"{tables.vacuum(vacuum):,} files removed")
 
 
-@spark.command()
+@spark.command("expire")
 @tables_option
 @definitions_option
 @keep_option
@@ -279,7 +279,7 @@ def show_tables(location: str | None, as_json: bool, file: Path | None) -> None:
         click.echo(f"{name:<7} {one.rows:>12,} {one.files:>7,} {size:>10}  {times[0]:<16}  {times[1]:<16}")
 
 
-@spark.command()
+@spark.command("archive")
 def archive() -> None:
     """Make the class-data archive once, so that Java starts Spark in about half the time from then on.
 

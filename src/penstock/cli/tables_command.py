@@ -7,7 +7,7 @@ import click
 from penstock.cli.spark_options import tables_option
 
 
-@click.group()
+@click.group("tables")
 def tables() -> None:
     """The tables by themselves: no Spark, no JVM.
 
@@ -20,7 +20,7 @@ def tables() -> None:
     require_extra("spark", "pyarrow", "deltalake")
 
 
-@tables.command()
+@tables.command("upgrade")
 @tables_option
 def upgrade(file: Path | None, location: str | None) -> None:
     """Convert tables of the format before. Stop the job first.
