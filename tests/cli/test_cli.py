@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from penstock.cli import main as cli
 from penstock.cli.main import main
-from penstock.cli.spark_options import lifetimes, pauses
+from penstock.cli.spark_options import lifetimes_by_options, pauses_by_options
 from penstock.spool import FastQueue
 
 
@@ -191,8 +191,8 @@ def test_a_file_says_how_often_and_how_long_where_the_command_does_not(tmp_path:
     file = tmp_path / "penstock.yaml"
     file.write_text("tables: {fold_every: 0, maintain_every: 2h, keep: {minute: 3d}}\n")
     with click.Context(main):
-        assert pauses(None, None, file) == (0.0, 7200.0)
-        assert pauses(60.0, None, file) == (60.0, 7200.0)
-        assert pauses(None, None, None) == (300.0, 3600.0)
-        kept = lifetimes(("hour=1d",), file)
+        assert pauses_by_options(None, None, file) == (0.0, 7200.0)
+        assert pauses_by_options(60.0, None, file) == (60.0, 7200.0)
+        assert pauses_by_options(None, None, None) == (300.0, 3600.0)
+        kept = lifetimes_by_options(("hour=1d",), file)
     assert (kept["minute"], kept["hour"]) == (3 * 86400.0, 86400.0)

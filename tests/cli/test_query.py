@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.main import main
-from penstock.cli.query_screen import plot
+from penstock.cli.query_screen import plot_on_screen
 from penstock.model.chunk_partials import KEPT, LATEST, Kept, newest_of_chunks, partials_of_chunks
 from penstock.model.finals import nearest_rank
 from penstock.model.function import AVG, Function
@@ -301,7 +301,7 @@ def test_no_java_is_started_and_pyspark_is_not_even_imported(tables: Tables) -> 
 def test_a_plot_draws_each_function_of_a_metric_for_itself() -> None:
     mixed = {"avg": 129.9, "sum": 750.0}
     rows = [QueryRow(NOW, {"shop": "north"}, function, 1, value, value, value) for function, value in mixed.items()]
-    drawn = plot(rows, "orders", 80)
+    drawn = plot_on_screen(rows, "orders", 80)
 
     assert "north (avg)" in drawn
     assert "north (sum)" in drawn
@@ -314,7 +314,7 @@ def test_a_plot_paints_no_background_and_tells_lines_apart_with_and_without_colo
         for shop, value in (("north", 1.0), ("south", 2.0))
         for minute in range(5)
     ]
-    coloured, plain = plot(rows, "orders", 80, has_colour=True), plot(rows, "orders", 80)
+    coloured, plain = plot_on_screen(rows, "orders", 80, has_colour=True), plot_on_screen(rows, "orders", 80)
 
     assert "\x1b[48;" not in coloured
     assert len(set(re.findall(r"\x1b\[38;5;\d+m", coloured))) == 2

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from penstock.cli.main import main
-from penstock.cli.query_screen import metrics_listing, plot, rows_table
+from penstock.cli.query_screen import metrics_on_screen, plot_on_screen, rows_on_screen
 from penstock.model.function import AVG
 from penstock.model.level import Level
 from penstock.model.partial import merged, of_columns
@@ -69,16 +69,16 @@ def test_a_terminal_is_shown_names_as_they_are_and_obeys_none(location: str, mor
 
 def test_nothing_of_a_name_is_taken_for_markup() -> None:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(rows_table([QueryRow(NOON, ODD, "avg", 1, 1.0, 1.0, 1.0)], "[bold]odd", is_top=False))
+    screen.print(rows_on_screen([QueryRow(NOON, ODD, "avg", 1, 1.0, 1.0, 1.0)], "[bold]odd", is_top=False))
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     for text in ("[red]", "[/red]", "[bold]odd", r"\x1b", "noon", "nameless"):
         assert text in shown
     assert is_harmless(shown)
-    drawn = plot([QueryRow(NOON, ODD, "avg", 1, 1.0, 1.0, 1.0)], "\x1bodd", 80)
+    drawn = plot_on_screen([QueryRow(NOON, ODD, "avg", 1, 1.0, 1.0, 1.0)], "\x1bodd", 80)
     assert r"\x1bodd" in drawn
     assert "\x1bodd" not in drawn
     assert "\x07" not in drawn
-    assert metrics_listing([]).row_count == 0
+    assert metrics_on_screen([]).row_count == 0
 
 
 def test_programs_are_output_names_exactly(location: str) -> None:

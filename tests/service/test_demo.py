@@ -53,7 +53,7 @@ def test_the_exit_code_says_whether_every_point_was_found(
 ) -> None:
     outcome = demo.DemoOutcome(tmp_path, DeltaTables(tmp_path), {"cpu": 2}, 1, 1, 1.0, 1.0, problems)
     monkeypatch.setattr(demo, "run_demo", lambda *_: outcome)
-    monkeypatch.setattr(demo_screen, "summary", lambda *_: None)
+    monkeypatch.setattr(demo_screen, "demo_summary_on_screen", lambda *_: None)
 
     ran = CliRunner().invoke(main, ["demo", "--dir", str(tmp_path / "demo")])
 

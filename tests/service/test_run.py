@@ -30,7 +30,7 @@ PATIENCE = 90.0  # seconds: a machine that does many things at once takes its ti
 
 
 def test_the_service_began_when_its_process_did() -> None:
-    assert run_commands.process_began() == pytest.approx(psutil.Process().create_time(), abs=2.0)
+    assert run_commands.run_command_began() == pytest.approx(psutil.Process().create_time(), abs=2.0)
 
 
 def under_load(running: Running, most: int = 4) -> list[Sender]:

@@ -18,7 +18,7 @@ from penstock.machine import how_to_install
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="For each measurement.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def bench(name: str | None, seconds: float, as_json: bool, arguments: tuple[str, ...]) -> None:
+def bench_command(name: str | None, seconds: float, as_json: bool, arguments: tuple[str, ...]) -> None:
     """Measure what this machine does: the durable queue and ingest, some seconds each.
 
     NAME runs one of the project's benchmarks instead (a checkout is needed), with ARGUMENTS behind `--`.

@@ -9,7 +9,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+def completion_command(ctx: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
 
     \b

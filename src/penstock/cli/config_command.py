@@ -32,7 +32,7 @@ def _file_option(text: str) -> Any:
     return click.option("--config", "-c", "file", envvar="PENSTOCK_CONFIG", type=kind, help=text)
 
 
-def write_new_file(out: Path, text: str) -> None:
+def write_command_output(out: Path, text: str) -> None:
     """Writes what `--out` asks for; ConfigError rather than over a file."""
     try:
         with open(out, "x") as file:
@@ -43,29 +43,29 @@ def write_new_file(out: Path, text: str) -> None:
         raise ConfigError(f"--out {out}: {error.strerror}") from error
 
 
-def load_config(ctx: click.Context, file: Path | None) -> Any:
+def load_config_for_command(ctx: click.Context, file: Path | None) -> Any:
     """The configuration that the file, the environment and the flags of this command give, with its origins."""
     from penstock.config.load import load
     from penstock.config.tree import ServiceConfig
 
-    return load(ServiceConfig, file or default_file(), environ=os.environ, flags=given_flags(ctx))
+    return load(ServiceConfig, file or default_command_file(), environ=os.environ, flags=given_flags(ctx))
 
 
-def default_file() -> Path | None:
+def default_command_file() -> Path | None:
     """The file that is read where none is named."""
     return Path(FILE) if Path(FILE).exists() else None
 
 
-def configured_tables(file: Path | None) -> str:
+def tables_of_command(file: Path | None) -> str:
     """Where the tables are. Loading the configuration is slow: it is read only where it can matter."""
     if file is None and not Path(FILE).exists() and "PENSTOCK_TABLES_LOCATION" not in os.environ:
         return "./tables"
-    location: str = load_config(click.get_current_context(), file).config.tables_location
+    location: str = load_config_for_command(click.get_current_context(), file).config.tables_location
     return location
 
 
 @click.group("config")
-def config() -> None:
+def config_command() -> None:
     """The configuration: one file, and every key also a flag and an environment variable.
 
     \b
@@ -79,10 +79,10 @@ def config() -> None:
     """
 
 
-@config.command("check", cls=ConfigCommand)
+@config_command.command("check", cls=ConfigCommand)
 @config_option
 @click.pass_context
-def check(ctx: click.Context, file: Path | None) -> None:
+def config_check_command(ctx: click.Context, file: Path | None) -> None:
     """Say whether the configuration can be used; every problem with its key, value, bound and line.
 
     The exit code is 0 if it can, 2 if it cannot.
@@ -92,10 +92,10 @@ def check(ctx: click.Context, file: Path | None) -> None:
       penstock config check -c penstock.yaml
       penstock config check -c penstock.yaml --processes 4
     """
-    loaded = load_config(ctx, file)
+    loaded = load_config_for_command(ctx, file)
     for note in (*loaded.warnings, *loaded.config.notes(), *_definitions(loaded.config)):
         click.echo(f"note: {note}", err=True)
-    click.echo(f"{file or default_file() or 'no file'}: fine, {_describe_sources(loaded)}")
+    click.echo(f"{file or default_command_file() or 'no file'}: fine, {_describe_sources(loaded)}")
 
 
 def _describe_sources(loaded: Any) -> str:
@@ -128,12 +128,12 @@ def _definitions(configured: Any) -> list[str]:
     return []
 
 
-@config.command("show", cls=ConfigCommand)
+@config_command.command("show", cls=ConfigCommand)
 @config_option
 @click.option("--origin", is_flag=True, help="Say beside each key where its value comes from.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read: key, value, origin.")
 @click.pass_context
-def show(ctx: click.Context, file: Path | None, origin: bool, as_json: bool) -> None:
+def config_show_command(ctx: click.Context, file: Path | None, origin: bool, as_json: bool) -> None:
     """Show every key as it holds: file, environment, flags and defaults put together. Secrets are masked.
 
     \b
@@ -144,7 +144,7 @@ def show(ctx: click.Context, file: Path | None, origin: bool, as_json: bool) -> 
     """
     from penstock.config.show import as_yaml, entries
 
-    loaded = load_config(ctx, file)
+    loaded = load_config_for_command(ctx, file)
     if as_json:
         rows = [{"key": name, "value": value, "origin": where} for name, value, where in entries(loaded)]
         click.echo(json.dumps(rows, indent=2))
@@ -152,10 +152,10 @@ def show(ctx: click.Context, file: Path | None, origin: bool, as_json: bool) -> 
         click.echo(as_yaml(loaded, with_origin=origin), nl=False)
 
 
-@config.command("init")
+@config_command.command("init")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write it; not over a file.")
 @click.option("--full", is_flag=True, help="With every key there is, commented out, at its default.")
-def init(out: Path | None, full: bool) -> None:
+def config_init_command(out: Path | None, full: bool) -> None:
     """Write a configuration file to begin with: one machine, OTLP and Prometheus in, tables out.
 
     \b
@@ -171,14 +171,14 @@ def init(out: Path | None, full: bool) -> None:
     if out is None:
         click.echo(text, nl=False)
         return
-    write_new_file(out, text)
+    write_command_output(out, text)
     click.echo(f"{out} is written: penstock config check -c {out}, then penstock run -c {out}", err=True)
 
 
-@config.command("keys")
+@config_command.command("keys")
 @click.argument("text", default="")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
-def keys(text: str, as_json: bool) -> None:
+def config_keys_command(text: str, as_json: bool) -> None:
     """List every key with its default, its flag and its environment variable; only those that contain TEXT.
 
     \b

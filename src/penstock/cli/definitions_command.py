@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.config_command import config_option, load_config, write_new_file
+from penstock.cli.config_command import config_option, load_config_for_command, write_command_output
 from penstock.units import parse_duration
 
 SETS = Path(__file__).with_name("definition_sets")
@@ -18,7 +18,7 @@ _file = click.argument("definition_file", metavar="FILE", type=click.Path(dir_ok
 
 
 @click.group("definitions")
-def definitions() -> None:
+def definitions_command() -> None:
     """Metric definitions: which metrics are made of which points.
 
     \b
@@ -29,10 +29,10 @@ def definitions() -> None:
     """
 
 
-@definitions.command("init")
+@definitions_command.command("init")
 @click.argument("name", type=click.Choice(sorted(path.stem for path in SETS.glob("*.yaml"))))
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write it; not over a file.")
-def init(name: str, out: Path | None) -> None:
+def definitions_init_command(name: str, out: Path | None) -> None:
     """Write a set to begin with: `services` speaks OpenTelemetry's conventions, `prometheus` Prometheus' habits.
 
     \b
@@ -44,15 +44,15 @@ def init(name: str, out: Path | None) -> None:
     if out is None:
         click.echo(text, nl=False)
         return
-    write_new_file(out, text)
+    write_command_output(out, text)
     click.echo(
         f"{out} is written: penstock definitions check {out}, then definitions: {out} in penstock.yaml", err=True
     )
 
 
-@definitions.command("check")
+@definitions_command.command("check")
 @_file
-def check(definition_file: Path) -> None:
+def definitions_check_command(definition_file: Path) -> None:
     """Say whether the definitions can be used, what each makes, and which metrics it takes out of the tables.
 
     The exit code is 0 if they can, 2 if they cannot: the message names the place.
@@ -88,7 +88,7 @@ def _described(metric: Any) -> str:
     return f"{metric.function} of {metric.source} {by}{kept}"
 
 
-@definitions.command("try")
+@definitions_command.command("try")
 @_file
 @click.argument("points", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--listen", metavar="HOST:PORT", help="Take what is sent there over HTTP; it goes nowhere else.")
@@ -98,7 +98,7 @@ def _described(metric: Any) -> str:
 @click.option("--json", "as_json", is_flag=True, help="For programs to read, with every series.")
 @config_option
 @click.pass_context
-def try_definitions(
+def definitions_try_command(
     ctx: click.Context,
     definition_file: Path,
     points: tuple[Path, ...],
@@ -136,7 +136,7 @@ def try_definitions(
     from penstock.units import parse_address
 
     trial = DefinitionTrial(load_definitions(definition_file))
-    config = load_config(ctx, file).config
+    config = load_config_for_command(ctx, file).config
     if points:
         take_requests(trial, list(points), replace(config.intake, initial_value="keep"))
     elif listen is not None:

@@ -16,7 +16,7 @@ import click
     type=click.Path(file_okay=False, path_type=Path),
     help="Where everything goes; an earlier demo there is replaced.",
 )
-def demo(points: int, folder: Path) -> None:
+def demo_command(points: int, folder: Path) -> None:
     """Run the whole pipeline: generator, L1, durable queue, segments, Spark, tables.
 
     Nothing needs to be configured or running. At the end every generated point must be found in the minute, the hour
@@ -32,7 +32,7 @@ def demo(points: int, folder: Path) -> None:
     from penstock.service.doctor import require_extra
 
     require_extra("spark", "pyspark", "pyarrow", "deltalake")
-    from penstock.cli.demo_screen import DemoScreen, summary
+    from penstock.cli.demo_screen import DemoScreen, demo_summary_on_screen
     from penstock.service.demo import claim_demo_folder, run_demo
     from penstock.service.generator import Day
 
@@ -41,7 +41,7 @@ def demo(points: int, folder: Path) -> None:
         with claim_demo_folder(folder):
             with DemoScreen(console, points) as screen:
                 outcome = run_demo(folder, Day(points=points), screen.show)
-            summary(console, outcome)
+            demo_summary_on_screen(console, outcome)
     except OSError as error:
         raise click.ClickException(f"{error}: name a folder where you may write, with --dir") from error
     sys.exit(1 if outcome.problems else 0)

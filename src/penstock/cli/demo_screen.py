@@ -59,7 +59,7 @@ class DemoScreen:
         self._bars.update(self._spark, total=1 if done else None, completed=int(done), note=progress.spark)
 
 
-def summary(console: Console, outcome: demo.DemoOutcome) -> None:
+def demo_summary_on_screen(console: Console, outcome: demo.DemoOutcome) -> None:
     """Tables, a plot, the account, where everything is and what to try next."""
     console.print()
     console.print(_tables(outcome))

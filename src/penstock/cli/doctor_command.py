@@ -7,7 +7,7 @@ import click
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
-def doctor(as_json: bool) -> None:
+def doctor_command(as_json: bool) -> None:
     """Say what this machine has, what is missing, and what to do about it.
 
     The exit code is 0 if the embedded default (`penstock demo`) can run here, else 1.

@@ -1,11 +1,11 @@
 """The `penstock` command: one thin layer that parses and prints; the work is done elsewhere.
 
 Exit codes:
-  0  done; `run`: ended in good order
+  0  done; `run_command`: ended in good order
   1  it ran and something is wrong: a point or a requirement is missing, a queue is damaged, a port is taken
   2  the call or the configuration is wrong: nothing was done
-  4  `run`: ended, but not everything was drained in time; it stays in the durable queues
-  130  Ctrl-C, where a command does not end in good order by itself, as `run` and `relay` do
+  4  `run_command`: ended, but not everything was drained in time; it stays in the durable queues
+  130  Ctrl-C, where a command does not end in good order by itself, as `run_command` and `relay_command` do
 """
 
 import os
@@ -13,18 +13,18 @@ import sys
 
 import click
 
-from penstock.cli.bench_command import bench
-from penstock.cli.completion_command import completion
-from penstock.cli.config_command import config
-from penstock.cli.definitions_command import definitions
-from penstock.cli.demo_command import demo
-from penstock.cli.doctor_command import doctor
-from penstock.cli.query_command import query
-from penstock.cli.queue_command import queue
-from penstock.cli.relay_command import relay
-from penstock.cli.run_command import run
-from penstock.cli.spark_command import spark
-from penstock.cli.tables_command import tables
+from penstock.cli.bench_command import bench_command
+from penstock.cli.completion_command import completion_command
+from penstock.cli.config_command import config_command
+from penstock.cli.definitions_command import definitions_command
+from penstock.cli.demo_command import demo_command
+from penstock.cli.doctor_command import doctor_command
+from penstock.cli.query_command import query_command
+from penstock.cli.queue_command import queue_command
+from penstock.cli.relay_command import relay_command
+from penstock.cli.run_command import run_command
+from penstock.cli.spark_command import spark_command
+from penstock.cli.tables_command import tables_command
 from penstock.errors import ConfigError, PenstockError
 from penstock.secret_text import redacted
 from penstock.service.exit_codes import INTERRUPTED
@@ -71,15 +71,15 @@ def main(ctx: click.Context) -> None:
         os.umask(0o077)
 
 
-main.add_command(bench)
-main.add_command(completion)
-main.add_command(config)
-main.add_command(definitions)
-main.add_command(demo)
-main.add_command(doctor)
-main.add_command(query)
-main.add_command(queue)
-main.add_command(relay)
-main.add_command(run)
-main.add_command(spark)
-main.add_command(tables)
+main.add_command(bench_command)
+main.add_command(completion_command)
+main.add_command(config_command)
+main.add_command(definitions_command)
+main.add_command(demo_command)
+main.add_command(doctor_command)
+main.add_command(query_command)
+main.add_command(queue_command)
+main.add_command(relay_command)
+main.add_command(run_command)
+main.add_command(spark_command)
+main.add_command(tables_command)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.config_command import config_option, configured_tables
+from penstock.cli.config_command import config_option, tables_of_command
 from penstock.units import parse_duration
 
 _EVER = 1e10  # seconds: centuries
@@ -38,7 +38,7 @@ SHOWN = 100  # rows of a table in a terminal; the newest
     "--tables", "location", envvar="PENSTOCK_TABLES", help="Where they are [default: as the configuration says]."
 )
 @config_option
-def query(
+def query_command(
     metric: str | None,
     by: tuple[str, ...],
     since: str,
@@ -88,13 +88,13 @@ def query(
     require_extra("spark", "pyarrow", "deltalake")
     from datetime import timedelta
 
-    from penstock.cli.query_screen import resolution_notes
+    from penstock.cli.query_screen import resolution_notes_on_screen
     from penstock.errors import PenstockError
     from penstock.model.level import Level
     from penstock.tables.port import open_tables
     from penstock.tables.query import Question, answer, has_tables, metrics_of, nothing_yet
 
-    place = location or configured_tables(file)
+    place = location or tables_of_command(file)
     with _readable(place):
         tables = open_tables(place)
         if metric is None and not has_tables(tables):
@@ -113,7 +113,7 @@ def query(
     )
     with _readable(place):
         rows = answer(tables, question)
-    for note in resolution_notes(rows):
+    for note in resolution_notes_on_screen(rows):
         click.echo(note, err=True)
     if as_json:
         click.echo(json.dumps([row.flat() for row in rows], indent=2, ensure_ascii=False))
@@ -147,24 +147,24 @@ def _list(found: list[Any], *, as_json: bool, as_csv: bool) -> None:
     else:
         from rich.console import Console
 
-        from penstock.cli.query_screen import metrics_listing
+        from penstock.cli.query_screen import metrics_on_screen
 
-        Console().print(metrics_listing(found))
+        Console().print(metrics_on_screen(found))
 
 
 def _show(rows: list[Any], title: str, *, as_plot: bool, is_top: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from penstock.cli.query_screen import plot, rows_table
+    from penstock.cli.query_screen import plot_on_screen, rows_on_screen
 
     console = Console()
     if as_plot:
         has_colour = console.color_system is not None and not console.no_color
-        console.print(Text.from_ansi(plot(rows, title, min(console.width, 120), has_colour=has_colour)))
+        console.print(Text.from_ansi(plot_on_screen(rows, title, min(console.width, 120), has_colour=has_colour)))
         return
     newest = sorted(rows, key=lambda row: row.time)[-SHOWN:] if not is_top else rows
-    console.print(rows_table(newest, title, is_top=is_top))
+    console.print(rows_on_screen(newest, title, is_top=is_top))
     if len(newest) < len(rows):
         click.echo(f"the newest {SHOWN} of {len(rows)} rows: --csv and --json give all, --top N sums up", err=True)
 

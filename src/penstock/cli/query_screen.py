@@ -17,7 +17,7 @@ _HEIGHT = 16
 _FAR_OFF = 0.25  # of a percentile, relative to its value: beyond it, its range is said
 
 
-def rows_table(rows: Sequence[QueryRow], title: str, *, is_top: bool) -> Table:
+def rows_on_screen(rows: Sequence[QueryRow], title: str, *, is_top: bool) -> Table:
     """One line per row, the labels of its group first."""
     labels = list(dict.fromkeys(label for row in rows for label in row.group))
     functions = {row.function for row in rows}
@@ -38,21 +38,21 @@ def rows_table(rows: Sequence[QueryRow], title: str, *, is_top: bool) -> Table:
         cells += [_text(row.group.get(label, "")) for label in labels]
         cells += [row.function] if heading == "value" else []
         values = (row.value, row.min, row.max, *([row.last] if has_last else []), *row.ranks.values())
-        cells += [f"{row.points:,}", *map(number, values)]
+        cells += [f"{row.points:,}", *map(number_on_screen, values)]
         table.add_row(*cells)
     return table
 
 
-def resolution_notes(rows: Sequence[QueryRow]) -> list[str]:
+def resolution_notes_on_screen(rows: Sequence[QueryRow]) -> list[str]:
     """A line for each percentile that may be far off because a sender's buckets are wide, with its worst row."""
     notes = []
     for name in rows[0].ranks if rows else ():
         worst, of_row = max(((_error(row, name), row) for row in rows), key=lambda pair: pair[0])
         if worst > _FAR_OFF:
             low, high = of_row.ranges[name] or (math.nan, math.nan)
-            group = f" of {group_text(of_row)}" if of_row.group else ""
+            group = f" of {group_on_screen(of_row)}" if of_row.group else ""
             notes.append(
-                f"{name}{group} lies between {number(low)} and {number(high)}: the sender's buckets are too wide to "
+                f"{name}{group} lies between {number_on_screen(low)} and {number_on_screen(high)}: the sender's buckets are too wide to "
                 "say more. Narrower bounds or exponential histograms do"
             )
     return notes
@@ -72,7 +72,7 @@ def _heading(function: Function) -> str:
     return "avg" if function.spec.has_percentiles else function.name
 
 
-def metrics_listing(found: Sequence[MetricSummary]) -> Table:
+def metrics_on_screen(found: Sequence[MetricSummary]) -> Table:
     table = Table(title="Metrics", title_justify="left", header_style="bold")
     table.add_column("metric", overflow="fold")
     table.add_column("function")
@@ -88,7 +88,7 @@ def _text(text: str) -> Text:
     return Text(printable(text))
 
 
-def plot(rows: Sequence[QueryRow], title: str, width: int, *, has_colour: bool = False) -> str:
+def plot_on_screen(rows: Sequence[QueryRow], title: str, width: int, *, has_colour: bool = False) -> str:
     """The value (or the first percentile) over time, a line for each group; bars where there is one bucket only."""
     import plotext
 
@@ -121,15 +121,15 @@ def plot(rows: Sequence[QueryRow], title: str, width: int, *, has_colour: bool =
 
 def _line_name(row: QueryRow, *, is_mixed: bool) -> str:
     """Values of two functions are two lines: a sum and a mean have nothing to do with each other."""
-    group = group_text(row)
+    group = group_on_screen(row)
     return f"{group} ({row.function})" if group and is_mixed else group or row.function
 
 
-def group_text(row: QueryRow) -> str:
+def group_on_screen(row: QueryRow) -> str:
     return printable(", ".join(row.group.values()))
 
 
-def number(value: float | None) -> str:
+def number_on_screen(value: float | None) -> str:
     """Four significant digits."""
     if value is None:
         return "-"

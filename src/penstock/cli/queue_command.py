@@ -54,7 +54,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="For programs to rea
 
 
 @click.group("queue")
-def queue() -> None:
+def queue_command() -> None:
     """Durable queues: what is in them, whether they are whole, how to empty them.
 
     \b
@@ -66,11 +66,11 @@ def queue() -> None:
     """
 
 
-@queue.command("inspect")
+@queue_command.command("inspect")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @JSON
-def inspect(path: str, as_json: bool) -> None:
+def queue_inspect_command(path: str, as_json: bool) -> None:
     """Show what the queue in PATH holds, and why its dead letters were given up, the most frequent reasons first.
 
     Nothing changes, and the queue may be in use: then it is a moment's view. Dead letters are read one by one, the rest
@@ -128,12 +128,12 @@ def _state(found: examine.Overview) -> str:
     return "closed" if found.was_closed_properly else "not closed properly: the next start will recover it"
 
 
-@queue.command("check")
+@queue_command.command("check")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--repair", is_flag=True, help="Cut the torn tail, set damaged bytes aside. The queue must be closed.")
 @JSON
-def check(path: str, repair: bool, as_json: bool) -> None:
+def queue_check_command(path: str, repair: bool, as_json: bool) -> None:
     """Read every byte of the queue in PATH. The exit code is 0 if all is whole, else 1.
 
     \b
@@ -162,14 +162,16 @@ def check(path: str, repair: bool, as_json: bool) -> None:
     sys.exit(0 if report.is_whole else 1)
 
 
-@queue.command("replay")
+@queue_command.command("replay")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--dead-letters", "from_dead_letters", is_flag=True, help="Bring the dead letters back into the queue.")
 @click.option("--reason", default="", help="Only letters whose reason contains this text.")
 @click.option("--from", "letters_path", type=QUEUE, help="Where `dead_letter` put them, if not in PATH/dead-letters.")
 @JSON
-def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | None, as_json: bool) -> None:
+def queue_replay_command(
+    path: str, from_dead_letters: bool, reason: str, letters_path: str | None, as_json: bool
+) -> None:
     """Put dead letters back into the queue in PATH, with no attempts counted. The queue must be closed.
 
     A letter leaves the dead-letter queue only when the queue has it on the disk.
@@ -194,7 +196,7 @@ def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | 
         click.echo(f"{replayed} dead letters are back in the queue, {kept} stay")
 
 
-@queue.command("drain")
+@queue_command.command("drain")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--to", "target", required=True, type=click.Path(dir_okay=False), help="The file to write.")
@@ -208,7 +210,7 @@ def replay(path: str, from_dead_letters: bool, reason: str, letters_path: str | 
 )
 @click.option("--append", is_flag=True, help="Write behind what the file holds, as after a drain that was stopped.")
 @JSON
-def drain(path: str, target: str, style: str, append: bool, as_json: bool) -> None:
+def queue_drain_command(path: str, target: str, style: str, append: bool, as_json: bool) -> None:
     """Move every block of the queue in PATH into a file. The queue must be closed.
 
     A block leaves the queue only when the file has it on the disk.

@@ -143,7 +143,7 @@ def _replay_arguments(letters: Path) -> str:
     "--timeout", default=30.0, show_default=True, type=click.FloatRange(0.0), help="Seconds that stopping may take."
 )
 @click.pass_context
-def relay(ctx: click.Context, /, config: Path | None, timeout: float, **given: Any) -> None:
+def relay_command(ctx: click.Context, /, config: Path | None, timeout: float, **given: Any) -> None:
     """Send what waits in a queue folder to a destination, with retries, breaker and dead letters, until it is empty.
 
     The folder must not be in use by another process. What the destination has taken leaves it, and what was printed by

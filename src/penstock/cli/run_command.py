@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.config_command import config_option, load_config
+from penstock.cli.config_command import config_option, load_config_for_command
 from penstock.config.command_options import ConfigCommand
 from penstock.errors import ConfigError, PenstockError
 from penstock.service.exit_codes import LATE
@@ -28,7 +28,7 @@ SAME_SIGNAL = 0.2  # seconds: some tools signal the process and then its group, 
 @click.command("run", cls=ConfigCommand)
 @config_option
 @click.pass_context
-def run(ctx: click.Context, file: Path | None) -> None:
+def run_command(ctx: click.Context, file: Path | None) -> None:
     """Receive, hold, relay and roll up, as the configuration says; without one, OTLP and Prometheus into tables.
 
     SIGTERM (or Ctrl-C) stops receiving, answers what is under way, drains and ends. A second one ends at once, also
@@ -49,7 +49,7 @@ def run(ctx: click.Context, file: Path | None) -> None:
     from penstock.service.doctor import require_extra
 
     require_extra("receive", "aiohttp", "grpc", "numpy", "opentelemetry.proto", "pyarrow")
-    loaded = load_config(ctx, file)
+    loaded = load_config_for_command(ctx, file)
     sys.exit(_run(ctx, file, loaded))
 
 
@@ -65,7 +65,7 @@ def _run(ctx: click.Context, file: Path | None, loaded: Any) -> int:
         log.warning("A setting deserves a look. note=%s", note)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     call_on_signals(signals.put, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    service = Service(loaded, began=process_began())
+    service = Service(loaded, began=run_command_began())
     requests = _StopRequests(service, signals)
     try:
         requests.run_while_listening(service.start, "starting")
@@ -78,7 +78,7 @@ def _run(ctx: click.Context, file: Path | None, loaded: Any) -> int:
     return _stop(service, requests)
 
 
-def process_began() -> float:
+def run_command_began() -> float:
     """When this process was started: loading its modules takes seconds on a busy machine. Now, without /proc."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -153,7 +153,7 @@ def _reload(ctx: click.Context, file: Path | None, service: Any) -> None:
     from penstock.service.logs import set_up_logs
 
     try:
-        fresh = load_config(ctx, file)
+        fresh = load_config_for_command(ctx, file)
     except PenstockError as error:
         log.error("Not reloaded, the old settings hold. reason=%s", error)
         return

@@ -8,22 +8,22 @@ from typing import Any
 
 import click
 
-from penstock.cli.config_command import config_option, configured_tables
+from penstock.cli.config_command import config_option, tables_of_command
 from penstock.cli.spark_options import (
     TABLES,
-    Duration,
-    Size,
+    DurationOption,
+    SizeOption,
+    definitions_by_options,
     definitions_option,
-    existing_tables,
     keep_option,
-    lifetimes,
+    lifetimes_by_options,
     maintenance_options,
-    named_definitions,
-    named_segments,
-    named_tables,
-    pauses,
+    pauses_by_options,
+    segments_folder_by_options,
     segments_option,
     session_options,
+    tables_by_option,
+    tables_location_by_options,
     tables_option,
 )
 from penstock.errors import ConfigError
@@ -31,7 +31,7 @@ from penstock.units import format_bytes
 
 
 @click.group("spark")
-def spark() -> None:
+def spark_command() -> None:
     """The data pipeline on Spark: from segments to tables.
 
     \b
@@ -44,20 +44,22 @@ def spark() -> None:
     require_extra("spark", "pyspark", "pyarrow", "deltalake")
 
 
-@spark.command("run")
+@spark_command.command("run")
 @segments_option
 @tables_option
 @click.option("--checkpoint", help="Where Spark keeps its log [default: beside the segments, in .checkpoint].")
 @click.option("--available-now", is_flag=True, help="Work off what is there, then end.")
-@click.option("--trigger", default="2s", show_default=True, type=Duration(), help="How often a batch begins.")
+@click.option("--trigger", default="2s", show_default=True, type=DurationOption(), help="How often a batch begins.")
 @click.option("--max-files", type=click.IntRange(1), help="Segments in one batch at most [default: 200].")
 @click.option("--max-rows", type=click.IntRange(1), help="Rows in one batch at most [default: 10 M].")
-@click.option("--max-bytes", type=Size(), help="Bytes in one batch at most, like 512Mi [default: 1Gi].")
-@click.option("--keep-segments", type=Duration(), help="Delete segments of this age that are in all tables, like 1d.")
+@click.option("--max-bytes", type=SizeOption(), help="Bytes in one batch at most, like 512Mi [default: 1Gi].")
+@click.option(
+    "--keep-segments", type=DurationOption(), help="Delete segments of this age that are in all tables, like 1d."
+)
 @maintenance_options
 @definitions_option
 @session_options
-def run(
+def spark_run_command(
     file: Path | None,
     segments: Path | None,
     location: str | None,
@@ -97,8 +99,8 @@ def run(
     from penstock.tables.maintenance import Maintenance
     from penstock.tables.port import open_tables
 
-    segments, location = named_segments(segments, file), named_tables(location, file)
-    defined = named_definitions(definitions, file)
+    segments, location = segments_folder_by_options(segments, file), tables_location_by_options(location, file)
+    defined = definitions_by_options(definitions, file)
     config = JobConfig(
         segments=segments.absolute(),
         checkpoint=checkpoint or (segments.absolute() / ".checkpoint").as_uri(),
@@ -119,8 +121,8 @@ def run(
 
     if not segments.exists():  # on a cluster it may be the first to come; elsewhere it is misspelt
         click.echo(f"note: there is no folder {segments} yet; it is made, and watched for segments", err=True)
-    ages = lifetimes(keep, file)
-    fold_every, maintain_every = pauses(fold_every, maintain_every, file)
+    ages = lifetimes_by_options(keep, file)
+    fold_every, maintain_every = pauses_by_options(fold_every, maintain_every, file)
     session = _session(master, conf, ui=ui, event_log=event_log)
     try:
         tables = open_tables(location)
@@ -140,7 +142,7 @@ def run(
         session.stop()
 
 
-@spark.command("backfill")
+@spark_command.command("backfill")
 @segments_option
 @tables_option
 @click.option("--from", "first", required=True, type=click.DateTime(["%Y-%m-%d"]), help="The first day (UTC).")
@@ -148,7 +150,7 @@ def run(
 @click.option("--allow-loss", is_flag=True, help="Also if the segments hold fewer points than the tables.")
 @definitions_option
 @session_options
-def backfill(
+def spark_backfill_command(
     file: Path | None,
     segments: Path | None,
     location: str | None,
@@ -174,8 +176,11 @@ def backfill(
 
     if first >= until:
         raise ConfigError(f"--from must be before --to, got {first:%Y-%m-%d} and {until:%Y-%m-%d}")
-    segments = named_segments(segments, file)
-    defined, tables = named_definitions(definitions, file), existing_tables(named_tables(location, file))
+    segments = segments_folder_by_options(segments, file)
+    defined, tables = (
+        definitions_by_options(definitions, file),
+        tables_by_option(tables_location_by_options(location, file)),
+    )
     session = _session(master, conf, ui=ui, event_log=event_log)
     try:
         done = run_backfill(
@@ -192,12 +197,12 @@ def backfill(
     click.echo(f"{done.before:,} points before, {done.after:,} after")
 
 
-@spark.command("compact")
+@spark_command.command("compact")
 @tables_option
 @click.option(
     "--vacuum", default=24, show_default=True, type=click.IntRange(1), help="Remove dead files this old, hours."
 )
-def compact(file: Path | None, location: str | None, vacuum: int) -> None:
+def spark_compact_command(file: Path | None, location: str | None, vacuum: int) -> None:
     """Fold the rows of each series and bucket into one. The job may keep running; no answer changes.
 
     \b
@@ -207,7 +212,7 @@ def compact(file: Path | None, location: str | None, vacuum: int) -> None:
     """
     from penstock.tables.port import SCHEMAS
 
-    tables = existing_tables(named_tables(location, file))
+    tables = tables_by_option(tables_location_by_options(location, file))
     for name in SCHEMAS:
         done = tables.compact(name)
         click.echo(
@@ -217,12 +222,12 @@ def compact(file: Path | None, location: str | None, vacuum: int) -> None:
     click.echo(f"{tables.vacuum(vacuum):,} files removed")
 
 
-@spark.command("expire")
+@spark_command.command("expire")
 @tables_option
 @definitions_option
 @keep_option
 @click.option("--now", type=click.DateTime(), help="Pretend that it is this time (UTC).")
-def expire(
+def spark_expire_command(
     file: Path | None, location: str | None, definitions: Path | None, keep: tuple[str, ...], now: datetime | None
 ) -> None:
     """Delete what is older than its lifetime: by table, or as a metric's definition says.
@@ -234,18 +239,18 @@ def expire(
     """
     from penstock.tables.maintenance import expire as expire_tables
 
-    seconds = lifetimes(keep, file)
-    tables = existing_tables(named_tables(location, file))
+    seconds = lifetimes_by_options(keep, file)
+    tables = tables_by_option(tables_location_by_options(location, file))
     moment = (now or datetime.now(UTC)).replace(tzinfo=UTC)
-    for name, gone in expire_tables(tables, seconds, named_definitions(definitions, file), moment):
+    for name, gone in expire_tables(tables, seconds, definitions_by_options(definitions, file), moment):
         click.echo(f"{name:<7} {gone:>12,} rows deleted")
 
 
-@spark.command("tables")
+@spark_command.command("tables")
 @click.option("--tables", "location", envvar="PENSTOCK_TABLES", help=f"{TABLES} [default: as the configuration says].")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 @config_option
-def show_tables(location: str | None, as_json: bool, file: Path | None) -> None:
+def spark_tables_command(location: str | None, as_json: bool, file: Path | None) -> None:
     """Show what there is: rows, files, sizes and the time that they cover.
 
     \b
@@ -257,7 +262,7 @@ def show_tables(location: str | None, as_json: bool, file: Path | None) -> None:
 
     from penstock.tables.port import SCHEMAS
 
-    tables = existing_tables(location or configured_tables(file))
+    tables = tables_by_option(location or tables_of_command(file))
     found = {name: tables.describe(name) for name in SCHEMAS}
     if as_json:
         rows = {
@@ -279,8 +284,8 @@ def show_tables(location: str | None, as_json: bool, file: Path | None) -> None:
         click.echo(f"{name:<7} {one.rows:>12,} {one.files:>7,} {size:>10}  {times[0]:<16}  {times[1]:<16}")
 
 
-@spark.command("archive")
-def archive() -> None:
+@spark_command.command("archive")
+def spark_archive_command() -> None:
     """Make the class-data archive once, so that Java starts Spark in about half the time from then on.
 
     \b
@@ -311,4 +316,4 @@ def _session(master: str | None, conf: tuple[str, ...], *, ui: bool, event_log: 
 
 
 if __name__ == "__main__":  # spark-submit runs a file
-    spark()
+    spark_command()

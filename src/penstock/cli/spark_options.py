@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.config_command import load_config, named_config_option
+from penstock.cli.config_command import load_config_for_command, named_config_option
 from penstock.errors import ConfigError
 from penstock.units import parse_bytes, parse_duration
 
@@ -16,14 +16,14 @@ FOLD_EVERY, MAINTAIN_EVERY = "5m", "1h"
 TABLES = "Where the tables are: a folder (Delta), parquet:FOLDER or postgresql://…"
 
 
-class Duration(click.ParamType[float]):
+class DurationOption(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         return parse_duration(value, param.name if param and param.name else "duration")
 
 
-class Folder(click.ParamType[Path]):
+class FolderOption(click.ParamType[Path]):
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
@@ -35,7 +35,7 @@ class Folder(click.ParamType[Path]):
         return folder
 
 
-class Size(click.ParamType[int]):
+class SizeOption(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -52,7 +52,7 @@ def segments_option(command: Any) -> Any:
     return click.option(
         "--segments",
         envvar="PENSTOCK_SEGMENTS",
-        type=Folder(),
+        type=FolderOption(),
         help="The folder of sealed segments: a path or a file:// URI. Or -c.",
     )(command)
 
@@ -78,14 +78,16 @@ def keep_option(command: Any) -> Any:
 def maintenance_options(command: Any) -> Any:
     command = keep_option(command)
     command = click.option(
-        "--maintain-every", type=Duration(), help=f"Delete old rows so often; 0: never [default: {MAINTAIN_EVERY}]."
+        "--maintain-every",
+        type=DurationOption(),
+        help=f"Delete old rows so often; 0: never [default: {MAINTAIN_EVERY}].",
     )(command)
     return click.option(
-        "--fold-every", type=Duration(), help=f"Make rows final so often; 0: never [default: {FOLD_EVERY}]."
+        "--fold-every", type=DurationOption(), help=f"Make rows final so often; 0: never [default: {FOLD_EVERY}]."
     )(command)
 
 
-def pauses(fold: float | None, maintain: float | None, file: Path | None) -> tuple[float, float]:
+def pauses_by_options(fold: float | None, maintain: float | None, file: Path | None) -> tuple[float, float]:
     """Seconds between folds and between expiries, as the options or the file of -c say."""
     every: tuple[float | str, float | str] = FOLD_EVERY, MAINTAIN_EVERY
     if file is not None:
@@ -97,7 +99,7 @@ def pauses(fold: float | None, maintain: float | None, file: Path | None) -> tup
     )
 
 
-def lifetimes(keep: tuple[str, ...], file: Path | None = None) -> dict[str, float]:
+def lifetimes_by_options(keep: tuple[str, ...], file: Path | None = None) -> dict[str, float]:
     """Seconds that each table keeps its rows, as --keep or the file of -c says."""
     ages: dict[str, float | str] = dict(KEEP)
     if file is not None:
@@ -122,7 +124,7 @@ def session_options(command: Any) -> Any:
     )
 
 
-def existing_tables(location: str) -> Any:
+def tables_by_option(location: str) -> Any:
     """The tables; ConfigError if their folder is not there: a misspelt one would look like empty tables."""
     from penstock.tables.port import open_tables
 
@@ -133,21 +135,21 @@ def existing_tables(location: str) -> Any:
     return tables
 
 
-def named_tables(location: str | None, file: Path | None) -> str:
+def tables_location_by_options(location: str | None, file: Path | None) -> str:
     """Where the tables are, as --tables or the file of -c says."""
     if location or file:
         return location or str(_configured(file).tables_location)
     raise ConfigError("must be set, or -c FILE for tables.location", field="--tables")
 
 
-def named_segments(folder: Path | None, file: Path | None) -> Path:
+def segments_folder_by_options(folder: Path | None, file: Path | None) -> Path:
     """Where the segments are, as --segments or the file of -c says."""
     if folder or file:
         return folder or _configured(file).resolved(_configured(file).segments.location)
     raise ConfigError("must be set, or -c FILE for segments.location", field="--segments")
 
 
-def named_definitions(path: Path | None, file: Path | None) -> Any:
+def definitions_by_options(path: Path | None, file: Path | None) -> Any:
     """The definitions, as --definitions or the file of -c says; none if neither does."""
     from penstock.model.definition import Definitions
     from penstock.model.definition_file import load_definitions
@@ -158,4 +160,4 @@ def named_definitions(path: Path | None, file: Path | None) -> Any:
 
 
 def _configured(file: Path | None) -> Any:
-    return load_config(click.get_current_context(), file).config
+    return load_config_for_command(click.get_current_context(), file).config

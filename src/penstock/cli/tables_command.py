@@ -8,7 +8,7 @@ from penstock.cli.spark_options import tables_option
 
 
 @click.group("tables")
-def tables() -> None:
+def tables_command() -> None:
     """The tables by themselves: no Spark, no JVM.
 
     \b
@@ -20,9 +20,9 @@ def tables() -> None:
     require_extra("spark", "pyarrow", "deltalake")
 
 
-@tables.command("upgrade")
+@tables_command.command("upgrade")
 @tables_option
-def upgrade(file: Path | None, location: str | None) -> None:
+def tables_upgrade_command(file: Path | None, location: str | None) -> None:
     """Convert tables of the format before. Stop the job first.
 
     Exact: every point is counted before and after. What was cut off is done when the command is called again.
@@ -32,11 +32,11 @@ def upgrade(file: Path | None, location: str | None) -> None:
       penstock tables upgrade --tables tables
       penstock tables upgrade -c penstock.yaml
     """
-    from penstock.cli.spark_options import existing_tables, named_tables
+    from penstock.cli.spark_options import tables_by_option, tables_location_by_options
     from penstock.tables.upgrade import upgrade as upgrade_tables
 
     found = 0
-    for name, points in upgrade_tables(existing_tables(named_tables(location, file))):
+    for name, points in upgrade_tables(tables_by_option(tables_location_by_options(location, file))):
         click.echo(f"{name:<7} {points:>12,} points converted")
         found += 1
     click.echo("rows become final with the next fold" if found else "all tables have the format of this version")
