@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from penstock.cli.main import main
-from penstock.config.reference import render as configuration
+from penstock.config.reference import render_config_reference as configuration
 from penstock.telemetry import DECLARATIONS, Declaration
 
 HERE = Path(__file__).parent / "reference"

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from penstock.cli.main import main
 from penstock.config.destinations import DESTINATIONS, ExporterConfig, ExporterType
 from penstock.config.load import LoadedConfig, load
-from penstock.config.schema import NAME, Key, KeyKind, schema_of
-from penstock.config.show import as_yaml, template
+from penstock.config.schema import NAME, ConfigKey, KeyKind, schema_of
+from penstock.config.show import config_as_yaml, config_template
 from penstock.config.tree import ServiceConfig
-from penstock.config.yaml_document import parse_document
+from penstock.config.yaml_document import parse_config_document
 from penstock.errors import ConfigError
 from penstock.model.definition_file import load_definitions
 from penstock.receive.config import ReceiversConfig
@@ -112,7 +112,7 @@ def test_the_queue_section_of_the_seed_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
-def test_every_key_is_a_flag_and_an_environment_variable(key: Key) -> None:
+def test_every_key_is_a_flag_and_an_environment_variable(key: ConfigKey) -> None:
     text = example(key)
     # A certificate is of no use without its key, nor the key without its certificate.
     beside = {
@@ -128,7 +128,7 @@ def test_every_key_is_a_flag_and_an_environment_variable(key: Key) -> None:
     assert by_flag != ServiceConfig()
 
 
-def example(key: Key) -> str:
+def example(key: ConfigKey) -> str:
     """A text that the key takes, different from its default where there is a choice."""
     if key.name == "pipelines.rollup":
         return "false"
@@ -338,8 +338,8 @@ def test_what_is_shown_can_be_loaded_again_and_is_the_same() -> None:
     )
     loaded = of(text)
 
-    assert as_yaml(of(as_yaml(loaded))) == as_yaml(loaded)
-    assert as_yaml(of(as_yaml(loaded, with_origin=True))) == as_yaml(loaded)
+    assert config_as_yaml(of(config_as_yaml(loaded))) == config_as_yaml(loaded)
+    assert config_as_yaml(of(config_as_yaml(loaded, with_origin=True))) == config_as_yaml(loaded)
 
 
 def test_secrets_are_not_shown() -> None:
@@ -349,8 +349,8 @@ def test_secrets_are_not_shown() -> None:
     )
     loaded = of(text)
 
-    assert "hush" not in as_yaml(loaded)
-    assert "postgresql://me:***@db/x" in as_yaml(loaded)
+    assert "hush" not in config_as_yaml(loaded)
+    assert "postgresql://me:***@db/x" in config_as_yaml(loaded)
 
 
 def test_the_file_that_init_writes_is_accepted_and_never_overwrites(tmp_path: Path) -> None:
@@ -365,10 +365,10 @@ def test_the_file_that_init_writes_is_accepted_and_never_overwrites(tmp_path: Pa
 
 
 def test_the_full_file_with_its_comment_marks_taken_away_gives_the_defaults() -> None:
-    text = re.sub(r"(?m)^# ?", "", template(ServiceConfig)).replace("name: {}", "")
+    text = re.sub(r"(?m)^# ?", "", config_template(ServiceConfig)).replace("name: {}", "")
     text = text.split("\n\n", 1)[1]  # what introduces it
 
-    assert as_yaml(of(text)) == as_yaml(of())
+    assert config_as_yaml(of(text)) == config_as_yaml(of())
 
 
 def test_every_key_is_explained() -> None:
@@ -462,7 +462,7 @@ def test_aliases_that_explode_are_refused_at_once(tmp_path: Path, how: str) -> N
         )
     text = "\n".join(lines)
     with pytest.raises(ConfigError, match="with its aliases it has more than 100000 values"):
-        parse_document(text, "bomb.yaml")
+        parse_config_document(text, "bomb.yaml")
     (tmp_path / "definitions.yaml").write_text(text)
     with pytest.raises(ConfigError, match="with its aliases it has more than 100000 values"):
         load_definitions(tmp_path / "definitions.yaml")
@@ -485,7 +485,7 @@ def test_what_stands_where_secrets_belong_is_not_quoted(text: str) -> None:
 
 def test_secrets_of_spark_are_masked_by_their_names() -> None:
     text = "spark: {conf: {spark.hadoop.fs.s3a.secret.key: s3cret, spark.driver.memory: 2g}}"
-    shown = as_yaml(load(ServiceConfig, text=text))
+    shown = config_as_yaml(load(ServiceConfig, text=text))
     assert "s3cret" not in shown
     assert "2g" in shown
 
@@ -500,7 +500,7 @@ def test_old_spellings_are_taken_with_a_warning() -> None:
         "configuration:1: receivers.http.port is an old spelling, write receivers.http.listen: HOST:PORT in one.",
         "configuration:2: segments.path is an old spelling, write segments.location: the same folder.",
     )
-    assert " port:" not in as_yaml(loaded)
+    assert " port:" not in config_as_yaml(loaded)
 
 
 def test_of_an_old_spelling_and_a_new_one_the_later_origin_wins() -> None:

@@ -30,7 +30,7 @@ import pytest
 from penstock.cli.run_command import _run
 from penstock.config.destinations import DESTINATIONS
 from penstock.config.load import LoadedConfig, load
-from penstock.config.schema import NAME, KeyPath, flag_of, schema_of
+from penstock.config.schema import NAME, KeyPath, flag_of_key, schema_of
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, DiskFull
 from penstock.export.config import DurableQueueConfig
@@ -256,7 +256,7 @@ def changed(given: Mapping[str, str]) -> LoadedConfig[ServiceConfig]:
     """Every key with another value than its default, but for those that are given."""
     texts = {key.name: f"./{key.name}" if key.path[-1] == "path" else example(key) for key in KEYS} | dict(given)
     flags = {name.replace(NAME, "backup"): text for name, text in texts.items() if text != AS_IT_IS}
-    return load(ServiceConfig, flags={flag_of(tuple(name.split("."))): text for name, text in flags.items()})
+    return load(ServiceConfig, flags={flag_of_key(tuple(name.split("."))): text for name, text in flags.items()})
 
 
 def run_service(loaded: LoadedConfig[ServiceConfig], files: Files, patch: pytest.MonkeyPatch) -> None:
@@ -361,10 +361,10 @@ def default_of(key: str) -> object:
 
 @pytest.mark.parametrize("key", PERMISSIONS)
 def test_insecure_is_what_opens_a_receiver_to_the_network(key: str) -> None:
-    host = {flag_of((*key.split(".")[:-1], "host")): "0.0.0.0"}
+    host = {flag_of_key((*key.split(".")[:-1], "host")): "0.0.0.0"}
     with pytest.raises(ConfigError, match="is open to the network"):
         load(ServiceConfig, flags=host)
-    load(ServiceConfig, flags={**host, flag_of(tuple(key.split("."))): "true"})
+    load(ServiceConfig, flags={**host, flag_of_key(tuple(key.split("."))): "true"})
 
 
 def test_a_key_that_is_only_checked_copied_or_compared_counts_as_not_read() -> None:

@@ -171,9 +171,9 @@ def test_the_page_of_definitions_has_every_key() -> None:
 
 
 def key_paths(section: object) -> list[tuple[str, ...]]:
-    from penstock.config.schema import Section
+    from penstock.config.schema import ConfigSection
 
-    assert isinstance(section, Section)
+    assert isinstance(section, ConfigSection)
     inner = [path for one in section.sections.values() for path in key_paths(one)]
     return [key.path for key in section.keys.values()] + inner
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from penstock.cli.main import main
 from penstock.config.destinations import RelayQueueConfig
 from penstock.config.load import load
-from penstock.config.schema import Key, schema_of
+from penstock.config.schema import ConfigKey, schema_of
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
 from penstock.export import (
@@ -74,7 +74,7 @@ def seed_flags() -> list[tuple[str, str]]:
     return re.findall(r"([a-z-]+) (\S+)", SEED_FLAGS)
 
 
-def keys() -> list[Key]:
+def keys() -> list[ConfigKey]:
     return list(schema_of(RelayQueueConfig, ("exporter", "queue")).walk())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.config.command_options import ConfigCommand, given_flags
+from penstock.config.command_options import ConfigFlagsCommand, given_flags
 from penstock.config.schema import PREFIX
 from penstock.errors import ConfigError
 
@@ -79,7 +79,7 @@ def config_command() -> None:
     """
 
 
-@config_command.command("check", cls=ConfigCommand)
+@config_command.command("check", cls=ConfigFlagsCommand)
 @config_option
 @click.pass_context
 def config_check_command(ctx: click.Context, file: Path | None) -> None:
@@ -128,7 +128,7 @@ def _definitions(configured: Any) -> list[str]:
     return []
 
 
-@config_command.command("show", cls=ConfigCommand)
+@config_command.command("show", cls=ConfigFlagsCommand)
 @config_option
 @click.option("--origin", is_flag=True, help="Say beside each key where its value comes from.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read: key, value, origin.")
@@ -142,14 +142,14 @@ def config_show_command(ctx: click.Context, file: Path | None, origin: bool, as_
       penstock config show -c penstock.yaml --origin
       PENSTOCK_PROCESSES=4 penstock config show --origin
     """
-    from penstock.config.show import as_yaml, entries
+    from penstock.config.show import config_as_yaml, config_entries
 
     loaded = load_config_for_command(ctx, file)
     if as_json:
-        rows = [{"key": name, "value": value, "origin": where} for name, value, where in entries(loaded)]
+        rows = [{"key": name, "value": value, "origin": where} for name, value, where in config_entries(loaded)]
         click.echo(json.dumps(rows, indent=2))
     else:
-        click.echo(as_yaml(loaded, with_origin=origin), nl=False)
+        click.echo(config_as_yaml(loaded, with_origin=origin), nl=False)
 
 
 @config_command.command("init")
@@ -164,10 +164,10 @@ def config_init_command(out: Path | None, full: bool) -> None:
       penstock config init --out penstock.yaml
       penstock config init --full --out penstock.yaml
     """
-    from penstock.config.show import template
+    from penstock.config.show import config_template
     from penstock.config.tree import ServiceConfig
 
-    text = template(ServiceConfig) if full else Path(__file__).with_name("penstock.yaml").read_text()
+    text = config_template(ServiceConfig) if full else Path(__file__).with_name("penstock.yaml").read_text()
     if out is None:
         click.echo(text, nl=False)
         return
@@ -186,10 +186,10 @@ def config_keys_command(text: str, as_json: bool) -> None:
       penstock config keys
       penstock config keys max_bytes
     """
-    from penstock.config.show import key_list
+    from penstock.config.show import config_key_list
     from penstock.config.tree import ServiceConfig
 
-    found = [(key, default) for key, default in key_list(ServiceConfig) if text.lower() in key.name]
+    found = [(key, default) for key, default in config_key_list(ServiceConfig) if text.lower() in key.name]
     if not found:
         click.echo(f"no key contains {text!r}", err=True)
         sys.exit(1)

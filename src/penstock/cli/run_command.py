@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from penstock.cli.config_command import config_option, load_config_for_command
-from penstock.config.command_options import ConfigCommand
+from penstock.config.command_options import ConfigFlagsCommand
 from penstock.errors import ConfigError, PenstockError
 from penstock.service.exit_codes import LATE
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 SAME_SIGNAL = 0.2  # seconds: some tools signal the process and then its group, which is one wish and not two
 
 
-@click.command("run", cls=ConfigCommand)
+@click.command("run", cls=ConfigFlagsCommand)
 @config_option
 @click.pass_context
 def run_command(ctx: click.Context, file: Path | None) -> None:

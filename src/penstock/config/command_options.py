@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from penstock.config.schema import NAME, Key, KeyKind, KeyPath, Section, flag_of
+from penstock.config.schema import NAME, ConfigKey, ConfigSection, KeyKind, KeyPath, flag_of_key
 
 FLAGS = "penstock.flags"
 _METAVARS = {
@@ -20,7 +20,7 @@ _METAVARS = {
 }
 
 
-class ConfigCommand(click.Command):
+class ConfigFlagsCommand(click.Command):
     """A command that takes every key of the configuration as a flag; `given_flags` returns the flags of a call."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -50,7 +50,7 @@ class ConfigCommand(click.Command):
             )
 
 
-class ExporterCommand(ConfigCommand):
+class ExporterFlagsCommand(ConfigFlagsCommand):
     """A command that takes the keys of `exporter` as flags. Its help lists the short flags of `exporter.queue`."""
 
     def _key_options(self) -> Iterable[click.Option]:
@@ -79,18 +79,18 @@ def _help_records(ctx: click.Context, params: Iterable[click.Parameter]) -> list
     return [record for param in params if (record := param.get_help_record(ctx))]
 
 
-def _schema() -> Section:
+def _schema() -> ConfigSection:
     from penstock.config.schema import schema_of
     from penstock.config.tree import ServiceConfig
 
     return schema_of(ServiceConfig)
 
 
-def _exporter_keys() -> list[Key]:
+def _exporter_keys() -> list[ConfigKey]:
     return [key for key in _schema().walk() if key.path[0] == "exporter"]
 
 
-def _option(key: Key, flag: str) -> click.Option:
+def _option(key: ConfigKey, flag: str) -> click.Option:
     def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None:
             ctx.meta.setdefault(FLAGS, {})[flag] = value
@@ -112,7 +112,7 @@ def _take_open_ended_flags(args: list[str], flags: dict[str, str]) -> list[str]:
     These are flags of named sections, as `--exporters-backup-url URL`, and keys of refused sections.
     """
     heads = {_flag_prefix(key.path) for key in _schema().walk() if NAME in key.path}
-    heads |= {flag_of(path) for path, _ in _schema().walk_refused()}
+    heads |= {flag_of_key(path) for path, _ in _schema().walk_refused()}
     left: list[str] = []
     words = iter(args)
     for word in words:
@@ -128,4 +128,4 @@ def _take_open_ended_flags(args: list[str], flags: dict[str, str]) -> list[str]:
 
 def _flag_prefix(path: KeyPath) -> str:
     """The prefix of the flags of a named section: `--exporters-`."""
-    return flag_of(path[: path.index(NAME)]) + "-"
+    return flag_of_key(path[: path.index(NAME)]) + "-"

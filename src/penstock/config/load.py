@@ -12,8 +12,17 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from penstock.config.schema import NAME, PREFIX, Key, KeyPath, Section, flag_of, schema_of, variable_of
-from penstock.config.yaml_document import LocatedValue, parse_document, read_document
+from penstock.config.schema import (
+    NAME,
+    PREFIX,
+    ConfigKey,
+    ConfigSection,
+    KeyPath,
+    flag_of_key,
+    schema_of,
+    variable_of_key,
+)
+from penstock.config.yaml_document import LocatedConfigValue, parse_config_document, read_config_document
 from penstock.errors import ConfigError
 
 T = TypeVar("T")
@@ -62,7 +71,9 @@ def load(
     given: dict[KeyPath, GivenValue] = dict(beneath or {})
     if file is not None or text is not None:
         name = str(file or "configuration")
-        document = read_document(file) if text is None and file is not None else parse_document(text or "", name)
+        document = (
+            read_config_document(file) if text is None and file is not None else parse_config_document(text or "", name)
+        )
         values = dict(_values_of_document(schema, document, name, problems))
         _add_layer(given, schema, values.items() if file is None else _beside_file(schema, values, file))
     warnings: list[str] = []
@@ -81,7 +92,9 @@ def load(
 # -- layers ----------------------------------------------------------------------------------------------------------
 
 
-def _add_layer(given: dict[KeyPath, GivenValue], schema: Section, layer: Iterable[tuple[KeyPath, GivenValue]]) -> None:
+def _add_layer(
+    given: dict[KeyPath, GivenValue], schema: ConfigSection, layer: Iterable[tuple[KeyPath, GivenValue]]
+) -> None:
     """Let the layer's values win, over old spellings of the same setting, too."""
     old = list(schema.walk_old())
     for path, value in layer:
@@ -92,7 +105,7 @@ def _add_layer(given: dict[KeyPath, GivenValue], schema: Section, layer: Iterabl
 
 
 def _values_of_document(
-    section: Section, document: LocatedValue, file: str, problems: list[str], path: KeyPath = ()
+    section: ConfigSection, document: LocatedConfigValue, file: str, problems: list[str], path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, GivenValue]]:
     """Every key that the file sets."""
     if document.value is None:  # `exporter:` and nothing below it
@@ -111,7 +124,9 @@ def _values_of_document(
         elif word in section.refused:
             problems.append(f"{origin}: {'.'.join(here)} has no effect here: {section.refused[word]}")
         elif word not in section.sections:
-            problems.append(f"{origin}: {describe_unknown('.'.join(here), word, [*section.keys, *section.sections])}")
+            problems.append(
+                f"{origin}: {describe_unknown_key('.'.join(here), word, [*section.keys, *section.sections])}"
+            )
         elif section.sections[word].is_named:
             yield from _values_of_named_section(section.sections[word], entry, file, problems, here)
         else:
@@ -119,7 +134,7 @@ def _values_of_document(
 
 
 def _beside_file(
-    schema: Section, values: Mapping[KeyPath, GivenValue], file: Path
+    schema: ConfigSection, values: Mapping[KeyPath, GivenValue], file: Path
 ) -> Iterator[tuple[KeyPath, GivenValue]]:
     """The values, with relative paths of keys that say so taken from the folder of the file."""
     paths = {key.path for key in schema.walk() if key.is_beside_file}
@@ -129,7 +144,7 @@ def _beside_file(
 
 
 def _values_of_named_section(
-    section: Section, document: LocatedValue, file: str, problems: list[str], path: KeyPath
+    section: ConfigSection, document: LocatedConfigValue, file: str, problems: list[str], path: KeyPath
 ) -> Iterator[tuple[KeyPath, GivenValue]]:
     if document.value is None:
         return
@@ -139,7 +154,7 @@ def _values_of_named_section(
         )
         return
     for name, entry in document.value.items():
-        if not is_section_name(name):
+        if not is_config_section_name(name):
             problems.append(f"{file}:{entry.line}: {'.'.join(path)}.{name}: a name must be {VALID_NAME}")
             continue
         yield (*path, name), GivenValue(None, f"{file}:{entry.line}")  # the section exists, even if it sets no key
@@ -147,10 +162,10 @@ def _values_of_named_section(
 
 
 def _values_of_variables(
-    schema: Section, environ: Mapping[str, str], problems: list[str], warnings: list[str]
+    schema: ConfigSection, environ: Mapping[str, str], problems: list[str], warnings: list[str]
 ) -> Iterator[tuple[KeyPath, GivenValue]]:
     known = {key.variable: key for key in (*schema.walk(), *schema.walk_old())}
-    refused = {variable_of(path): remedy for path, remedy in schema.walk_refused()}
+    refused = {variable_of_key(path): remedy for path, remedy in schema.walk_refused()}
     for variable, text in sorted(environ.items()):
         if not variable.startswith(f"{PREFIX}_") or variable in OTHER_VARIABLES:
             continue
@@ -162,12 +177,12 @@ def _values_of_variables(
 
 
 def _values_of_flags(
-    schema: Section, flags: Mapping[str, str], aliases: Mapping[str, KeyPath], problems: list[str]
+    schema: ConfigSection, flags: Mapping[str, str], aliases: Mapping[str, KeyPath], problems: list[str]
 ) -> Iterator[tuple[KeyPath, GivenValue]]:
     by_path = {key.path: key for key in (*schema.walk(), *schema.walk_old())}
     known = {flag: key for key in by_path.values() for flag in key.flags}
     known |= {flag: by_path[path] for flag, path in aliases.items()}
-    refused = {flag_of(path): remedy for path, remedy in schema.walk_refused()}
+    refused = {flag_of_key(path): remedy for path, remedy in schema.walk_refused()}
     for flag, text in flags.items():
         if remedy := _remedy(flag, refused, "-"):
             problems.append(f"{flag} has no effect: {remedy}")
@@ -186,16 +201,16 @@ def _remedy(spelled: str, refused: Mapping[str, str], between: str) -> str | Non
 def _values_of_text(
     spelled: str,
     text: str,
-    known: Mapping[str, Key],
+    known: Mapping[str, ConfigKey],
     between: str,
     problems: list[str],
     unknowns: list[str],
-    schema: Section,
+    schema: ConfigSection,
 ) -> Iterator[tuple[KeyPath, GivenValue]]:
     """The values that a flag or a variable sets."""
     key = known.get(spelled) or _named_key(spelled, known, between)
     if key is None:
-        unknowns.append(describe_unknown(spelled, spelled, list(known), f"{PREFIX}_" if between == "_" else "--"))
+        unknowns.append(describe_unknown_key(spelled, spelled, list(known), f"{PREFIX}_" if between == "_" else "--"))
         return
     for end in range(1, len(key.path)):
         if _is_named_at(schema, key.path[:end]):
@@ -206,7 +221,7 @@ def _values_of_text(
         problems.append(f"{spelled}: {error}")
 
 
-def _named_key(spelled: str, known: Mapping[str, Key], between: str) -> Key | None:
+def _named_key(spelled: str, known: Mapping[str, ConfigKey], between: str) -> ConfigKey | None:
     """`--exporters-backup-url`, of which only `--exporters-NAME-url` is known; a name has no separator in it."""
     for pattern, key in known.items():
         if NAME not in key.path:
@@ -214,13 +229,13 @@ def _named_key(spelled: str, known: Mapping[str, Key], between: str) -> Key | No
         before, _, after = pattern.partition(f"{between}{NAME}{between}")
         if spelled.startswith(before + between) and spelled.endswith(between + after):
             name = spelled[len(before) + 1 : len(spelled) - len(after) - 1].lower()
-            if is_section_name(name):
+            if is_config_section_name(name):
                 return replace(key, path=tuple(name if word == NAME else word for word in key.path))
     return None
 
 
-def _is_named_at(schema: Section, path: KeyPath) -> bool:
-    section: Section | None = schema
+def _is_named_at(schema: ConfigSection, path: KeyPath) -> bool:
+    section: ConfigSection | None = schema
     for word in path:
         section = section.sections.get(word) if section else None
         if section and section.is_named:
@@ -231,7 +246,7 @@ def _is_named_at(schema: Section, path: KeyPath) -> bool:
 # -- building --------------------------------------------------------------------------------------------------------
 
 
-def _build(section: Section, path: KeyPath, given: Mapping[KeyPath, GivenValue], problems: list[str]) -> Any:
+def _build(section: ConfigSection, path: KeyPath, given: Mapping[KeyPath, GivenValue], problems: list[str]) -> Any:
     """Build the class of the section. None if it refuses the values; then `problems` has a new entry."""
     words = (*section.keys, *section.old_keys)
     values = {word: given[(*path, word)].value for word in words if (*path, word) in given}
@@ -262,7 +277,9 @@ def _build(section: Section, path: KeyPath, given: Mapping[KeyPath, GivenValue],
     return None
 
 
-def _describe_error(error: ConfigError, section: Section, path: KeyPath, given: Mapping[KeyPath, GivenValue]) -> str:
+def _describe_error(
+    error: ConfigError, section: ConfigSection, path: KeyPath, given: Mapping[KeyPath, GivenValue]
+) -> str:
     """The text of a class's error, with the origin of the value and the whole key."""
     words = tuple(error.field.split(".")) if error.field else ()
     # A class may name its own section, too: `circuit_breaker.threshold`.
@@ -276,11 +293,11 @@ def _describe_error(error: ConfigError, section: Section, path: KeyPath, given: 
     return f"{where}{key}{error.problem}"
 
 
-def is_section_name(text: str) -> bool:
+def is_config_section_name(text: str) -> bool:
     return text.isascii() and text.isalnum() and text.islower() and text[0].isalpha()
 
 
-def describe_unknown(name: str, word: str, known: list[str], prefix: str = "") -> str:
+def describe_unknown_key(name: str, word: str, known: list[str], prefix: str = "") -> str:
     """The text for an unknown name, with the closest known one. `prefix`: what all known names begin with."""
     bare = [one.removeprefix(prefix) for one in known]
     close = difflib.get_close_matches(word.removeprefix(prefix), bare, n=1, cutoff=0.6)

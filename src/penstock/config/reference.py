@@ -5,8 +5,8 @@ python -m penstock.config.reference > docs/reference/configuration.md
 
 import sys
 
-from penstock.config.schema import Key, Section, schema_of
-from penstock.config.show import yaml_text
+from penstock.config.schema import ConfigKey, ConfigSection, schema_of
+from penstock.config.show import config_value_as_yaml
 from penstock.config.tree import ServiceConfig
 
 INTRODUCTION = """\
@@ -59,7 +59,7 @@ RELOADED = (
 )
 
 
-def render() -> str:
+def render_config_reference() -> str:
     """The whole document."""
     schema = schema_of(ServiceConfig)
     out = [INTRODUCTION, "## At the top\n", *_table(list(schema.keys.values())), ""]
@@ -68,7 +68,7 @@ def render() -> str:
     return "\n".join(out).rstrip() + "\n"
 
 
-def _section(section: Section, depth: int) -> list[str]:
+def _section(section: ConfigSection, depth: int) -> list[str]:
     name = ".".join(section.path)
     out = [f"{'#' * min(depth, 4)} `{name}`\n", section.doc.split("\n\n")[0].replace("\n", " "), ""]
     if section.is_named:
@@ -80,10 +80,10 @@ def _section(section: Section, depth: int) -> list[str]:
     return out
 
 
-def _table(keys: list[Key]) -> list[str]:
+def _table(keys: list[ConfigKey]) -> list[str]:
     out = ["| key | default | |", "|---|---|---|"]
     for key in keys:
-        default = yaml_text(key, key.default)
+        default = config_value_as_yaml(key, key.default)
         text = key.doc
         if key.choices and not all(choice in text for choice in key.choices):
             text = f"{text} One of {', '.join(f'`{choice}`' for choice in key.choices)}.".strip()
@@ -94,9 +94,9 @@ def _table(keys: list[Key]) -> list[str]:
     return out
 
 
-def _is_certificate_of_receiver(key: Key) -> bool:
+def _is_certificate_of_receiver(key: ConfigKey) -> bool:
     return key.path[0] == "receivers" and key.path[-2] == "tls"
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    sys.stdout.write(render_config_reference())

@@ -13,7 +13,7 @@ _ALL = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, never listened on
 _FOREVER = "what is sent there would come in again, for ever"
 
 
-def refuse_loop(exporter: ExporterConfig, receivers: ReceiversConfig) -> None:
+def refuse_configured_loop(exporter: ExporterConfig, receivers: ReceiversConfig) -> None:
     """ConfigError if what is sent to that destination would come in again."""
     scheme = urlsplit(exporter.url).scheme
     if exporter.kind is None or "url" not in exporter.kind.options:

@@ -40,11 +40,11 @@ _SHORT_FLAGS = {
 KeyPath = tuple[str, ...]
 
 
-def flag_of(path: KeyPath) -> str:
+def flag_of_key(path: KeyPath) -> str:
     return "--" + "-".join(path).replace("_", "-")
 
 
-def variable_of(path: KeyPath) -> str:
+def variable_of_key(path: KeyPath) -> str:
     return "_".join((PREFIX, *path)).upper()
 
 
@@ -64,7 +64,7 @@ class KeyKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ConfigKey:
     """One setting."""
 
     path: KeyPath
@@ -82,11 +82,11 @@ class Key:
 
     @property
     def flag(self) -> str:
-        return flag_of(self.path)
+        return flag_of_key(self.path)
 
     @property
     def variable(self) -> str:
-        return variable_of(self.path)
+        return variable_of_key(self.path)
 
     @property
     def describes(self) -> str:
@@ -167,15 +167,15 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ConfigSection:
     """A group of settings: what one configuration class holds."""
 
     path: KeyPath
     kind: type[Any]
     doc: str
-    keys: Mapping[str, Key]
-    old_keys: Mapping[str, Key]  # old spellings: still taken, and listed nowhere
-    sections: Mapping[str, "Section"]
+    keys: Mapping[str, ConfigKey]
+    old_keys: Mapping[str, ConfigKey]  # old spellings: still taken, and listed nowhere
+    sections: Mapping[str, "ConfigSection"]
     is_optional: bool = False  # None unless one of its keys is set
     is_named: bool = False  # one for each name that the user gives
 
@@ -192,35 +192,35 @@ class Section:
         for section in self.sections.values():
             yield from section.walk_refused()
 
-    def walk(self) -> Iterator[Key]:
+    def walk(self) -> Iterator[ConfigKey]:
         """Every key in it and below."""
         yield from self.keys.values()
         for section in self.sections.values():
             yield from section.walk()
 
-    def walk_old(self) -> Iterator[Key]:
+    def walk_old(self) -> Iterator[ConfigKey]:
         """Every old spelling in it and below."""
         yield from self.old_keys.values()
         for section in self.sections.values():
             yield from section.walk_old()
 
 
-def schema_of(kind: type[Any], path: KeyPath = ()) -> Section:
+def schema_of(kind: type[Any], path: KeyPath = ()) -> ConfigSection:
     """The keys and sections of a configuration class; `path` is its place in the tree."""
     if (kind, path) not in _read:
         _read[(kind, path)] = _schema(kind, path)
     return _read[(kind, path)]
 
 
-_read: dict[tuple[type[Any], KeyPath], Section] = {}
+_read: dict[tuple[type[Any], KeyPath], ConfigSection] = {}
 
 
-def _schema(kind: type[Any], path: KeyPath) -> Section:
+def _schema(kind: type[Any], path: KeyPath) -> ConfigSection:
     hints = get_type_hints(kind)
-    keys: dict[str, Key] = {}
-    old_keys: dict[str, Key] = {}
-    sections: dict[str, Section] = {}
-    docs = field_docs(kind)
+    keys: dict[str, ConfigKey] = {}
+    old_keys: dict[str, ConfigKey] = {}
+    sections: dict[str, ConfigSection] = {}
+    docs = config_field_docs(kind)
     for field in fields(kind):
         if not field.metadata.get("is_key", True):
             continue
@@ -237,12 +237,14 @@ def _schema(kind: type[Any], path: KeyPath) -> Section:
             default = field.default if field.default_factory is MISSING else field.default_factory()
             is_beside_file = field.metadata.get("is_beside_file", False)
             replaced_by = field.metadata.get("replaced_by")
-            key = Key(here, value_kind, default, doc, is_optional, choices, is_beside_file, replaced_by)
+            key = ConfigKey(here, value_kind, default, doc, is_optional, choices, is_beside_file, replaced_by)
             (old_keys if replaced_by else keys)[field.name] = key
-    return Section(path, kind, inspect.cleandoc(kind.__doc__ or ""), keys, old_keys, sections)
+    return ConfigSection(path, kind, inspect.cleandoc(kind.__doc__ or ""), keys, old_keys, sections)
 
 
-def _with_context(section: Section, doc: str, *, is_optional: bool = False, is_named: bool = False) -> Section:
+def _with_context(
+    section: ConfigSection, doc: str, *, is_optional: bool = False, is_named: bool = False
+) -> ConfigSection:
     return replace(section, doc=doc or section.doc, is_optional=is_optional, is_named=is_named)
 
 
@@ -283,7 +285,7 @@ _KINDS: tuple[tuple[set[type], KeyKind], ...] = (
 )
 
 
-def field_docs(kind: type[Any]) -> dict[str, str]:
+def config_field_docs(kind: type[Any]) -> dict[str, str]:
     """The text behind each field of a class, as editors show it; empty where the source cannot be had."""
     docs: dict[str, str] = {}
     for one in reversed(kind.__mro__[:-1]):

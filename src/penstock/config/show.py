@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.load import GivenValue, LoadedConfig
-from penstock.config.schema import NAME, Key, KeyKind, KeyPath, Section, schema_of
+from penstock.config.schema import NAME, ConfigKey, ConfigSection, KeyKind, KeyPath, schema_of
 from penstock.secret_text import HIDDEN, is_secret_name, redacted
 from penstock.units import exact_bytes, exact_duration, parse_bytes, parse_duration
 
 
-def as_yaml(loaded: LoadedConfig[Any], *, with_origin: bool = False, with_secrets: bool = False) -> str:
+def config_as_yaml(loaded: LoadedConfig[Any], *, with_origin: bool = False, with_secrets: bool = False) -> str:
     """All effective values as a file that loads to the same configuration. Secrets are masked."""
-    masking = (lambda _, value: value) if with_secrets else mask_secrets
+    masking = (lambda _, value: value) if with_secrets else mask_config_secrets
     lines = list(_lines(schema_of(type(loaded.config)), (), loaded.config, loaded.given, masking))
     if not with_origin:
         return "\n".join(text for text, _ in lines) + "\n"
@@ -24,17 +24,17 @@ def as_yaml(loaded: LoadedConfig[Any], *, with_origin: bool = False, with_secret
 
 
 def _lines(
-    section: Section,
+    section: ConfigSection,
     path: KeyPath,
     config: Any,
     given: Mapping[KeyPath, GivenValue],
-    masking: Callable[[Key, Any], Any],
+    masking: Callable[[ConfigKey, Any], Any],
 ) -> Iterator[tuple[str, str]]:
     indent = "  " * len(path)
     for word, key in section.keys.items():
         value = getattr(config, word)
         origin = given[(*path, word)].origin if (*path, word) in given else "default"
-        yield f"{indent}{word}: {yaml_text(key, masking(key, value))}", origin
+        yield f"{indent}{word}: {config_value_as_yaml(key, masking(key, value))}", origin
     for word, inner in section.sections.items():
         value = getattr(config, word)
         if value is None or (inner.is_named and not value):
@@ -49,17 +49,17 @@ def _lines(
             yield from _lines(inner, (*path, word), value, given, masking)
 
 
-def entries(loaded: LoadedConfig[Any]) -> Iterator[tuple[str, Any, str]]:
+def config_entries(loaded: LoadedConfig[Any]) -> Iterator[tuple[str, Any, str]]:
     """Every key with its name, its value for JSON, and its origin."""
     yield from _entries(schema_of(type(loaded.config)), (), loaded.config, loaded.given)
 
 
 def _entries(
-    section: Section, path: KeyPath, config: Any, given: Mapping[KeyPath, GivenValue]
+    section: ConfigSection, path: KeyPath, config: Any, given: Mapping[KeyPath, GivenValue]
 ) -> Iterator[tuple[str, Any, str]]:
     for word, key in section.keys.items():
         here = (*path, word)
-        value = mask_secrets(key, getattr(config, word))
+        value = mask_config_secrets(key, getattr(config, word))
         plain = value.value if isinstance(value, Enum) else str(value) if isinstance(value, Path) else value
         yield ".".join(here), plain, given[here].origin if here in given else "default"
     for word, inner in section.sections.items():
@@ -68,7 +68,7 @@ def _entries(
             yield from _entries(inner, (*path, word, *([name] if name else [])), one, given)
 
 
-def yaml_text(key: Key, value: Any) -> str:
+def config_value_as_yaml(key: ConfigKey, value: Any) -> str:
     """A value as YAML on one line, sizes and durations with their units."""
     if value is None:
         return "null"
@@ -97,7 +97,7 @@ def _is_plain(text: str) -> bool:
         return False
 
 
-def mask_secrets(key: Key, value: Any) -> Any:
+def mask_config_secrets(key: ConfigKey, value: Any) -> Any:
     """`value` without secrets: passwords in addresses, the values of headers, and settings of Spark by their names."""
     if key.kind is KeyKind.TABLE:
         is_header = key.path[-1] == "headers"
@@ -106,13 +106,13 @@ def mask_secrets(key: Key, value: Any) -> Any:
     return redacted(value) if isinstance(value, str) else value
 
 
-def key_list(kind: type[Any]) -> Iterator[tuple[Key, str]]:
+def config_key_list(kind: type[Any]) -> Iterator[tuple[ConfigKey, str]]:
     """Every key, in the order of the file, with its default as YAML."""
     for key in schema_of(kind).walk():
-        yield key, yaml_text(key, key.default)
+        yield key, config_value_as_yaml(key, key.default)
 
 
-def template(kind: type[Any]) -> str:
+def config_template(kind: type[Any]) -> str:
     """A file with every key and its default, all of them commented out."""
     out = [
         "# Every key with its default. Take the `#` away from what you change, and from the sections above it.",
@@ -123,7 +123,7 @@ def template(kind: type[Any]) -> str:
     return "\n".join(out) + "\n"
 
 
-def _template_lines(section: Section, depth: int) -> Iterator[str]:
+def _template_lines(section: ConfigSection, depth: int) -> Iterator[str]:
     indent = "#" + "  " * depth
     for word, key in section.keys.items():
         if key.doc:
@@ -131,7 +131,7 @@ def _template_lines(section: Section, depth: int) -> Iterator[str]:
         if key.choices:
             yield f"{indent} # {key.describes}"
         has_none = "# " if key.default is MISSING else ""
-        yield f"{indent} {has_none}{word}: {yaml_text(key, key.default)}"
+        yield f"{indent} {has_none}{word}: {config_value_as_yaml(key, key.default)}"
     for word, inner in section.sections.items():
         if not depth:
             yield "#"

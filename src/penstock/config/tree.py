@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from penstock.aggregate.config import L1Config
 from penstock.config.destinations import ExporterConfig, RelayQueueConfig
-from penstock.config.relay_loops import refuse_loop
+from penstock.config.relay_loops import refuse_configured_loop
 from penstock.decode.config import IntakeConfig
 from penstock.errors import ConfigError
 from penstock.export.config import DurableQueueConfig
@@ -279,7 +279,7 @@ class ServiceConfig:
             seen[place] = key
         for name, exporter in self.relays().items():
             try:
-                refuse_loop(exporter, self.receivers)
+                refuse_configured_loop(exporter, self.receivers)
             except ConfigError as error:
                 raise error.within(self._key_of(name)) from error
 

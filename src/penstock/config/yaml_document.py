@@ -13,7 +13,7 @@ _PLAIN = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 
 
 @dataclass(frozen=True, slots=True)
-class LocatedValue:
+class LocatedConfigValue:
     """A value (of a mapping: its entries, of a list: its members, each located) and the line where it stands."""
 
     value: Any
@@ -26,7 +26,7 @@ class LocatedValue:
         return [entry.plain() for entry in self.value] if isinstance(self.value, list) else self.value
 
 
-def read_document(path: Path) -> LocatedValue:
+def read_config_document(path: Path) -> LocatedConfigValue:
     """What the file holds; ConfigError names the file and the line."""
     try:
         text = path.read_text()
@@ -36,14 +36,14 @@ def read_document(path: Path) -> LocatedValue:
         ) from (error)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error}") from error
-    return parse_document(text, str(path))
+    return parse_config_document(text, str(path))
 
 
-def parse_document(text: str, name: str) -> LocatedValue:
+def parse_config_document(text: str, name: str) -> LocatedConfigValue:
     loader = yaml.SafeLoader(text)
     try:
         node = compose(loader)
-        return LocatedValue({}, 1) if node is None else _located(loader, node, name)
+        return LocatedConfigValue({}, 1) if node is None else _located(loader, node, name)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{name}:{line}: not YAML: {error.problem}") from error
@@ -55,23 +55,25 @@ def parse_document(text: str, name: str) -> LocatedValue:
         loader.dispose()
 
 
-def _located(loader: yaml.SafeLoader, node: yaml.Node, name: str) -> LocatedValue:
+def _located(loader: yaml.SafeLoader, node: yaml.Node, name: str) -> LocatedConfigValue:
     line = node.start_mark.line + 1
     if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
         raise ConfigError(f"{name}:{line}: not YAML: {tag} is not allowed")
     if isinstance(node, yaml.SequenceNode):
-        return LocatedValue([_located(loader, one, name) for one in node.value], line)
+        return LocatedConfigValue([_located(loader, one, name) for one in node.value], line)
     if isinstance(node, yaml.MappingNode):
         _refuse_duplicate_keys(loader, node, name)
         loader.flatten_mapping(node)  # `<<: *other`
-        entries: dict[str, LocatedValue] = {}
+        entries: dict[str, LocatedConfigValue] = {}
         for key_node, value_node in node.value:
             found = _located(loader, value_node, name)
             # The key's line: a value may begin below it.
-            entries[str(loader.construct_object(key_node))] = LocatedValue(found.value, key_node.start_mark.line + 1)
-        return LocatedValue(entries, line)
-    return LocatedValue(loader.construct_object(node), line)
+            entries[str(loader.construct_object(key_node))] = LocatedConfigValue(
+                found.value, key_node.start_mark.line + 1
+            )
+        return LocatedConfigValue(entries, line)
+    return LocatedConfigValue(loader.construct_object(node), line)
 
 
 def _refuse_duplicate_keys(loader: yaml.SafeLoader, node: yaml.MappingNode, name: str) -> None:

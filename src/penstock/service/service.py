@@ -16,7 +16,7 @@ from typing import Any
 from penstock import __version__
 from penstock.clock import Clock, SystemClock
 from penstock.config.load import LoadedConfig
-from penstock.config.show import as_yaml, entries
+from penstock.config.show import config_as_yaml, config_entries
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, PenstockError
 from penstock.receive.config import ListenerConfig
@@ -77,7 +77,7 @@ class Service:
         return child
 
     def _text(self) -> str:
-        return as_yaml(self.loaded, with_secrets=True)
+        return config_as_yaml(self.loaded, with_secrets=True)
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
@@ -202,10 +202,10 @@ class Service:
 
         Raises ConfigError or OSError if something cannot be read: then the old settings hold, all of them.
         """
-        before, after = ({name: value for name, value, _ in entries(one)} for one in (self._given, fresh))
+        before, after = ({name: value for name, value, _ in config_entries(one)} for one in (self._given, fresh))
         changed = [name for name in after if before.get(name) != after[name]]
         changed += [name for name in before if name not in after]
-        text = as_yaml(_reloaded(self.loaded, fresh), with_secrets=True)
+        text = config_as_yaml(_reloaded(self.loaded, fresh), with_secrets=True)
         config = _reloaded(self.loaded, fresh).config
         if self._guard is not None:
             self._guard.check_secrets()
