@@ -101,7 +101,7 @@ def test_an_interrupt_ends_a_command_without_a_word_and_with_the_shells_exit_cod
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.service.doctor.examine", interrupted)
+    monkeypatch.setattr("penstock.service.doctor.examine_for_doctor", interrupted)
     ran = CliRunner().invoke(main, ["doctor"])
 
     assert ran.exit_code == 130

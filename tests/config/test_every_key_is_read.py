@@ -37,10 +37,10 @@ from penstock.export.config import DurableQueueConfig
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.receive.intake import Intake
 from penstock.service import queues, spark_process
-from penstock.service.current_definitions import CurrentDefinitions, read_definitions
+from penstock.service.current_definitions import CurrentDefinitions, read_service_definitions
 from penstock.service.exit_codes import LATE
 from penstock.service.orphan_queues import find_orphan_queues
-from penstock.service.receiver_set import RECEIVERS, make_receiver_set
+from penstock.service.receiver_set import RECEIVERS, make_service_receivers
 from penstock.service.service import Service
 from penstock.spool import FastQueue
 from penstock.telemetry import Telemetry
@@ -239,7 +239,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
             url = URLS.get(kind, "https://127.0.0.1:9")
             config = loaded({**FROM_MEMORY, **destination(type=kind, url=url)}).config
             for name in config.relays():
-                queues.open_relay_queue(config, name).start().close(5.0)
+                queues.open_stage_relay_queue(config, name).start().close(5.0)
         with_failover = loaded({**RELAY_AND_ROLLUP, **destination(queue__durability="memory")}).config
         for name in ("relay", "backup"):
             push_to_full_disk(with_failover, name, probe.seen, patch)
@@ -247,7 +247,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
             fail_twice(one.config)
         Service(off)
         find_orphan_queues(off.config)
-        make_receiver_set(off.config, None, None)
+        make_service_receivers(off.config, None, None)
         run_spark_job(whole.config, patch)
     return probe.seen
 
@@ -313,7 +313,7 @@ def push_to_full_disk(
     def refuse(*_: object, **__: object) -> None:
         raise DiskFull("no room")
 
-    sender = queues.open_relay_queue(config, name).start()
+    sender = queues.open_stage_relay_queue(config, name).start()
     section = "exporter" if name == "relay" else "exporters.NAME"
     with patch.context() as inner:
         inner.setattr(FastQueue, "push", refuse)
@@ -336,7 +336,9 @@ def run_spark_job(config: ServiceConfig, patch: pytest.MonkeyPatch) -> None:
     for name in ("spark.session.start_session", "spark.supervisor.Supervisor", "tables.port.open_tables"):
         patch.setattr(f"penstock.{name}", MagicMock())
     stopping = threading.Event()
-    spark_process._run(config, CurrentDefinitions(read_definitions(config)), Telemetry(), stopping, threading.Event())
+    spark_process._run(
+        config, CurrentDefinitions(read_service_definitions(config)), Telemetry(), stopping, threading.Event()
+    )
     stopping.set()
 
 

@@ -72,7 +72,7 @@ def destinations(monkeypatch: pytest.MonkeyPatch) -> list[ExporterConfig]:
         made.append(config)
         return MemoryExporter()
 
-    monkeypatch.setattr("penstock.service.relay_pipeline.make_exporter", make_exporter)
+    monkeypatch.setattr("penstock.service.relay_pipeline.make_stage_exporter", make_exporter)
     return made
 
 
@@ -433,7 +433,7 @@ def test_a_send_that_does_not_end_is_said_and_signals_are_afterwards_for_whom_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handler: Callable[..., None]
 ) -> None:
     stubborn = Stubborn()
-    monkeypatch.setattr("penstock.service.relay_pipeline.make_exporter", lambda *_: stubborn)
+    monkeypatch.setattr("penstock.service.relay_pipeline.make_stage_exporter", lambda *_: stubborn)
     try:
         ran = relay("--to", "console", "--queue-workers", 1, "--timeout", 0, "--queue-path", filled(tmp_path, 1))
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == [handler, handler]

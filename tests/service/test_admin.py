@@ -18,7 +18,7 @@ import pytest
 from penstock.config.tree import AdminConfig
 from penstock.receive.config import AuthConfig, ServerTlsConfig
 from penstock.service.admin import AdminGuard, AdminServer
-from penstock.service.status import flow
+from penstock.service.status import status_page_flow
 from penstock.telemetry import Sample, Telemetry, Value
 from penstock.testing import wait_until
 from tests.servers import self_signed
@@ -151,7 +151,7 @@ def test_what_others_call_things_is_text_in_metrics_and_on_the_page(url: str) ->
     assert not [line for line in lines if line.startswith("forged_total")]
     (shown,) = [line for line in lines if line.startswith("penstock_queue_size{")]
     assert "\\n" in shown
-    assert f"Queue {name}" in flow(telemetry.values())
+    assert f"Queue {name}" in status_page_flow(telemetry.values())
     page = get(url)[2]
     assert "innerHTML" not in page
     assert "document.write" not in page
@@ -163,7 +163,7 @@ def test_the_status_adds_up_what_several_processes_say() -> None:
         Value("penstock_queue_max_bytes", "", {"queue": "relay"}, 100.0),
     ]
 
-    rows = {row["name"]: row for row in flow(values)["Queue relay"]}
+    rows = {row["name"]: row for row in status_page_flow(values)["Queue relay"]}
 
     assert rows["waiting"]["value"] == 7.0
     assert rows["bytes"]["share"] == 0.5

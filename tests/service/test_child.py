@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from penstock.service import child as child_module
-from penstock.service.child import Child
+from penstock.service.child import ChildProcess
 from penstock.service.exit_codes import FINAL
 from penstock.telemetry import Value
 from penstock.testing import wait_until
@@ -21,12 +21,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Child]]:
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ChildProcess]]:
     monkeypatch.setattr(child_module, "FIRST_PAUSE", 0.01)
-    made: list[Child] = []
+    made: list[ChildProcess] = []
 
-    def begin(**first: Any) -> Child:
-        child = Child("echo", "tests.service.echo_child", lambda: first, environ={"PYTHONPATH": str(ROOT)})
+    def begin(**first: Any) -> ChildProcess:
+        child = ChildProcess("echo", "tests.service.echo_child", lambda: first, environ={"PYTHONPATH": str(ROOT)})
         made.append(child)
         child.start()
         return child
@@ -36,7 +36,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Child]]:
         child.kill()
 
 
-def test_it_is_told_what_to_begin_with_and_answers(start: Callable[..., Child]) -> None:
+def test_it_is_told_what_to_begin_with_and_answers(start: Callable[..., ChildProcess]) -> None:
     child = start(config="x: 1")
 
     assert child.ask("first")["config"] == "x: 1"
@@ -45,7 +45,7 @@ def test_it_is_told_what_to_begin_with_and_answers(start: Callable[..., Child]) 
     assert list(child.values()) == [Value("penstock_queue_size", "", {"queue": "x"}, 2.0)]
 
 
-def test_one_that_dies_is_started_again(start: Callable[..., Child]) -> None:
+def test_one_that_dies_is_started_again(start: Callable[..., ChildProcess]) -> None:
     child = start()
     first = child.ask("pid")
     with pytest.raises(OSError, match="ended"):
@@ -60,14 +60,14 @@ def test_one_that_dies_is_started_again(start: Callable[..., Child]) -> None:
     }
 
 
-def answers(child: Child) -> bool:
+def answers(child: ChildProcess) -> bool:
     try:
         return child.ask("pid") is not None
     except OSError:
         return False
 
 
-def test_one_that_would_only_fail_again_is_left_alone(start: Callable[..., Child]) -> None:
+def test_one_that_would_only_fail_again_is_left_alone(start: Callable[..., ChildProcess]) -> None:
     child = start(code=FINAL)
     wait_until(lambda: child.has_ended)
 
@@ -76,7 +76,7 @@ def test_one_that_would_only_fail_again_is_left_alone(start: Callable[..., Child
     assert list(child.values()) == []
 
 
-def test_a_question_that_fails_ends_nobody(start: Callable[..., Child]) -> None:
+def test_a_question_that_fails_ends_nobody(start: Callable[..., ChildProcess]) -> None:
     child = start()
     before = child.ask("pid")
 
@@ -84,7 +84,7 @@ def test_a_question_that_fails_ends_nobody(start: Callable[..., Child]) -> None:
     assert child.ask("pid") == before
 
 
-def test_it_ends_when_told_and_is_not_started_again(start: Callable[..., Child]) -> None:
+def test_it_ends_when_told_and_is_not_started_again(start: Callable[..., ChildProcess]) -> None:
     child = start()
     child.ask("pid")
     child.stop()
@@ -94,7 +94,7 @@ def test_it_ends_when_told_and_is_not_started_again(start: Callable[..., Child])
     assert child.restarts == 0
 
 
-def test_one_that_somebody_else_told_to_end_is_started_again(start: Callable[..., Child]) -> None:
+def test_one_that_somebody_else_told_to_end_is_started_again(start: Callable[..., ChildProcess]) -> None:
     child = start()
     first = child.ask("pid")
     os.kill(first, signal.SIGTERM)  # it ends in good order, with 0
@@ -103,7 +103,7 @@ def test_one_that_somebody_else_told_to_end_is_started_again(start: Callable[...
     assert child.ask("pid") != first
 
 
-def test_one_that_does_not_end_in_time_is_killed(start: Callable[..., Child]) -> None:
+def test_one_that_does_not_end_in_time_is_killed(start: Callable[..., ChildProcess]) -> None:
     child = start()
     child.ask("ignore")
     child.stop()

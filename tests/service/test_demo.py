@@ -12,7 +12,7 @@ from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.service import demo
 from penstock.service.demo import claim_demo_folder
-from penstock.service.generator import Day, generate
+from penstock.service.generator import Day, generate_demo_points
 from penstock.tables.delta import DeltaTables
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "read_tables.py"
@@ -30,10 +30,10 @@ def test_the_demo_accounts_for_every_point_and_finds_the_one_that_is_missing(tmp
 
     # The same tables, but one point more is said to have been generated.
     tables = DeltaTables(folder / "tables")
-    counts = demo.counts_of(tables)["minute"]
+    counts = demo.demo_counts_of(tables)["minute"]
     metric = next(iter(counts))
-    assert demo.differences(tables, counts) == []
-    assert demo.differences(tables, {**counts, metric: counts[metric] + 1}) == [
+    assert demo.demo_differences(tables, counts) == []
+    assert demo.demo_differences(tables, {**counts, metric: counts[metric] + 1}) == [
         f"{level} table: {metric} has {counts[metric]} points, generated {counts[metric] + 1}"
         for level in ("minute", "hour", "day")
     ]
@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_no_traceback() -> None:
 
 def test_the_generator_repeats_itself_and_comes_near_the_number_asked_for() -> None:
     day = Day(points=50_000)
-    first, again = ([chunk.points for chunk in generate(day, end=1e9)] for _ in range(2))
+    first, again = ([chunk.points for chunk in generate_demo_points(day, end=1e9)] for _ in range(2))
 
     assert all(a.equals(b) for a, b in zip(first, again, strict=True))
     assert sum(points.num_rows for points in first) == pytest.approx(50_000, rel=0.1)

@@ -12,7 +12,7 @@ from penstock.cli.main import main
 from penstock.errors import MissingRequirement
 from penstock.machine import cpu_quota, memory_limit
 from penstock.service import doctor
-from penstock.service.doctor import examine, render, require_extra
+from penstock.service.doctor import examine_for_doctor, render_doctor_findings, require_extra
 
 
 def test_a_machine_that_has_everything_can_run_the_default() -> None:
@@ -42,18 +42,18 @@ def test_a_missing_package_names_the_extra_that_brings_it(monkeypatch: pytest.Mo
         return "1.0"
 
     monkeypatch.setattr(doctor, "version", version)
-    findings = {finding.name: finding for finding in examine()}
+    findings = {finding.name: finding for finding in examine_for_doctor()}
 
     assert ".[spark]" in findings["Spark"].advice
     assert findings["Spark"].required
     assert ".[amqp]" in findings["AMQP client"].advice
     assert not findings["AMQP client"].required
-    assert "MISSING  Spark" in render(list(findings.values()))
+    assert "MISSING  Spark" in render_doctor_findings(list(findings.values()))
 
 
 def test_a_folder_where_nothing_may_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    findings = {finding.name: finding for finding in examine(tmp_path)}
+    findings = {finding.name: finding for finding in examine_for_doctor(tmp_path)}
     assert not findings["Permissions"].ok
     assert "not writable" in findings["Permissions"].found
 

@@ -25,7 +25,7 @@ from penstock.receive.answers import PROTOBUF
 from penstock.service import queues as queues_module
 from penstock.service.edge import Edge
 from penstock.service.queues import config_for_process
-from penstock.service.receiver_set import ReceiverSet
+from penstock.service.receiver_set import ServiceReceivers
 from penstock.service.relay_pipeline import RelayPipeline
 from penstock.service.service import Service
 from penstock.spool import FastQueue
@@ -93,9 +93,9 @@ class Rig:
         config = load(ServiceConfig, text=f"data_dir: {folder}\n{text}").config
         self.edge = Edge(config, self.telemetry, self.make_receivers)
 
-    def make_receivers(self, config: ServiceConfig, sink: Any, relay: Any) -> ReceiverSet:
+    def make_receivers(self, config: ServiceConfig, sink: Any, relay: Any) -> ServiceReceivers:
         self.sink, self.relay = sink, relay
-        return ReceiverSet(FakeIntake(self.diary), {"http": FakeReceiver(self.diary)})
+        return ServiceReceivers(FakeIntake(self.diary), {"http": FakeReceiver(self.diary)})
 
     def send(self, count: int) -> list[BaseException | None]:
         """Points of one metric; the answers, as they come."""
@@ -154,7 +154,7 @@ def test_queue_folders_are_nobody_elses_business(rig: Callable[..., Rig], tmp_pa
 
 
 def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
-    def refuse(*_: Any) -> ReceiverSet:
+    def refuse(*_: Any) -> ServiceReceivers:
         raise ConfigError("no port")
 
     config = load(ServiceConfig, text=f"data_dir: {tmp_path}").config

@@ -15,7 +15,7 @@ from penstock.config.tree import ServiceConfig
 from penstock.service import queues as queues_module
 from penstock.service.edge import Edge
 from penstock.service.orphan_queues import OrphanQueues, find_orphan_queues
-from penstock.service.receiver_set import ReceiverSet
+from penstock.service.receiver_set import ServiceReceivers
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.spool.meta import META_NAME
 from penstock.telemetry import Telemetry
@@ -170,7 +170,7 @@ def test_what_waits_in_a_queue_that_was_switched_off_is_sent_on(
     fill(tmp_path / "queue", b"a")
     fill(tmp_path / "queue.1", b"b")
     text = f"exporter: {{type: console, queue: {{{off}}}}}\npipelines: {{rollup: false}}\nprocesses: 2"
-    edge = Edge(config_of(tmp_path, text), Telemetry(), lambda *_: ReceiverSet(FakeIntake([]), {}))
+    edge = Edge(config_of(tmp_path, text), Telemetry(), lambda *_: ServiceReceivers(FakeIntake([]), {}))
     left = started(config_of(tmp_path, text))
     edge.start()  # nothing of it is in the way of the folder
 
@@ -194,7 +194,7 @@ def test_a_queue_that_is_switched_off_keeps_nobody_from_stopping(
     fill(tmp_path / "queue", b"a")
     queue = "{enabled: false, circuit_breaker: {threshold: 1}}"
     config = config_of(tmp_path, f"exporter: {{type: console, queue: {queue}}}\npipelines: {{rollup: false}}")
-    edge = Edge(config, Telemetry(), lambda *_: ReceiverSet(FakeIntake([]), {}))
+    edge = Edge(config, Telemetry(), lambda *_: ServiceReceivers(FakeIntake([]), {}))
     left = started(config)
     edge.start()
 

@@ -14,7 +14,7 @@ from penstock.export.exporters.segment_exporter import SegmentExporter
 from penstock.export.paced_exporter import PacedExporter
 from penstock.export.send_queue import SendQueue
 from penstock.model.point import chunk_type, entity_of
-from penstock.service.stage_health import notes_of_queues, refusals_of_l1, refusals_of_queues
+from penstock.service.stage_health import stage_notes_of_queues, stage_refusals_of_l1, stage_refusals_of_queues
 from penstock.spool import Durability, FastQueue, FastQueueConfig
 from penstock.testing import MemoryExporter, wait_until
 from tests.spool.fake_files import FakeFiles
@@ -24,12 +24,12 @@ def test_a_full_l1_says_so_until_its_push_returns() -> None:
     may_push = threading.Event()
     config = L1Config(max_bytes=1, durability=Durability.DISK)
     l1 = L1.with_own_queue("l1-full", lambda blocks: may_push.wait(30), config, threads=ThreadPolicy.fixed(1))
-    assert list(refusals_of_l1(l1)) == []
+    assert list(stage_refusals_of_l1(l1)) == []
     chunk = chunk_type("cpu").of([entity_of({"host": "a"})], [1_700_000_000_000_000], [1.0])
     assert l1.submit([chunk], lambda error: None)
-    assert [reason.endswith("% of l1.max_bytes") for reason in refusals_of_l1(l1)] == [True]
+    assert [reason.endswith("% of l1.max_bytes") for reason in stage_refusals_of_l1(l1)] == [True]
     may_push.set()
-    wait_until(lambda: not list(refusals_of_l1(l1)))
+    wait_until(lambda: not list(stage_refusals_of_l1(l1)))
     l1.close()
 
 
@@ -40,10 +40,10 @@ def test_a_disk_that_refuses_is_a_reason_unless_memory_still_takes_blocks(code: 
     queue = FastQueue("/q", FastQueueConfig(durability=durability), files=files)
     with SendQueue(queue, MemoryExporter(), SendQueueConfig(durability=durability)) as sender:
         senders = {"relay": sender}
-        assert list(refusals_of_queues(senders)) == []
+        assert list(stage_refusals_of_queues(senders)) == []
         files._fault = lambda call, number: code if call == "write" else None
-        wait_until(lambda: bool([*refusals_of_queues(senders), *notes_of_queues(senders)]))
-        assert bool(list(refusals_of_queues(senders))) is (durability is Durability.DISK)
+        wait_until(lambda: bool([*stage_refusals_of_queues(senders), *stage_notes_of_queues(senders)]))
+        assert bool(list(stage_refusals_of_queues(senders))) is (durability is Durability.DISK)
         files.heal()
     queue.close()
 

@@ -12,7 +12,7 @@ from penstock.decode.outcome import Format
 from penstock.decode.stream_owners import HandoverBodies, StreamOwners
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.service.queues import path_for_process
-from penstock.service.stream_handover import MEMORY, distribute_stream_files
+from penstock.service.stream_handover import MEMORY, distribute_files_to_processes
 from penstock.testing import FakeClock
 from tests.receive.support import NOW, SECOND, counter, request
 
@@ -30,7 +30,7 @@ class Runs:
     def run(self, count: int, killed: int | None = None) -> float:
         """What all of them count while each stream gains 2; one may be killed in the end."""
         config = load(ServiceConfig, text=f"data_dir: {self.folder}\nprocesses: {count}").config
-        distribute_stream_files(config)
+        distribute_files_to_processes(config)
         owners = [StreamOwners(own, count) if count > 1 else None for own in range(count)]
         processes = [Decoder(IntakeConfig(), self.clock, owners=one) for one in owners]
         paths = [Path(path_for_process(config.resolved(MEMORY), index)) for index in range(count)]
@@ -96,6 +96,6 @@ def test_a_relay_that_counts_nothing_leaves_nothing_that_would_be_out_of_date(tm
     Runs(tmp_path).run(2)
     text = f"data_dir: {tmp_path}\nprocesses: 2\npipelines: {{rollup: false}}\nexporter: {{type: console}}"
 
-    distribute_stream_files(load(ServiceConfig, text=text).config)
+    distribute_files_to_processes(load(ServiceConfig, text=text).config)
 
     assert not list(tmp_path.glob(f"{MEMORY}*"))

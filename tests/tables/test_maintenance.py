@@ -12,7 +12,7 @@ from penstock.model.definition_file import parse_definitions
 from penstock.model.function import AVG
 from penstock.model.level import Level
 from penstock.service.current_definitions import CurrentDefinitions
-from penstock.service.spark_process import job_config
+from penstock.service.spark_process import spark_process_job_config
 from penstock.tables.delta import DeltaTables
 from penstock.tables.maintenance import Maintenance, expire
 from tests.cli.test_query import NOW, add, partials
@@ -59,7 +59,7 @@ def test_levels_and_lifetimes_of_new_definitions_hold_from_the_next_batch_on(tmp
         return parse_definitions({"metrics": [{"name": "m", "source": "s", "levels": levels, "ttl": ttl}]})
 
     defined = CurrentDefinitions(defined_as(["minute"], "1d"))
-    job = job_config(load(ServiceConfig, text=f"data_dir: {tmp_path}").config, defined)
+    job = spark_process_job_config(load(ServiceConfig, text=f"data_dir: {tmp_path}").config, defined)
     assert [job.not_at[level] for level in Level] == [(), ("m",), ("m",)]
 
     defined.take(defined_as(["hour", "day"], "2d"))

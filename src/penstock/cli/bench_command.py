@@ -32,11 +32,11 @@ def bench_command(name: str | None, seconds: float, as_json: bool, arguments: tu
     """
     if name is not None:
         sys.exit(_run_own(name, arguments))
-    from penstock.service.quick_bench import measurements
+    from penstock.service.quick_bench import quick_bench_measurements
 
     has_receivers = all(importlib.util.find_spec(one) for one in ("pyarrow", "numpy", "opentelemetry.proto"))
     results = []
-    chosen = measurements(seconds, has_receivers=has_receivers)
+    chosen = quick_bench_measurements(seconds, has_receivers=has_receivers)
     is_quiet = as_json or not sys.stderr.isatty()
     with click.progressbar(chosen, label="Measuring", file=sys.stderr, hidden=is_quiet) as steps:
         for _, measure in steps:

@@ -132,13 +132,13 @@ def definitions_try_command(
 
     from penstock.model.definition_file import load_definitions
     from penstock.service.definition_trial import DefinitionTrial
-    from penstock.service.trial_points import take_live, take_requests, take_segments
+    from penstock.service.trial_points import try_on_live_points, try_on_requests, try_on_segments
     from penstock.units import parse_address
 
     trial = DefinitionTrial(load_definitions(definition_file))
     config = load_config_for_command(ctx, file).config
     if points:
-        take_requests(trial, list(points), replace(config.intake, initial_value="keep"))
+        try_on_requests(trial, list(points), replace(config.intake, initial_value="keep"))
     elif listen is not None:
         host, port = parse_address(listen, "--listen")
         duration = parse_duration(seconds, "--for", is_positive=True)
@@ -147,10 +147,10 @@ def definitions_try_command(
             click.echo(f"listening on {host}:{chosen} for {duration:g} s, or until Ctrl-C: send points there", err=True)
 
         with suppress(KeyboardInterrupt):
-            take_live(trial, host, port, duration, config.intake, on_listening)
+            try_on_live_points(trial, host, port, duration, config.intake, on_listening)
     else:
         folder = segments or config.resolved(config.segments.location)
-        take_segments(trial, folder, time.time() - parse_duration(since, "--since"))
+        try_on_segments(trial, folder, time.time() - parse_duration(since, "--since"))
     results = trial.results()
     if as_json:
         click.echo(json.dumps([_flat(one) for one in results], indent=2, ensure_ascii=False))

@@ -17,8 +17,8 @@ def doctor_command(as_json: bool) -> None:
       penstock doctor
       penstock doctor --json
     """
-    from penstock.service.doctor import examine, render
+    from penstock.service.doctor import examine_for_doctor, render_doctor_findings
 
-    findings = examine()
-    click.echo(render(findings, as_json=as_json))
+    findings = examine_for_doctor()
+    click.echo(render_doctor_findings(findings, as_json=as_json))
     sys.exit(0 if all(finding.ok for finding in findings if finding.required) else 1)

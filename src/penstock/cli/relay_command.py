@@ -163,7 +163,7 @@ def relay_command(ctx: click.Context, /, config: Path | None, timeout: float, **
       penstock relay --to console --queue-path ./queue --queue-workers 1
       penstock relay -c penstock.yaml
     """
-    from penstock.service.relay_pipeline import make_exporter
+    from penstock.service.relay_pipeline import make_stage_exporter
 
     destination = read_relay_options(config, given, given_flags(ctx))
     if destination.type == "none":
@@ -174,7 +174,7 @@ def relay_command(ctx: click.Context, /, config: Path | None, timeout: float, **
     if settings.type != "disk" or not settings.enabled:
         raise ConfigError("relay empties a folder: type must be disk and enabled must be true")
     _require_queue(Path(settings.path))
-    exporter = make_exporter(destination, cast("Signal", given["signal"] or "metrics"))
+    exporter = make_stage_exporter(destination, cast("Signal", given["signal"] or "metrics"))
     lines = logging.StreamHandler()
     lines.setFormatter(HumanFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[lines])

@@ -21,7 +21,7 @@ STEADY = 60.0  # seconds after which a process that runs counts as healthy, and 
 _BEGIN = 60.0  # seconds: a machine that is busy takes its time to load Python
 
 
-class Child:
+class ChildProcess:
     """One process that runs a module of ours, and is there again after it died.
 
     Threads: one of its own watches. Every method may be called from any thread.

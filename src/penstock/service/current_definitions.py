@@ -7,7 +7,7 @@ from penstock.model.definition_file import load_definitions
 from penstock.model.level import Level
 
 
-def read_definitions(config: ServiceConfig) -> Definitions:
+def read_service_definitions(config: ServiceConfig) -> Definitions:
     """Read the definitions file; ConfigError names the mistake in it."""
     if config.definitions_path is None:
         return Definitions()

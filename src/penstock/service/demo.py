@@ -21,8 +21,8 @@ from penstock.export.send_queue import SendQueue
 from penstock.model.definition import Definition, Definitions
 from penstock.model.function import Function
 from penstock.model.level import Level
-from penstock.service.generator import DURATION, Day, generate
-from penstock.service.standard_error import stderr_to
+from penstock.service.generator import DURATION, Day, generate_demo_points
+from penstock.service.standard_error import process_stderr_to
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
 from penstock.tables.delta import DeltaTables
 from penstock.tables.port import SCHEMAS, Tables, read_level, read_top_n
@@ -99,7 +99,7 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> DemoOu
     sender = SendQueue(queue, segments).start()
 
     def feed() -> None:
-        for chunk in generate(day, end=time.time()):
+        for chunk in generate_demo_points(day, end=time.time()):
             if not l1.produce(chunk, timeout=60.0):
                 raise RuntimeError("the batch queue refused a chunk")
             generated[chunk.metric] += len(chunk)
@@ -128,7 +128,7 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> DemoOu
             for task in tasks:
                 task.result()
 
-        with stderr_to(folder / "spark.log"):  # Java inherits it, and keeps it
+        with process_stderr_to(folder / "spark.log"):  # Java inherits it, and keeps it
             starting = pool.submit(start_spark)
             try:
                 watch(pool.submit(feed), starting)
@@ -145,13 +145,13 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> DemoOu
     progress.spark = "done"
     draw()
     seconds = time.monotonic() - began
-    problems = differences(tables, {**generated, PERCENTILE: generated[DURATION]})
+    problems = demo_differences(tables, {**generated, PERCENTILE: generated[DURATION]})
     return DemoOutcome(
         folder, tables, dict(generated), segments.rows, segments.segments, seconds, spark_seconds, problems
     )
 
 
-def counts_of(tables: Tables) -> dict[str, dict[str, int]]:
+def demo_counts_of(tables: Tables) -> dict[str, dict[str, int]]:
     """How many points each table holds, by level and metric."""
     counts = {}
     for level in Level:
@@ -160,11 +160,11 @@ def counts_of(tables: Tables) -> dict[str, dict[str, int]]:
     return counts
 
 
-def differences(tables: Tables, generated: Mapping[str, int]) -> list[str]:
+def demo_differences(tables: Tables, generated: Mapping[str, int]) -> list[str]:
     """Everything in which the tables differ from what was generated; empty if every point is accounted for."""
     problems = [
         f"{level} table: {metric} has {counts.get(metric, 0)} points, generated {generated.get(metric, 0)}"
-        for level, counts in counts_of(tables).items()
+        for level, counts in demo_counts_of(tables).items()
         for metric in sorted(generated.keys() | counts.keys())
         if counts.get(metric, 0) != generated.get(metric, 0)
     ]

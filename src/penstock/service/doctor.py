@@ -32,7 +32,7 @@ class Finding:
     required: bool = True  # the embedded default cannot run without it
 
 
-def examine(folder: Path | None = None) -> list[Finding]:
+def examine_for_doctor(folder: Path | None = None) -> list[Finding]:
     """Everything that the pipeline may need, as it is on this machine."""
     return [
         _python(),
@@ -63,7 +63,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def render(findings: list[Finding], *, as_json: bool = False) -> str:
+def render_doctor_findings(findings: list[Finding], *, as_json: bool = False) -> str:
     """The findings as text for a terminal, or as JSON."""
     able = all(finding.ok for finding in findings if finding.required)
     if as_json:

@@ -16,10 +16,16 @@ from penstock.config.tree import ServiceConfig
 from penstock.errors import PenstockError
 from penstock.export.paced_exporter import PacedExporter
 from penstock.export.send_queue import SendQueue
-from penstock.service.queues import SEGMENTS, SegmentQueue, config_for_process, open_relay_queue, wait_until_drained
-from penstock.service.receiver_set import MakeReceiverSet, ReceiverSet
+from penstock.service.queues import (
+    SEGMENTS,
+    SegmentStageQueue,
+    config_for_process,
+    open_stage_relay_queue,
+    wait_until_stages_drained,
+)
+from penstock.service.receiver_set import MakeReceiverSet, ServiceReceivers
 from penstock.service.relay_pipeline import RelayPipeline
-from penstock.service.stage_health import notes_of_queues, refusals_of_l1, refusals_of_queues
+from penstock.service.stage_health import stage_notes_of_queues, stage_refusals_of_l1, stage_refusals_of_queues
 from penstock.spool import Durability
 from penstock.telemetry import Telemetry
 
@@ -57,7 +63,7 @@ class Edge:
         self._l1: L1 | None = None
         self._defined: Definitions | None = None
         self._pace: PacedExporter | None = None
-        self._receivers: ReceiverSet | None = None
+        self._receivers: ServiceReceivers | None = None
         self.state = "starting"
 
     # -- start: back to front ------------------------------------------------------------------------------------------
@@ -79,7 +85,7 @@ class Edge:
     def _start_relay(self) -> None:
         relays = self.config.relays()
         for name in relays:
-            self._senders[name] = open_relay_queue(self.config, name).start()
+            self._senders[name] = open_stage_relay_queue(self.config, name).start()
             self._telemetry.watch(self._senders[name].samples, queue=name)
         if relays:
             self._relay = RelayPipeline(
@@ -90,7 +96,7 @@ class Edge:
         from penstock.aggregate.l1 import L1
 
         self._defined = _read_definitions(self.config)
-        opened = SegmentQueue.open(self.config)
+        opened = SegmentStageQueue.open(self.config)
         self._pace = opened.pace
         self._senders[SEGMENTS] = opened.sender.start()
         if float(self.config.intake.repeat_window):
@@ -127,7 +133,7 @@ class Edge:
             self._relay.close()
         if self._l1 is not None:
             self._close_stage(late, "L1", partial(self._l1.close, self._left(deadline)))
-        late += wait_until_drained(self._senders, deadline, self._clock)
+        late += wait_until_stages_drained(self._senders, deadline, self._clock)
         for name, sender in self._senders.items():
             self._close_stage(late, name, partial(sender.close, self._left(deadline)))
             if lost := sender.lost:
@@ -136,7 +142,7 @@ class Edge:
         self.state = "stopped"
         return late
 
-    def _close_receivers(self, receivers: ReceiverSet, late: list[str], deadline: float) -> None:
+    def _close_receivers(self, receivers: ServiceReceivers, late: list[str], deadline: float) -> None:
         if not receivers.close(self._left(deadline)):
             late.append("not every request was answered: its sender will send it again")
 
@@ -179,13 +185,16 @@ class Edge:
         if self.state != "running":
             return [self.state]
         taken = self._receivers.unready() if self._receivers is not None else []
-        return [*refusals_of_queues(self._senders), *refusals_of_l1(self._l1), *taken]
+        return [*stage_refusals_of_queues(self._senders), *stage_refusals_of_l1(self._l1), *taken]
 
     def notes(self) -> list[str]:
         """What needs an operator, and is no reason to send requests elsewhere."""
         if self.state != "running":
             return []
-        return [*notes_of_queues(self._senders), *(self._receivers.notes() if self._receivers is not None else ())]
+        return [
+            *stage_notes_of_queues(self._senders),
+            *(self._receivers.notes() if self._receivers is not None else ()),
+        ]
 
     def dead_threads(self) -> list[str]:
         """The threads that have ended though the process runs: starting it again would help."""
@@ -196,6 +205,8 @@ class Edge:
 
 
 def _read_definitions(config: ServiceConfig) -> "Definitions":
-    from penstock.service.current_definitions import read_definitions  # brings pyarrow, which a relay does without
+    from penstock.service.current_definitions import (
+        read_service_definitions,  # brings pyarrow, which a relay does without
+    )
 
-    return read_definitions(config)
+    return read_service_definitions(config)

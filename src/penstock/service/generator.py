@@ -34,7 +34,7 @@ class Day:
     seed: int = 7
 
 
-def generate(day: Day, end: float) -> Iterator[Chunk]:
+def generate_demo_points(day: Day, end: float) -> Iterator[Chunk]:
     """About `day.points` points in chunks, the last of them at `end` seconds since the epoch."""
     rng = random.Random(day.seed)
     start = int(end // 60 * 60) - day.minutes * 60

@@ -17,12 +17,12 @@ from penstock.errors import PenstockError, QueueError
 from penstock.export.send_queue import SendQueue
 from penstock.service.queues import (
     SEGMENTS,
-    SegmentQueue,
+    SegmentStageQueue,
     config_for_process,
-    open_relay_queue,
+    open_stage_relay_queue,
     path_for_process,
-    queues_are_draining,
-    wait_until_drained,
+    stages_are_draining,
+    wait_until_stages_drained,
 )
 from penstock.spool.examine import overview
 from penstock.telemetry import Telemetry
@@ -101,12 +101,12 @@ class OrphanQueues:
         config = config_for_process(self._config, index)
         process = str(index)
         if name == SEGMENTS:
-            segments = SegmentQueue.open(config)
+            segments = SegmentStageQueue.open(config)
             segments.pace.skip_pauses()
             self._telemetry.watch(segments.samples, process=process)
             sender = segments.sender
         else:
-            sender = open_relay_queue(config, name, is_orphan=True)
+            sender = open_stage_relay_queue(config, name, is_orphan=True)
         self._telemetry.watch(sender.samples, queue=name, process=process)
         return sender.start()
 
@@ -115,7 +115,7 @@ class OrphanQueues:
         deadline = self._clock.monotonic() + ORDER_PATIENCE
         ordered = [sender for orphan, sender in self._open_queues() if self._is_ordered(orphan)]
         pause = threading.Event()
-        while queues_are_draining(ordered) and self._clock.monotonic() < deadline:
+        while stages_are_draining(ordered) and self._clock.monotonic() < deadline:
             pause.wait(0.01)
 
     def _is_ordered(self, orphan: OrphanQueue) -> bool:
@@ -153,7 +153,7 @@ class OrphanQueues:
         self._closing.set()
         if self._watcher.ident is not None:
             self._watcher.join(max(0.0, deadline - self._clock.monotonic()))
-        late = wait_until_drained(
+        late = wait_until_stages_drained(
             {f"{orphan.path}": sender for orphan, sender in self._open_queues()}, deadline, self._clock
         )
         ended = [

@@ -14,7 +14,7 @@ from penstock.export.breaker import CircuitState
 from penstock.export.config import SendQueueConfig
 from penstock.export.paced_exporter import PacedExporter
 from penstock.export.send_queue import SendQueue
-from penstock.service.relay_pipeline import make_exporter
+from penstock.service.relay_pipeline import make_stage_exporter
 from penstock.spool import FastQueue
 from penstock.telemetry import Sample
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 SEGMENTS = "rollup"  # what the queue before segments is called
 
 
-def open_relay_queue(config: ServiceConfig, name: str, *, is_orphan: bool = False) -> SendQueue:
+def open_stage_relay_queue(config: ServiceConfig, name: str, *, is_orphan: bool = False) -> SendQueue:
     """The queue before that destination, not yet started. `is_orphan`: the one on the disk, though switched off."""
     section = config.relays()[name]
     settings = section.queue
@@ -38,11 +38,11 @@ def open_relay_queue(config: ServiceConfig, name: str, *, is_orphan: bool = Fals
         settings = replace(settings, type="memory", order="fifo")
     if settings.type == "disk":
         settings = replace(settings, path=make_private_folder(config.queue_path(name)))
-    return open_when_free(lambda: SendQueue.open(make_exporter(section), settings))
+    return open_stage_queue_when_free(lambda: SendQueue.open(make_stage_exporter(section), settings))
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentQueue:
+class SegmentStageQueue:
     """The queue before segments, not yet started: what is pushed to `queue` is sealed at the pace of `pace`."""
 
     sender: SendQueue
@@ -51,7 +51,7 @@ class SegmentQueue:
     exporter: "SegmentExporter"
 
     @classmethod
-    def open(cls, config: ServiceConfig) -> "SegmentQueue":
+    def open(cls, config: ServiceConfig) -> "SegmentStageQueue":
         from penstock.export.exporters.segment_exporter import (
             SegmentExporter,  # brings pyarrow, which a relay does without
         )
@@ -63,10 +63,10 @@ class SegmentQueue:
         )
         pace = PacedExporter(exporter, float(segments.interval))
         path = make_private_folder(config.resolved(segments.queue.path))
-        queue = open_when_free(lambda: FastQueue(path, segments.queue.queue_config()))
+        queue = open_stage_queue_when_free(lambda: FastQueue(path, segments.queue.queue_config()))
         try:
             settings = _send_queue_config(segments.queue)
-            sender = open_when_free(lambda: SendQueue(queue, pace, settings, owns_queue=True))
+            sender = open_stage_queue_when_free(lambda: SendQueue(queue, pace, settings, owns_queue=True))
         except BaseException:
             queue.close()
             raise
@@ -81,7 +81,7 @@ def _send_queue_config(config: SegmentQueueConfig) -> SendQueueConfig:
     return SendQueueConfig(**{one.name: getattr(config, one.name) for one in fields(config)})
 
 
-def open_when_free(opened: Callable[[], T]) -> T:
+def open_stage_queue_when_free(opened: Callable[[], T]) -> T:
     """Open a queue. One that another process holds is waited for: the last run's processes may still be ending.
 
     QueueLocked, with what can be done about it, if that takes longer than `LOCK_PATIENCE`.
@@ -103,14 +103,14 @@ def open_when_free(opened: Callable[[], T]) -> T:
             pause.wait(0.1)
 
 
-def wait_until_drained(senders: Mapping[str, SendQueue], deadline: float, clock: Clock) -> list[str]:
+def wait_until_stages_drained(senders: Mapping[str, SendQueue], deadline: float, clock: Clock) -> list[str]:
     """Wait while the queues empty, until shortly before the deadline; returns what could not be sent in time.
 
     A destination with an open circuit or in back-off is not waited for: its batches stay for the next start.
     """
     pause = threading.Event()
     while deadline - clock.monotonic() > CLOSING_RESERVE:
-        if not queues_are_draining(senders.values()):
+        if not stages_are_draining(senders.values()):
             return []
         pause.wait(0.01)
     return [
@@ -120,7 +120,7 @@ def wait_until_drained(senders: Mapping[str, SendQueue], deadline: float, clock:
     ]
 
 
-def queues_are_draining(senders: Iterable[SendQueue]) -> bool:
+def stages_are_draining(senders: Iterable[SendQueue]) -> bool:
     """Whether any of them has batches and a destination that takes them."""
     return any(_queue_is_draining(sender) for sender in senders)
 

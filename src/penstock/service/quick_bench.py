@@ -19,7 +19,7 @@ SERIES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class QuickBenchResult:
     """One measurement: how many of what in how long, and what it cost."""
 
     name: str
@@ -37,18 +37,20 @@ class Result:
         return self.cpu_seconds / self.count * 1e6
 
 
-def measurements(seconds: float, *, has_receivers: bool) -> list[tuple[str, Callable[[], Result]]]:
+def quick_bench_measurements(
+    seconds: float, *, has_receivers: bool
+) -> list[tuple[str, Callable[[], QuickBenchResult]]]:
     """What can be measured here, by name; each takes about so many seconds."""
-    found: list[tuple[str, Callable[[], Result]]] = [
-        (f"queue, {level.value}", lambda level=level: queue_throughput(level, seconds))  # type: ignore[misc]
+    found: list[tuple[str, Callable[[], QuickBenchResult]]] = [
+        (f"queue, {level.value}", lambda level=level: quick_bench_queue(level, seconds))  # type: ignore[misc]
         for level in Durability
     ]
     if has_receivers:
-        found.append(("ingest, disk", lambda: ingest(seconds)))
+        found.append(("ingest, disk", lambda: quick_bench_ingest(seconds)))
     return found
 
 
-def queue_throughput(durability: Durability, seconds: float) -> Result:
+def quick_bench_queue(durability: Durability, seconds: float) -> QuickBenchResult:
     """Blocks of 50 KiB pushed, leased and acked, by one thread."""
     block = bytes(range(256)) * (BLOCK // 256)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
@@ -64,7 +66,7 @@ def queue_throughput(durability: Durability, seconds: float) -> Result:
     return result
 
 
-def ingest(seconds: float) -> Result:
+def quick_bench_ingest(seconds: float) -> QuickBenchResult:
     """OTLP requests of 1 000 points, 10 000 series, from the request to the durable queue."""
     from penstock.aggregate.config import L1Config
     from penstock.aggregate.l1 import L1
@@ -119,14 +121,14 @@ def _requests() -> Iterator[bytes]:
         yield bytes(request.SerializeToString())
 
 
-def _measure(name: str, unit: str, seconds: float, work: Callable[[], int]) -> Result:
+def _measure(name: str, unit: str, seconds: float, work: Callable[[], int]) -> QuickBenchResult:
     work()  # what is made once is not part of it
     cpu, began, count = _cpu(), time.monotonic(), 0
     spent = 0.0
     while spent < seconds:  # at least once, however late a busy machine lets us look
         count += work()
         spent = time.monotonic() - began
-    return Result(name, count, unit, spent, _cpu() - cpu)
+    return QuickBenchResult(name, count, unit, spent, _cpu() - cpu)
 
 
 def _cpu() -> float:

@@ -16,7 +16,7 @@ from penstock.service.child_channel import ChildAnswers
 from penstock.service.edge import Edge
 from penstock.service.exit_codes import FINAL, LATE
 from penstock.service.logs import set_up_logs
-from penstock.service.receiver_set import make_receiver_set
+from penstock.service.receiver_set import make_service_receivers
 from penstock.service.signals import call_on_signals
 from penstock.telemetry import Telemetry
 
@@ -39,7 +39,7 @@ def main(descriptor: int) -> int:
     config = load(ServiceConfig, text=first["config"]).config
     set_up_logs(config.logging.number, config.logging.format)
     telemetry = Telemetry()
-    receivers = partial(make_receiver_set, index=first["index"], began=first["began"])
+    receivers = partial(make_service_receivers, index=first["index"], began=first["began"])
     edge = Edge(config, telemetry, receivers, index=first["index"])
 
     def check(message: dict[str, Any]) -> str:

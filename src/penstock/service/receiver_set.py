@@ -29,7 +29,7 @@ REQUESTS = "requests.table"  # in the data folder: the requests of late, of all 
 PEERS = "peers"  # in the data folder: where the processes hand cumulative points to the owner of their stream
 
 
-class Receiver(Protocol):
+class ServiceReceiver(Protocol):
     """Takes requests in: HTTP, gRPC or RabbitMQ."""
 
     port: int
@@ -75,10 +75,12 @@ class AnsweringStage(Protocol):
     def samples(self) -> Iterable[Sample | Buckets]: ...
 
 
-class ReceiverSet:
+class ServiceReceivers:
     """Receivers before one intake, started and closed in the right order."""
 
-    def __init__(self, intake: AnsweringStage, receivers: dict[str, Receiver], clock: Clock | None = None) -> None:
+    def __init__(
+        self, intake: AnsweringStage, receivers: dict[str, ServiceReceiver], clock: Clock | None = None
+    ) -> None:
         self._intake = intake
         self.receivers = receivers
         self._clock: Clock = clock or SystemClock()
@@ -179,12 +181,12 @@ def _is_durable(config: ServiceConfig) -> bool:
     return is_relayed and (not config.pipelines.rollup or config.segments.queue.durability is not Durability.MEMORY)
 
 
-MakeReceiverSet = Callable[[ServiceConfig, Sink | None, RawSink | None], ReceiverSet]
+MakeReceiverSet = Callable[[ServiceConfig, Sink | None, RawSink | None], ServiceReceivers]
 
 
-def make_receiver_set(
+def make_service_receivers(
     config: ServiceConfig, sink: Sink | None, relay: RawSink | None, *, began: float | None = None, index: int = 0
-) -> ReceiverSet:
+) -> ServiceReceivers:
     """What the configuration enables, not yet started. Imports only what it needs.
 
     `began`: when the service did (now). Streams that began later are new, also those that had to wait for it to listen.
@@ -199,32 +201,32 @@ def make_receiver_set(
         peers = _peers(config, index) if config.processes > 1 else None
     recent = _recent_requests(config, index)
     intake = Intake(sink, relay, config.intake, began=began, memory=memory, peers=peers, recent=recent)
-    receivers: dict[str, Receiver] = {}
+    receivers: dict[str, ServiceReceiver] = {}
     for name, section in config.receivers.enabled().items():
         kind = RECEIVERS[name]
         require_extra(*kind.extra)
         with _naming_section(name):
             receivers[name] = kind.make(section, intake)
-    return ReceiverSet(intake, receivers)
+    return ServiceReceivers(intake, receivers)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverKind:
     """What a section of `receivers` stands for."""
 
-    make: Callable[[Any, "Intake"], Receiver]
+    make: Callable[[Any, "Intake"], ServiceReceiver]
     """The receiver of its section, not yet started."""
     extra: tuple[str, ...]
     """The extra that it needs, and the modules that the extra brings."""
 
 
-def _http(config: "HttpReceiverConfig", intake: "Intake") -> Receiver:
+def _http(config: "HttpReceiverConfig", intake: "Intake") -> ServiceReceiver:
     from penstock.receive.http_receiver import HttpReceiver
 
     return HttpReceiver(config, intake)
 
 
-def _grpc(config: "GrpcReceiverConfig", intake: "Intake") -> Receiver:
+def _grpc(config: "GrpcReceiverConfig", intake: "Intake") -> ServiceReceiver:
     # Its core writes a line of its own kind for every client that speaks no TLS; it asks when it is first used.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from penstock.receive.grpc_receiver import GrpcReceiver
@@ -232,7 +234,7 @@ def _grpc(config: "GrpcReceiverConfig", intake: "Intake") -> Receiver:
     return GrpcReceiver(config, intake)
 
 
-def _amqp(config: "RabbitReceiverConfig", intake: "Intake") -> Receiver:
+def _amqp(config: "RabbitReceiverConfig", intake: "Intake") -> ServiceReceiver:
     from penstock.receive.rabbitmq_receiver import RabbitReceiver
 
     return RabbitReceiver(config, intake)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _PUSHERS = 16  # threads that wait for the disk: together they share one sync
 
 
-def make_exporter(config: ExporterConfig, signal: "Signal" = "metrics") -> Exporter:
+def make_stage_exporter(config: ExporterConfig, signal: "Signal" = "metrics") -> Exporter:
     """The exporter that a section describes. `signal`: what OTLP bodies are."""
     if config.kind is None:
         raise ConfigError(f"must say what the destination speaks, got {config.type!r}", field="exporter.type")

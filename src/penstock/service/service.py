@@ -21,14 +21,14 @@ from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, PenstockError
 from penstock.receive.config import ListenerConfig
 from penstock.service.admin import AdminGuard, AdminServer
-from penstock.service.child import Child
+from penstock.service.child import ChildProcess
 from penstock.service.definition_watch import DefinitionWatch
 from penstock.service.edge import Edge
 from penstock.service.orphan_queues import OrphanQueues
 from penstock.service.queues import LOCK_PATIENCE
-from penstock.service.receiver_set import make_receiver_set
-from penstock.service.status import flow
-from penstock.service.stream_handover import distribute_stream_files
+from penstock.service.receiver_set import make_service_receivers
+from penstock.service.status import status_page_flow
+from penstock.service.stream_handover import distribute_files_to_processes
 from penstock.service.trends import Trends
 from penstock.telemetry import Sample, Telemetry
 from penstock.units import format_address, parse_address
@@ -54,8 +54,8 @@ class Service:
         self.telemetry.watch(self._own_samples)
         self._started_at = time.time() if began is None else began
         self._edge: Edge | None = None
-        self._workers: list[Child] = []
-        self._spark: Child | None = None
+        self._workers: list[ChildProcess] = []
+        self._spark: ChildProcess | None = None
         self._admin: AdminServer | None = None
         self._guard: AdminGuard | None = None
         self._orphan_queues = OrphanQueues(config, self.telemetry, clock=self._clock)
@@ -66,12 +66,12 @@ class Service:
         self._trends = Trends(self.telemetry.values, self._clock)
         self._held: list[socket.socket] = []  # ports that the workers share
         if config.processes == 1:
-            self._edge = Edge(config, self.telemetry, partial(make_receiver_set, began=self._started_at))
+            self._edge = Edge(config, self.telemetry, partial(make_service_receivers, began=self._started_at))
         if config.spark.enabled and config.pipelines.rollup:
             self._spark = self._child("spark", "penstock.service.spark_process", lambda: {"config": self._text()})
 
-    def _child(self, name: str, module: str, first: Callable[[], dict[str, Any]], **labels: str) -> Child:
-        child = Child(name, module, first, clock=self._clock)
+    def _child(self, name: str, module: str, first: Callable[[], dict[str, Any]], **labels: str) -> ChildProcess:
+        child = ChildProcess(name, module, first, clock=self._clock)
         self.telemetry.watch(child.samples)
         self.telemetry.watch_values(child.values, **labels)
         return child
@@ -101,7 +101,7 @@ class Service:
                 self._spark.start()
             self._orphan_queues.start()
             self._orphan_queues.wait_for_ordered_destinations()
-            distribute_stream_files(self.config)
+            distribute_files_to_processes(self.config)
             if self._edge is not None:
                 self._edge.start()
             else:
@@ -265,7 +265,7 @@ class Service:
             "time": time.time(),
             "ready": not reasons,
             "reasons": reasons + self.notes(),
-            "flow": flow(self.telemetry.values()),
+            "flow": status_page_flow(self.telemetry.values()),
         }
 
     def ports(self) -> dict[str, int]:
@@ -315,7 +315,7 @@ def _bind_once(host: str, port: int) -> None:
         probe.bind(address)
 
 
-def _ask(child: Child, what: str, **more: Any) -> Any:
+def _ask(child: ChildProcess, what: str, **more: Any) -> Any:
     """The child's answer; None if it has none to give now."""
     try:
         return child.ask(what, **more)
@@ -323,7 +323,7 @@ def _ask(child: Child, what: str, **more: Any) -> Any:
         return None
 
 
-def _unready_reasons(worker: Child) -> list[str]:
+def _unready_reasons(worker: ChildProcess) -> list[str]:
     problem = worker.problem()
     if problem:
         return ["down"]

@@ -14,11 +14,11 @@ from penstock.config.load import load
 from penstock.config.tree import ServiceConfig
 from penstock.errors import PenstockError
 from penstock.service.child_channel import ChildAnswers
-from penstock.service.current_definitions import CurrentDefinitions, read_definitions
+from penstock.service.current_definitions import CurrentDefinitions, read_service_definitions
 from penstock.service.exit_codes import FINAL
 from penstock.service.logs import set_up_logs
 from penstock.service.signals import call_on_signals
-from penstock.service.standard_error import stderr_to
+from penstock.service.standard_error import process_stderr_to
 from penstock.tables.maintenance import Maintenance
 from penstock.telemetry import Telemetry
 
@@ -45,11 +45,11 @@ def main(descriptor: int) -> int:
     def reload(message: dict[str, Any]) -> str:
         fresh = load(ServiceConfig, text=message["config"]).config
         set_up_logs(fresh.logging.number, fresh.logging.format)
-        defined.take(read_definitions(fresh))
+        defined.take(read_service_definitions(fresh))
         return ""
 
     try:
-        defined = CurrentDefinitions(read_definitions(config))
+        defined = CurrentDefinitions(read_service_definitions(config))
         answerer.start({"values": lambda _: list(telemetry.values()), "reload": reload})
         _run(config, defined, telemetry, stopping, working)
     except PenstockError as error:
@@ -78,18 +78,18 @@ def _run(
     java_log.touch(mode=0o600)
     os.umask(_UMASKS[config.tables.readable_by])  # Spark's own files are in the segments' folder, which is private
     log.info("Spark starts. master=%s java_log=%s", config.spark.master, java_log)
-    with stderr_to(java_log):
+    with process_stderr_to(java_log):
         shown = shown_by(config.spark.master, ui=config.spark.ui, event_log=config.spark.event_log)
         session = start_session(config.spark.master, {**shown, **config.spark.conf})
     tables = open_tables(config.tables_location)
     if session.sparkContext.uiWebUrl:
         log.info("Spark's own page is open. url=%s", session.sparkContext.uiWebUrl)
-    supervisor = Supervisor(session, tables, job_config(config, defined))
+    supervisor = Supervisor(session, tables, spark_process_job_config(config, defined))
     telemetry.watch(supervisor.samples)
     maintenance = Maintenance(
         tables,
         float(config.tables.maintain_every),
-        table_lifetimes(config),
+        spark_process_lifetimes(config),
         lambda: defined.definitions,
         fold_every=float(config.tables.fold_every),
         run=run_on(session),
@@ -111,7 +111,7 @@ def _run(
         session.stop()
 
 
-def job_config(config: ServiceConfig, defined: CurrentDefinitions) -> Any:
+def spark_process_job_config(config: ServiceConfig, defined: CurrentDefinitions) -> Any:
     from penstock.spark.job import JobConfig
 
     spark, segments = config.spark, config.resolved(config.segments.location).absolute()
@@ -127,7 +127,7 @@ def job_config(config: ServiceConfig, defined: CurrentDefinitions) -> Any:
     )
 
 
-def table_lifetimes(config: ServiceConfig) -> dict[str, float]:
+def spark_process_lifetimes(config: ServiceConfig) -> dict[str, float]:
     keep = config.tables.keep
     ages = {"minute": keep.minute, "hour": keep.hour, "day": keep.day, "top_n": keep.top_n}
     return {table: float(age) for table, age in ages.items()}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # brings pyarrow, which a relay does without
 FULL = 0.95  # of a queue: above it requests are about to be refused
 
 
-def refusals_of_queues(senders: Mapping[str, SendQueue]) -> Iterator[str]:
+def stage_refusals_of_queues(senders: Mapping[str, SendQueue]) -> Iterator[str]:
     """Why these queues would refuse a batch now."""
     for name, sender in senders.items():
         stats = sender.stats()
@@ -27,7 +27,7 @@ def refusals_of_queues(senders: Mapping[str, SendQueue]) -> Iterator[str]:
             yield f"the disk of queue {name} takes nothing: {fault}"
 
 
-def notes_of_queues(senders: Mapping[str, SendQueue]) -> Iterator[str]:
+def stage_notes_of_queues(senders: Mapping[str, SendQueue]) -> Iterator[str]:
     """What an operator should know of these queues though requests are taken."""
     for name, sender in senders.items():
         if failure := _failure(name, sender):
@@ -46,7 +46,7 @@ def _failure(name: str, sender: SendQueue) -> str:
     return f"the destination {destination} of queue {name} fails for {seconds:.0f} s (circuit {circuit}): {error}"
 
 
-def refusals_of_l1(l1: "L1 | None") -> Iterator[str]:
+def stage_refusals_of_l1(l1: "L1 | None") -> Iterator[str]:
     """Why L1 would refuse points now."""
     if l1 is not None and (share := l1.fullness()) >= FULL:
         yield f"L1 holds {share:.0%} of l1.max_bytes"

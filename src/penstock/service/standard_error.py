@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @contextmanager
-def stderr_to(path: Path) -> Iterator[None]:
+def process_stderr_to(path: Path) -> Iterator[None]:
     """Send this process's standard error, and that of what it starts, to a file for a while."""
     kept = os.dup(2)
     with open(path, "ab") as log:

@@ -52,7 +52,7 @@ _OF_A_QUEUE = (
 )
 
 
-def flow(values: Iterable[Value]) -> dict[str, list[dict[str, Any]]]:
+def status_page_flow(values: Iterable[Value]) -> dict[str, list[dict[str, Any]]]:
     """The page's sections and rows."""
     sums: dict[tuple[str, str], float] = {}
     for one in values:

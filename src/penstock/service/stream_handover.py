@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 MEMORY = "streams.arrow"  # in the data folder; those of further processes stand beside
 
 
-def distribute_stream_files(config: ServiceConfig) -> None:
+def distribute_files_to_processes(config: ServiceConfig) -> None:
     """Leave for each process what it keeps, and nothing else. To be called before any of them starts.
 
     Files that do not fit together are deleted: they would be out of date when they are asked for again.

@@ -25,7 +25,7 @@ from penstock.service.definition_trial import DefinitionTrial
 _KIND_OF = {str(functions[0]): kind for kind, functions in KEPT.items() if kind is not PointKind.EVENT}
 
 
-def take_requests(trial: DefinitionTrial, paths: list[Path], intake: IntakeConfig) -> None:
+def try_on_requests(trial: DefinitionTrial, paths: list[Path], intake: IntakeConfig) -> None:
     """Bodies in files: OTLP as protobuf, OTLP JSON or events; JSON also one request a line.
 
     The first value of a cumulative stream is counted: a recording has no value before it.
@@ -54,7 +54,7 @@ def _bodies(content: bytes) -> list[tuple[Format, bytes]]:
     return [(Format.OTLP_JSON if b'"resourceMetrics"' in body else Format.EVENTS, body) for body in bodies]
 
 
-def take_segments(trial: DefinitionTrial, folder: Path, oldest: float) -> None:
+def try_on_segments(trial: DefinitionTrial, folder: Path, oldest: float) -> None:
     """What a service has sealed since `oldest` (seconds since the epoch), of metrics that are kept by own labels."""
     try:
         found = [folder / segment.name for segment in sealed(folder)]
@@ -80,7 +80,7 @@ def _points(partials: pa.Table, function: str) -> pa.Table:
     return pa.table({**columns, **{name: partials[name] for name in ("count", "sum", "min", "max")}})
 
 
-def take_live(
+def try_on_live_points(
     trial: DefinitionTrial,
     host: str,
     port: int,
