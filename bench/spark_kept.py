@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from bench.spark_data import Shape, as_partials, points
 from penstock.model.segment import Segment, seal
 from penstock.spark.job import JobConfig, start_job
-from penstock.spark.segment_folder import SegmentFolder
+from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.tables.delta import DeltaTables
 from penstock.tables.port import SCHEMAS, Batch
 
@@ -33,7 +33,7 @@ class _Arm:
             (folder / "segments" / name).touch()  # what the tables hold is not read again
         held = {f"w{w}": self._next - 1 for w in range(writers)}
         for name in SCHEMAS:
-            self.tables.append(name, [], Batch(SegmentFolder(folder / "segments").identity(), end=held))
+            self.tables.append(name, [], Batch(SegmentSourceFolder(folder / "segments").identity(), end=held))
 
     def run(self, spark: SparkSession) -> list[float]:
         """Seconds of each batch."""

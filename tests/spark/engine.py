@@ -18,9 +18,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.model.partial import IDENTITY, PARTIALS, SERIES, STATES
-from penstock.spark.job import JobConfig, beginning, commit_batch
+from penstock.spark.job import JobConfig, commit_spark_batch, job_beginning
 from penstock.spark.rollup import PLACE, PLACES
-from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
+from penstock.spark.segment_folder import Offset, SegmentSourceFolder, checked_spark_offset
 from penstock.spark.source import SegmentStream
 from penstock.spark.table_sink import Order, Report, TableSinkWriter
 from penstock.tables import delta, parquet, postgres
@@ -112,13 +112,13 @@ class Engine:
     def run(self, cut_after_plan: bool = False, resume: bool = False, **changes: Any) -> None:
         """Work off what is sealed, as a run of its own or (`resume`) with Spark's log; PowerCut where one is armed."""
         config = replace(self.config, **changes)
-        folder = SegmentFolder(config.segments)
+        folder = SegmentSourceFolder(config.segments)
         if not resume or self._log is None:
-            self._log = _Log(*beginning(self.tables, folder, self._noted))
+            self._log = _Log(*job_beginning(self.tables, folder, self._noted))
         log = self._log
         limits = {"files": config.max_files} if config.max_files else {}
         source = SegmentStream(
-            SegmentFolder(config.segments),
+            SegmentSourceFolder(config.segments),
             limits,
             log.start,
             log.first_end,
@@ -129,7 +129,7 @@ class Engine:
         while True:
             if len(log.offsets) == log.done:
                 start = log.offsets[-1] if log.offsets else log.start
-                end = checked_offset(source.latestOffset(start, source.getDefaultReadLimit() if limits else _ALL))
+                end = checked_spark_offset(source.latestOffset(start, source.getDefaultReadLimit() if limits else _ALL))
                 if end == start:
                     return
                 if log.offsets:
@@ -140,7 +140,7 @@ class Engine:
             start, end = log.batch_range(log.done)
             batches = [b for piece in source.partitions(start, end) for b in source.read(piece)]
             order = Order(self.tables.landing("test"), dict(config.not_at))
-            covered = commit_batch(self.tables, written(pa.Table.from_batches(batches, PARTIALS), order))
+            covered = commit_spark_batch(self.tables, written(pa.Table.from_batches(batches, PARTIALS), order))
             self._noted |= set(covered.end)
             log.done += 1
 

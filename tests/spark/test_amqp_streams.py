@@ -11,7 +11,14 @@ from penstock.errors import BrokerError, ConfigError, StreamDataLost
 from penstock.spark.amqp.stream_client import StreamClient
 from penstock.spark.amqp.stream_link import PREFETCH
 from penstock.spark.amqp.stream_options import MAX_OFFSETS, Settings
-from penstock.spark.amqp.stream_readers import SMALLEST_RANGE, Range, StreamFollower, StreamTable, ranges, shared
+from penstock.spark.amqp.stream_readers import (
+    SMALLEST_RANGE,
+    Range,
+    StreamFollower,
+    StreamTable,
+    shares_of_spark_batch,
+    spark_stream_ranges,
+)
 from penstock.testing import wait_until
 from tests.servers import RabbitMQ, free_port
 from tests.spark.amqp_streams import SHORT_LIVED, Publisher
@@ -232,12 +239,12 @@ def test_a_table_is_what_lies_between_two_offsets(shared_rabbitmq: RabbitMQ, pub
 
 
 def test_ranges_are_even_and_worth_a_task() -> None:
-    assert ranges("s", 0, 100, 8) == [Range("s", 0, 100)]
-    assert ranges("s", 10, 10 + 3 * SMALLEST_RANGE, 2) == [
+    assert spark_stream_ranges("s", 0, 100, 8) == [Range("s", 0, 100)]
+    assert spark_stream_ranges("s", 10, 10 + 3 * SMALLEST_RANGE, 2) == [
         Range("s", 10, 10 + 3 * SMALLEST_RANGE // 2),
         Range("s", 10 + 3 * SMALLEST_RANGE // 2, 10 + 3 * SMALLEST_RANGE),
     ]
-    assert ranges("s", 4, 4, 2) == []
+    assert spark_stream_ranges("s", 4, 4, 2) == []
 
 
 @pytest.mark.parametrize(
@@ -251,7 +258,7 @@ def test_ranges_are_even_and_worth_a_task() -> None:
     ],
 )
 def test_a_limit_is_shared_evenly_and_wholly_used(backlogs: dict[str, int], limit: int, taken: dict[str, int]) -> None:
-    assert shared(backlogs, limit) == taken
+    assert shares_of_spark_batch(backlogs, limit) == taken
 
 
 @pytest.mark.parametrize(

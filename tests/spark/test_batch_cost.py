@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import TableConflict
 from penstock.model.segment import Segment, outline_of
 from penstock.spark import segment_folder
-from penstock.spark.segment_folder import SegmentFolder
+from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.spark.source import LIMITS, SegmentSource
 from penstock.tables import delta
 from penstock.tables.delta import DeltaTables
@@ -44,7 +44,7 @@ def test_a_batch_lists_the_folder_once_and_opens_only_new_segments(
     engine = Engine(edge.folder, DeltaTables(tmp_path / "tables"))
     engine.run()
     new = [edge.seal(points=5) for _ in range(3)]
-    folder = SegmentFolder(edge.folder)
+    folder = SegmentSourceFolder(edge.folder)
     taken = folder.admit({}, up_to={"edge": {"last": 5 * 30 - 1, "segments": 30}})
     listed, opened = counted(monkeypatch, os, "listdir"), counted(monkeypatch, segment_folder, "outline_of")
     for n in range(3):
@@ -121,7 +121,7 @@ def test_a_new_queue_under_an_old_name_is_noticed_while_the_job_runs(edge: Edge,
     """Also where all its sequences lie below those that were seen, so that a job would pass over them."""
     for _ in range(4):
         edge.seal(points=5)
-    folder = SegmentFolder(edge.folder)
+    folder = SegmentSourceFolder(edge.folder)
     taken = folder.admit({})
     assert taken["edge"]["queue"]
     for path in edge.folder.glob("*.arrow"):

@@ -21,7 +21,7 @@ from penstock.model.function import AVG
 from penstock.model.level import Level
 from penstock.model.partial import of_columns
 from penstock.model.segment import Segment, seal
-from penstock.spark.segment_folder import SegmentFolder
+from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.tables.port import SCHEMAS, Batch, Tables, open_tables, read_level
 from penstock.testing import wait_until
 from tests.service.running import Running
@@ -55,7 +55,7 @@ def spark_run(cluster: Cluster, folder: Path, *more: str) -> Driver:
 
 def holds_all(tables: Tables, segments: Path) -> bool:
     """Whether every table holds everything that is sealed."""
-    batch, reach = Batch(SegmentFolder(segments).identity()), SegmentFolder(segments).reach()
+    batch, reach = Batch(SegmentSourceFolder(segments).identity()), SegmentSourceFolder(segments).reach()
     wanted = {batch.application(writer): position["last"] for writer, position in reach.items()}
     return all(tables.held(name, wanted) == wanted for name in SCHEMAS)
 

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from penstock.model.definition import Definitions
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
-from penstock.spark.fold_tasks import run_on
+from penstock.spark.fold_tasks import run_folds_on_spark
 from penstock.tables import fold
 from penstock.tables.maintenance import Maintenance
 from penstock.tables.port import SCHEMAS, read_level
@@ -23,7 +23,7 @@ def test_executors_fold_and_the_job_goes_on_in_the_same_tables(
 ) -> None:
     edge = Edge(tmp_path / "segments", 5, (AVG, Function.parse("latest"), Function.parse("percentile")))
     job = Job(spark, tmp_path)
-    maintenance = Maintenance(job.tables, 3600.0, KEEP, Definitions, run=run_on(spark))
+    maintenance = Maintenance(job.tables, 3600.0, KEEP, Definitions, run=run_folds_on_spark(spark))
 
     def not_here(_: object) -> None:
         raise AssertionError("folded in the driver")

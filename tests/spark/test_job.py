@@ -236,7 +236,7 @@ def test_a_query_that_another_has_overtaken_is_refused_and_nothing_is_added_twic
     job.run()
     edge.seal()
     other = Engine(edge.folder, open_tables(str(job.folder / "tables")))
-    checked = table_sink.checked
+    checked = table_sink.checked_spark_reports
 
     def overtaken(reports: Any) -> Any:
         """The other job adds the first of two segments while this one writes both."""

@@ -16,8 +16,8 @@ from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.model.level import Level
 from penstock.spark.java import find_java
-from penstock.spark.segment_folder import SegmentFolder
-from penstock.spark.session import shown_by
+from penstock.spark.segment_folder import SegmentSourceFolder
+from penstock.spark.session import spark_page_settings
 from penstock.tables.port import SCHEMAS, Batch, open_tables
 from penstock.testing import wait_until
 from tests.spark.pipeline import Edge, Job, assert_exact
@@ -78,7 +78,7 @@ def test_sigterm_ends_the_process_between_two_batches_and_the_next_start_goes_on
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    writer = Batch(SegmentFolder(tmp_path / "segments").identity()).application("edge")
+    writer = Batch(SegmentSourceFolder(tmp_path / "segments").identity()).application("edge")
     assert "Traceback" not in (tmp_path / "job.log").read_text()
     held = {tables.held(name, [writer])[writer] for name in SCHEMAS}
     assert len(held) == 1  # no table is a batch ahead of another
@@ -116,10 +116,10 @@ def test_rows_are_where_they_belong_whatever_sparks_default_file_system_is_and_i
 def test_sparks_page_is_refused_where_it_would_listen_on_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
     with pytest.raises(ConfigError, match="would listen on every address"):
-        shown_by("spark://host:7077", ui=True)
-    assert shown_by("local[*]", ui=True)["spark.ui.enabled"] == "true"
+        spark_page_settings("spark://host:7077", ui=True)
+    assert spark_page_settings("local[*]", ui=True)["spark.ui.enabled"] == "true"
     monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.5")
-    assert shown_by("spark://host:7077", ui=True)["spark.ui.enabled"] == "true"
+    assert spark_page_settings("spark://host:7077", ui=True)["spark.ui.enabled"] == "true"
 
 
 @pytest.mark.parametrize("command", ["tables", "compact", "expire"])

@@ -109,4 +109,4 @@ def test_a_function_that_is_only_defined_reads_the_same_in_spark(spark: SparkSes
 
         assert len(expected) == 2
         assert None not in expected["value"].to_pylist()
-        assert_same(reading.with_finals(frame, Level.MINUTE).toArrow(), expected)
+        assert_same(reading.spark_rows_with_finals(frame, Level.MINUTE).toArrow(), expected)

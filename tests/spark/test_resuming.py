@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SegmentVanished, TableConflict
-from penstock.spark.segment_folder import SegmentFolder
+from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.tables.port import Tables, open_tables
 from tests.spark.engine import Engine
 from tests.spark.pipeline import Edge, assert_exact
@@ -70,7 +70,7 @@ def test_an_empty_file_stands_in_for_what_is_lost_for_good(engine: Engine, edge:
     engine.run()
 
     assert tables.describe("hour").rows > 0
-    assert [segment.name for segment in SegmentFolder(edge.folder).quarantined()] == [name]
+    assert [segment.name for segment in SegmentSourceFolder(edge.folder).quarantined()] == [name]
 
 
 def test_new_tables_over_segments_whose_first_are_gone_say_so(

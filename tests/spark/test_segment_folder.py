@@ -21,25 +21,25 @@ from penstock.model.share import Share
 from penstock.spark.piece_reading import read_piece
 from penstock.spark.pieces import Piece
 from penstock.spark.progress import JobProgress, ProgressListener
-from penstock.spark.segment_folder import SegmentFolder
+from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.spark.source import SegmentSource
 
 PARTS = merged(partials_of_chunks([chunk_type("cpu").of(["a", "b"], [0, 60_000_000], [1.0, 2.0])]))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> SegmentFolder:
+def folder(tmp_path: Path) -> SegmentSourceFolder:
     """Three segments of writer a (sequences 0 to 29), one of writer b."""
     for n in range(3):
         seal(tmp_path, Segment("a", 10 * n, 10 * n + 9), PARTS)
     seal(tmp_path, Segment("b", 0, 4), PARTS)
-    return SegmentFolder(tmp_path)
+    return SegmentSourceFolder(tmp_path)
 
 
 ALL = {"a": {"last": 29, "segments": 3}, "b": {"last": 4, "segments": 1}}
 
 
-def names(folder: SegmentFolder) -> list[str]:
+def names(folder: SegmentSourceFolder) -> list[str]:
     return [segment.name for segment in sealed(folder.folder)]
 
 
@@ -47,12 +47,12 @@ def counted(batches: Iterator[pa.RecordBatch]) -> int:
     return sum(pc.sum(batch["count"]).as_py() for batch in batches)
 
 
-def test_without_limits_everything_is_admitted(folder: SegmentFolder) -> None:
+def test_without_limits_everything_is_admitted(folder: SegmentSourceFolder) -> None:
     assert folder.admit({}) == ALL
     assert folder.admit(ALL) == ALL
 
 
-def test_limits_of_files_rows_and_bytes_hold_and_writers_take_turns(folder: SegmentFolder) -> None:
+def test_limits_of_files_rows_and_bytes_hold_and_writers_take_turns(folder: SegmentSourceFolder) -> None:
     two = {"a": {"last": 9, "segments": 1}, "b": {"last": 4, "segments": 1}}
     size = max(path.stat().st_size for path in folder.folder.glob("*.arrow"))
     assert folder.admit({}, files=2) == two
@@ -61,24 +61,26 @@ def test_limits_of_files_rows_and_bytes_hold_and_writers_take_turns(folder: Segm
     assert folder.admit(two, files=1) == {**two, "a": {"last": 19, "segments": 2}}
 
 
-def test_a_segment_larger_than_the_limit_is_a_batch_of_its_own(folder: SegmentFolder) -> None:
+def test_a_segment_larger_than_the_limit_is_a_batch_of_its_own(folder: SegmentSourceFolder) -> None:
     assert folder.admit({}, rows=1) == {"a": {"last": 9, "segments": 1}}
     assert folder.admit({}, size_bytes=1) == {"a": {"last": 9, "segments": 1}}
 
 
-def test_nothing_beyond_the_target_is_admitted(folder: SegmentFolder) -> None:
+def test_nothing_beyond_the_target_is_admitted(folder: SegmentSourceFolder) -> None:
     target = folder.admit({})
     seal(folder.folder, Segment("a", 30, 39), PARTS)
     seal(folder.folder, Segment("c", 0, 9), PARTS)
     assert folder.admit({}, up_to=target) == ALL
 
 
-def test_a_batch_is_exactly_the_segments_between_two_offsets(folder: SegmentFolder) -> None:
+def test_a_batch_is_exactly_the_segments_between_two_offsets(folder: SegmentSourceFolder) -> None:
     start = {"a": {"last": 9, "segments": 1}}
     assert folder.between(start, ALL) == [Segment("a", 10, 19), Segment("a", 20, 29), Segment("b", 0, 4)]
 
 
-def test_a_segment_that_covers_what_another_did_is_refused_rather_than_counted_twice(folder: SegmentFolder) -> None:
+def test_a_segment_that_covers_what_another_did_is_refused_rather_than_counted_twice(
+    folder: SegmentSourceFolder,
+) -> None:
     seal(folder.folder, Segment("a", 20, 39), PARTS)
     with pytest.raises(
         TableConflict, match=r"covers sequences from 20 on, but .* writer 'a' up to 29 were taken before"
@@ -88,7 +90,7 @@ def test_a_segment_that_covers_what_another_did_is_refused_rather_than_counted_t
         folder.admit({})
 
 
-def test_a_segment_that_comes_back_after_it_was_taken_is_not_taken_again(folder: SegmentFolder) -> None:
+def test_a_segment_that_comes_back_after_it_was_taken_is_not_taken_again(folder: SegmentSourceFolder) -> None:
     path = folder.folder / Segment("a", 0, 9).name
     kept = path.read_bytes()
     path.unlink()
@@ -98,7 +100,7 @@ def test_a_segment_that_comes_back_after_it_was_taken_is_not_taken_again(folder:
     assert offset == folder.admit(ALL) == ALL
 
 
-def test_a_batch_that_misses_a_segment_is_refused(folder: SegmentFolder) -> None:
+def test_a_batch_that_misses_a_segment_is_refused(folder: SegmentSourceFolder) -> None:
     (folder.folder / Segment("a", 10, 19).name).unlink()
     with pytest.raises(SegmentVanished, match=r"3 segments of writer 'a' .* 2 are in"):
         folder.between({}, ALL)
@@ -107,7 +109,7 @@ def test_a_batch_that_misses_a_segment_is_refused(folder: SegmentFolder) -> None
 
 
 def test_a_segment_that_went_before_it_was_planned_is_missed_and_an_empty_file_stands_in_for_it(
-    folder: SegmentFolder,
+    folder: SegmentSourceFolder,
 ) -> None:
     taken = {"a": {"last": 9, "segments": 1}}
     (folder.folder / Segment("a", 10, 19).name).unlink()
@@ -123,14 +125,14 @@ def test_a_segment_that_went_before_it_was_planned_is_missed_and_an_empty_file_s
     assert counted(read_piece(folder.folder, Piece(names(folder)))) == 6
 
 
-def test_what_was_taken_long_ago_may_have_holes(folder: SegmentFolder) -> None:
+def test_what_was_taken_long_ago_may_have_holes(folder: SegmentSourceFolder) -> None:
     (folder.folder / Segment("a", 10, 19).name).unlink()
     assert folder.admit(ALL) == ALL
     assert folder.reach() == {"a": {"last": 29, "segments": 2}, "b": {"last": 4, "segments": 1}}
 
 
 @pytest.mark.parametrize("damage", [b"", b"rubbish", "cut", "columns"])
-def test_a_damaged_segment_is_set_aside_and_still_counts(folder: SegmentFolder, damage: bytes | str) -> None:
+def test_a_damaged_segment_is_set_aside_and_still_counts(folder: SegmentSourceFolder, damage: bytes | str) -> None:
     path = folder.folder / Segment("a", 10, 19).name
     if damage == "columns":
         with pa.ipc.new_file(path, pa.schema([("x", pa.int64())])) as writer:
@@ -147,7 +149,7 @@ def test_a_damaged_segment_is_set_aside_and_still_counts(folder: SegmentFolder, 
 
 
 def test_an_error_of_the_system_that_one_task_sees_sets_nothing_aside(
-    folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
+    folder: SegmentSourceFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the other task has counted stays counted, and this one reads it when it runs again."""
     one, other = (Piece(names(folder), Share(number, 2)) for number in range(2))
@@ -165,7 +167,7 @@ def test_an_error_of_the_system_that_one_task_sees_sets_nothing_aside(
     assert whole + counted(read_piece(folder.folder, one)) == 8
 
 
-def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentFolder) -> None:
+def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentSourceFolder) -> None:
     (batch,) = read_piece(folder.folder, Piece(names(folder)))
     assert batch.schema == PARTIALS
     assert batch.num_rows == 2
@@ -175,7 +177,7 @@ def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentFolder
 @pytest.mark.parametrize("most", [1, 3, 4, 7])
 @pytest.mark.parametrize("step", [1, 4, 5])
 def test_a_batch_larger_than_a_task_may_hold_is_merged_in_steps(
-    folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch, most: int, step: int
+    folder: SegmentSourceFolder, monkeypatch: pytest.MonkeyPatch, most: int, step: int
 ) -> None:
     monkeypatch.setattr("penstock.spark.piece_reading.STEP_ROWS", step)
     monkeypatch.setattr("penstock.spark.piece_reading.MERGE_ROWS", most)
@@ -187,13 +189,15 @@ def test_a_batch_larger_than_a_task_may_hold_is_merged_in_steps(
     assert counted(iter(packs)) == 8
 
 
-def test_what_merges_in_small_steps_leaves_as_one_batch(folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_merges_in_small_steps_leaves_as_one_batch(
+    folder: SegmentSourceFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.spark.piece_reading.STEP_ROWS", 4)  # two segments
     (batch,) = read_piece(folder.folder, Piece(names(folder)))
     assert batch["count"].to_pylist() == [4, 4]
 
 
-def test_only_old_committed_segments_go_and_never_the_newest_of_a_writer(folder: SegmentFolder) -> None:
+def test_only_old_committed_segments_go_and_never_the_newest_of_a_writer(folder: SegmentSourceFolder) -> None:
     for path in folder.folder.glob("*.arrow"):
         os.utime(path, (1000, 1000))
     young = folder.folder / Segment("a", 10, 19).name
@@ -204,15 +208,15 @@ def test_only_old_committed_segments_go_and_never_the_newest_of_a_writer(folder:
     assert [segment.first for segment in sealed(folder.folder)] == [10, 20, 0]
 
 
-def test_a_folder_keeps_its_identity_when_it_moves(folder: SegmentFolder, tmp_path: Path) -> None:
+def test_a_folder_keeps_its_identity_when_it_moves(folder: SegmentSourceFolder, tmp_path: Path) -> None:
     identity = folder.identity()
     moved = folder.folder.rename(tmp_path.with_name(tmp_path.name + "-moved"))
-    assert SegmentFolder(moved).identity() == identity
+    assert SegmentSourceFolder(moved).identity() == identity
     (tmp_path / "other").mkdir(parents=True)
-    assert SegmentFolder(tmp_path / "other").identity() != identity
+    assert SegmentSourceFolder(tmp_path / "other").identity() != identity
 
 
-def test_segments_are_found_by_path_and_by_uri_and_nowhere_else(folder: SegmentFolder) -> None:
+def test_segments_are_found_by_path_and_by_uri_and_nowhere_else(folder: SegmentSourceFolder) -> None:
     by_uri: Any = SegmentSource({"path": folder.folder.as_uri()}).reader(None)  # type: ignore[arg-type]
     assert {name for piece in by_uri.partitions() for name in piece.names} == set(names(folder))
     with pytest.raises(ConfigError, match="must be a path or a file:// URI, got 's3://bucket/segments'"):
@@ -232,7 +236,7 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(tmp_path: Path, option
         SegmentSource({"path": str(tmp_path), option: value}).streamReader(None)  # type: ignore[arg-type]
 
 
-def test_the_lag_is_the_age_of_the_oldest_segment_that_waits(folder: SegmentFolder) -> None:
+def test_the_lag_is_the_age_of_the_oldest_segment_that_waits(folder: SegmentSourceFolder) -> None:
     for n, name in enumerate(names(folder)):
         os.utime(folder.folder / name, (1000 + n, 1000 + n))
 

@@ -22,7 +22,7 @@ from penstock.spark import job as spark_job
 from penstock.spark import supervisor, table_sink
 from penstock.spark.backfill import backfill
 from penstock.spark.job import JobConfig
-from penstock.spark.supervisor import Supervisor
+from penstock.spark.supervisor import JobSupervisor
 from penstock.tables import delta
 from penstock.tables.port import SCHEMAS, open_tables
 from penstock.telemetry import Telemetry
@@ -57,7 +57,7 @@ def test_a_failed_query_is_started_again_and_the_tables_are_exact(
         commit(opened, name, *rest)
 
     monkeypatch.setattr(delta, "_commit", sometimes)
-    job = Supervisor(spark, tables, config(tmp_path, available_now=True, max_files=1))
+    job = JobSupervisor(spark, tables, config(tmp_path, available_now=True, max_files=1))
     telemetry = Telemetry()
     telemetry.watch(job.samples)
     job.run()
@@ -147,7 +147,7 @@ def test_what_is_away_or_has_died_ends_a_first_start_but_not_a_job_that_has_run(
     streams: Any = SimpleNamespace(addListener=lambda _: None, removeListener=lambda _: None)
     session: Any = SimpleNamespace(streams=streams)
 
-    def running(*outcomes: Any) -> Supervisor:
+    def running(*outcomes: Any) -> JobSupervisor:
         remaining = iter(outcomes)
 
         def start(*_: Any) -> Query:
@@ -158,7 +158,7 @@ def test_what_is_away_or_has_died_ends_a_first_start_but_not_a_job_that_has_run(
             return found
 
         monkeypatch.setattr(supervisor, "start_job", start)
-        return Supervisor(session, open_tables(str(tmp_path)), config(tmp_path))
+        return JobSupervisor(session, open_tables(str(tmp_path)), config(tmp_path))
 
     for first in (away, died):
         with pytest.raises(type(first)):
@@ -171,12 +171,12 @@ def test_what_is_away_or_has_died_ends_a_first_start_but_not_a_job_that_has_run(
 def test_what_no_restart_can_mend_ends_the_job_with_a_reason(spark: SparkSession, tmp_path: Path) -> None:
     edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
     edge.seal(points=50)
-    Supervisor(spark, tables, config(tmp_path, available_now=True)).run()
+    JobSupervisor(spark, tables, config(tmp_path, available_now=True)).run()
     shutil.rmtree(tmp_path / "tables")
     edge.seal(points=50)
 
     with pytest.raises(TableConflict, match="held something of writer 'edge' and hold nothing now"):
-        Supervisor(spark, tables, config(tmp_path, available_now=True)).run()
+        JobSupervisor(spark, tables, config(tmp_path, available_now=True)).run()
 
 
 def test_the_loser_of_two_jobs_waits_and_takes_over_when_the_other_is_gone(
@@ -187,7 +187,7 @@ def test_the_loser_of_two_jobs_waits_and_takes_over_when_the_other_is_gone(
     edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
     other = Engine(edge.folder, open_tables(str(tmp_path / "tables")))
     last = [edge.seal(points=50) for _ in range(2)][-1]
-    checked, turns = table_sink.checked, iter([True])
+    checked, turns = table_sink.checked_spark_reports, iter([True])
 
     def overtaken(reports: Any) -> Any:
         """The other job adds the first of two segments while this one writes both, and ends."""
@@ -198,7 +198,7 @@ def test_the_loser_of_two_jobs_waits_and_takes_over_when_the_other_is_gone(
         return checked(reports)
 
     monkeypatch.setattr(spark_job, "checked", overtaken)
-    job = Supervisor(spark, tables, config(tmp_path, available_now=True))
+    job = JobSupervisor(spark, tables, config(tmp_path, available_now=True))
     job.run()
 
     assert_exact(tables, edge)
@@ -215,7 +215,7 @@ def test_a_new_queue_under_an_old_name_ends_the_job_that_runs_and_under_its_own_
     edge, tables = Edge(tmp_path / "segments"), open_tables(str(tmp_path / "tables"))
     for _ in range(3):
         edge.seal(points=50)
-    job = Supervisor(spark, tables, config(tmp_path, trigger="100 milliseconds"))
+    job = JobSupervisor(spark, tables, config(tmp_path, trigger="100 milliseconds"))
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -238,7 +238,7 @@ def test_a_new_queue_under_an_old_name_ends_the_job_that_runs_and_under_its_own_
 
     for path in anew:
         path.rename(path.with_name(path.name.replace("edge-", "edge2-")))
-    Supervisor(spark, tables, config(tmp_path, available_now=True)).run()
+    JobSupervisor(spark, tables, config(tmp_path, available_now=True)).run()
     assert_exact(tables, edge)
 
 
@@ -257,7 +257,7 @@ def test_a_stop_lets_the_batch_that_runs_finish_and_the_next_run_goes_on(
         commit(*arguments)
 
     monkeypatch.setattr(delta, "_commit", slow)
-    job = Supervisor(spark, tables, config(tmp_path, max_files=1, trigger="0 seconds"))
+    job = JobSupervisor(spark, tables, config(tmp_path, max_files=1, trigger="0 seconds"))
     running = threading.Thread(target=job.run)
     running.start()
     assert in_batch.wait(60)
@@ -273,7 +273,7 @@ def test_a_stop_lets_the_batch_that_runs_finish_and_the_next_run_goes_on(
     held = {tuple(tables.held(name, [app]).values()) for name in SCHEMAS for app in _applications(tmp_path)}
     assert [len(versions) for versions in held] == [1]
     monkeypatch.undo()
-    Supervisor(spark, tables, config(tmp_path, available_now=True)).run()
+    JobSupervisor(spark, tables, config(tmp_path, available_now=True)).run()
     assert_exact(tables, edge)
     wait_until(lambda: not spark.streams.active)
 

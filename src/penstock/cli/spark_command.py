@@ -92,10 +92,10 @@ def spark_run_command(
       penstock spark run --segments /shared/segments --tables /shared/tables --master spark://host:7077
     """
     from penstock.model.level import Level
-    from penstock.spark.fold_tasks import run_on
+    from penstock.spark.fold_tasks import run_folds_on_spark
     from penstock.spark.job import JobConfig
     from penstock.spark.progress import JobProgress
-    from penstock.spark.supervisor import Supervisor
+    from penstock.spark.supervisor import JobSupervisor
     from penstock.tables.maintenance import Maintenance
     from penstock.tables.port import open_tables
 
@@ -126,9 +126,9 @@ def spark_run_command(
     session = _session(master, conf, ui=ui, event_log=event_log)
     try:
         tables = open_tables(location)
-        supervisor = Supervisor(session, tables, config, show=show)
+        supervisor = JobSupervisor(session, tables, config, show=show)
         maintenance = Maintenance(
-            tables, maintain_every, ages, lambda: defined, fold_every=fold_every, run=run_on(session)
+            tables, maintain_every, ages, lambda: defined, fold_every=fold_every, run=run_folds_on_spark(session)
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: supervisor.stop())
@@ -299,11 +299,11 @@ def spark_archive_command() -> None:
 
 
 def _session(master: str | None, conf: tuple[str, ...], *, ui: bool, event_log: str | None) -> Any:
-    from penstock.spark.session import shown_by, start_session
+    from penstock.spark.session import spark_page_settings, start_session
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
     master = master or (None if submitted else "local[*]")
-    settings = shown_by(master, ui=ui, event_log=event_log)
+    settings = spark_page_settings(master, ui=ui, event_log=event_log)
     for text in conf:
         key, found, value = text.partition("=")
         if not found:

@@ -68,9 +68,9 @@ def _run(
     stopping: threading.Event,
     working: threading.Event,
 ) -> None:
-    from penstock.spark.fold_tasks import run_on
-    from penstock.spark.session import shown_by, start_session
-    from penstock.spark.supervisor import Supervisor
+    from penstock.spark.fold_tasks import run_folds_on_spark
+    from penstock.spark.session import spark_page_settings, start_session
+    from penstock.spark.supervisor import JobSupervisor
     from penstock.tables.port import open_tables
 
     java_log = config.resolved(JAVA_LOG)
@@ -79,12 +79,12 @@ def _run(
     os.umask(_UMASKS[config.tables.readable_by])  # Spark's own files are in the segments' folder, which is private
     log.info("Spark starts. master=%s java_log=%s", config.spark.master, java_log)
     with process_stderr_to(java_log):
-        shown = shown_by(config.spark.master, ui=config.spark.ui, event_log=config.spark.event_log)
+        shown = spark_page_settings(config.spark.master, ui=config.spark.ui, event_log=config.spark.event_log)
         session = start_session(config.spark.master, {**shown, **config.spark.conf})
     tables = open_tables(config.tables_location)
     if session.sparkContext.uiWebUrl:
         log.info("Spark's own page is open. url=%s", session.sparkContext.uiWebUrl)
-    supervisor = Supervisor(session, tables, spark_process_job_config(config, defined))
+    supervisor = JobSupervisor(session, tables, spark_process_job_config(config, defined))
     telemetry.watch(supervisor.samples)
     maintenance = Maintenance(
         tables,
@@ -92,7 +92,7 @@ def _run(
         spark_process_lifetimes(config),
         lambda: defined.definitions,
         fold_every=float(config.tables.fold_every),
-        run=run_on(session),
+        run=run_folds_on_spark(session),
     )
     telemetry.watch(maintenance.samples)
 

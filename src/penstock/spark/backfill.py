@@ -16,10 +16,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 from penstock.errors import RowsMissing, TableConflict
 from penstock.model.function import is_function
 from penstock.model.level import Level
-from penstock.spark.job import resume_point
-from penstock.spark.rollup import function_is, rolled_up, series_of
-from penstock.spark.segment_folder import SegmentFolder
-from penstock.spark.table_sink import Order, written_by, written_for
+from penstock.spark.job import job_resume_point
+from penstock.spark.rollup import function_is, rolled_up, rollup_series_of
+from penstock.spark.segment_folder import SegmentSourceFolder
+from penstock.spark.table_sink import Order, spark_files_for, written_by_spark
 from penstock.tables.port import SCHEMAS, Tables
 
 
@@ -48,14 +48,14 @@ def backfill(
     cleaned up, unless `allow_loss`. `not_at` are the metrics that a level does without.
     """
     left_out = not_at or {}
-    folder = SegmentFolder(segments)
-    held, ahead = resume_point(tables, folder)
+    folder = SegmentSourceFolder(segments)
+    held, ahead = job_resume_point(tables, folder)
     if ahead:
         raise TableConflict("one table is a batch ahead of another: let the job run once, then backfill")
     start, end = (datetime.combine(day, time(), ZONE) for day in (first, until))
 
     def check() -> None:
-        if resume_point(tables, folder) != (held, ahead):
+        if job_resume_point(tables, folder) != (held, ahead):
             raise TableConflict("the job has added a batch during the backfill: stop the job first, or try again")
 
     reading = spark.read.format("penstock").option("path", str(segments)).option("upTo", json.dumps(held))
@@ -77,7 +77,7 @@ def backfill(
         closing(tables.landing("backfill")) as landing,
     ):
         order = Order(landing, left_out)
-        reports = written_by(rows.transform(rolled_up), order, Path(exchange))
+        reports = written_by_spark(rows.transform(rolled_up), order, Path(exchange))
         for level in Level:
             written = sum(report.points[level.value] for report in reports)
             if written != found.after:
@@ -86,7 +86,7 @@ def backfill(
                     f"{level.value!r}: nothing was replaced"
                 )
         for name in SCHEMAS:
-            tables.replace(name, written_for(reports, name), start, end, check)
+            tables.replace(name, spark_files_for(reports, name), start, end, check)
     return found
 
 
@@ -104,5 +104,5 @@ def _points(tables: Tables, level: Level, start: datetime, end: datetime) -> dic
 
 def _points_of(rows: DataFrame) -> dict[str, int]:
     counts = ~function_is(lambda spec: spec.keeps_newest)
-    counted = rows.transform(series_of).where(counts).groupBy("metric").agg(F.sum("count"))
+    counted = rows.transform(rollup_series_of).where(counts).groupBy("metric").agg(F.sum("count"))
     return {metric: int(points) for metric, points in counted.collect()}

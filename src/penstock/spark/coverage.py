@@ -46,7 +46,7 @@ class Coverage:
         return Batch(self.source, self.start, self.end, self.origins)
 
 
-def mark_of(coverage: str, points: int) -> pa.RecordBatch:
+def spark_coverage_mark(coverage: str, points: int) -> pa.RecordBatch:
     """The mark of one task."""
     row: dict[str, Any] = dict.fromkeys(PARTIALS.names)
     row |= {"metric": "", "function": MARK, "entity": coverage, "bucket": 0, "part": 0, "count": points, "sum": 1.0}
@@ -54,7 +54,7 @@ def mark_of(coverage: str, points: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([row], schema=PARTIALS)
 
 
-def points_of(rows: pa.RecordBatch | pa.Table) -> int:
+def spark_points_of(rows: pa.RecordBatch | pa.Table) -> int:
     """The points that every level must hold: not those of which only the newest or the greatest stay."""
     functions = pc.unique(rows["function"]).to_pylist()
     passing = [text for text in functions if text != MARK and _loses_points(Function.parse(text))]

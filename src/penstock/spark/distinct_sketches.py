@@ -14,7 +14,7 @@ from penstock.model.distinct import FLAGS, HEADER
 _LOW = 32  # registers below have a sum of their own
 
 
-def sketch_of(entries: Column, shift: int, lg_k: Column) -> Column:
+def spark_sketch_of(entries: Column, shift: int, lg_k: Column) -> Column:
     """The sketch (HLL_8) of an ascending array of `register << shift | rank`; of the same register the last counts.
 
     Arrays are paired with themselves, one place on: looking an element up inside of a lambda would compute the whole

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 from penstock.tables.fold import FoldReport, FoldTask, Run, fold_files
 
 
-def run_on(spark: SparkSession) -> Run:
+def run_folds_on_spark(spark: SparkSession) -> Run:
     """Runs the tasks of a fold on half of the cores: the others are for the batches of the job."""
     context = spark.sparkContext
 

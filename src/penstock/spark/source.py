@@ -39,10 +39,10 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError
 from penstock.model.packed import PACKED, packed
 from penstock.model.partial import merged
-from penstock.spark.coverage import Coverage, mark_of, points_of
+from penstock.spark.coverage import Coverage, spark_coverage_mark, spark_points_of
 from penstock.spark.piece_reading import read_piece
 from penstock.spark.pieces import Piece, pieces
-from penstock.spark.segment_folder import Offset, SegmentFolder, checked_offset
+from penstock.spark.segment_folder import Offset, SegmentSourceFolder, checked_spark_offset
 from penstock.tables.location import local_folder
 
 # The schema `PARTIALS`, in Spark's words; a test holds the two together.
@@ -68,23 +68,23 @@ class SegmentSource(DataSource):
 
     def reader(self, schema: StructType) -> "SegmentReader":
         up_to = self.options.get("upTo")
-        offset = checked_offset(json.loads(up_to)) if up_to else None
+        offset = checked_spark_offset(json.loads(up_to)) if up_to else None
         return SegmentReader(_folder(self.options), offset, _tasks(self.options), packs=_is_packed(self.options))
 
     def streamReader(self, schema: StructType) -> "SegmentStream":  # noqa: N802 - Spark's name
         start, first_end = (
-            checked_offset(json.loads(self.options.get(name) or "{}")) for name in ("startingOffset", "firstEnd")
+            checked_spark_offset(json.loads(self.options.get(name) or "{}")) for name in ("startingOffset", "firstEnd")
         )
         limits, retain, tasks = _limits(self.options), _retain(self.options), _tasks(self.options)
         marks = self.options.get("marks", "false").lower() == "true"
         return SegmentStream(_folder(self.options), limits, start, first_end, retain, tasks, marks=marks)
 
 
-def _folder(options: Mapping[str, str]) -> SegmentFolder:
+def _folder(options: Mapping[str, str]) -> SegmentSourceFolder:
     path = options.get("path")
     if not path:
         raise ConfigError("the penstock source needs option('path'): the folder of the segments")
-    return SegmentFolder(local_folder(path, "option('path')"))
+    return SegmentSourceFolder(local_folder(path, "option('path')"))
 
 
 def _limits(options: Mapping[str, str]) -> dict[str, int]:
@@ -121,7 +121,7 @@ def _is_packed(options: Mapping[str, str]) -> bool:
 class SegmentReader(DataSourceReader):
     """Everything that is sealed, once."""
 
-    def __init__(self, folder: SegmentFolder, up_to: Offset | None, tasks: int, *, packs: bool = False) -> None:
+    def __init__(self, folder: SegmentSourceFolder, up_to: Offset | None, tasks: int, *, packs: bool = False) -> None:
         self._packs = packs
         self._folder = folder
         self._tasks = tasks
@@ -143,7 +143,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(
         self,
-        folder: SegmentFolder,
+        folder: SegmentSourceFolder,
         limits: dict[str, int],
         start: Offset,
         first_end: Offset,
@@ -173,16 +173,16 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._folder.reach()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        if self._first_end and checked_offset(start) == self._start:
+        if self._first_end and checked_spark_offset(start) == self._start:
             return self._first_end
         limits: dict[str, Any] = {} if isinstance(limit, ReadAllAvailable) else self._limits
-        return self._folder.admit(checked_offset(start), up_to=self._target, **limits)
+        return self._folder.admit(checked_spark_offset(start), up_to=self._target, **limits)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         return self._folder.reach()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begin, reach = checked_offset(start), checked_offset(end)
+        begin, reach = checked_spark_offset(start), checked_spark_offset(end)
         batch = self._folder.between(begin, reach)
         found = pieces({segment: self._folder.outline(segment) for segment in batch}, self._tasks) or [Piece([])]
         if self._marks:
@@ -201,11 +201,11 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Piece)
         points = 0
         for batch in read_piece(self._folder.folder, partition):
-            points += points_of(batch) if partition.coverage else 0
+            points += spark_points_of(batch) if partition.coverage else 0
             yield batch
         if partition.coverage:
-            yield mark_of(partition.coverage, points)
+            yield spark_coverage_mark(partition.coverage, points)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._retain is not None:
-            self._folder.clean(checked_offset(end), self._clock.time() - self._retain)
+            self._folder.clean(checked_spark_offset(end), self._clock.time() - self._retain)

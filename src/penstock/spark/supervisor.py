@@ -20,9 +20,9 @@ from penstock.errors import (
     TableConflict,
     TableOvertaken,
 )
-from penstock.spark.job import BatchGate, JobConfig, resume_point, start_job
+from penstock.spark.job import JobBatchGate, JobConfig, job_resume_point, start_job
 from penstock.spark.progress import JobProgress, ProgressListener
-from penstock.spark.segment_folder import SegmentFolder
+from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.tables.port import Tables
 from penstock.telemetry import Sample
 
@@ -34,7 +34,7 @@ _FINAL: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (Table
 _FINAL_TEXT = re.compile(rf"({'|'.join(_FINAL)}): (.+)")
 
 
-class Supervisor:
+class JobSupervisor:
     """Runs one job until it is told to stop, or (with `available_now`) until everything is worked off.
 
     Threads: `run` belongs to one thread, `stop` may be called from any, also from a signal handler.
@@ -54,9 +54,9 @@ class Supervisor:
         self._config = config
         self._show = show
         self._clock: Clock = clock or SystemClock()
-        self._folder = SegmentFolder(config.segments)
+        self._folder = SegmentSourceFolder(config.segments)
         self.progress = JobProgress()
-        self._gate = BatchGate(self.progress.add)
+        self._gate = JobBatchGate(self.progress.add)
         self._stopping = threading.Event()
         self._has_run = False
 
@@ -100,9 +100,9 @@ class Supervisor:
             self._tables.location, reason[1] if reason else _first_line(error),
         )  # fmt: skip
         self.progress.overtaken += 1
-        held = resume_point(self._tables, self._folder)
+        held = job_resume_point(self._tables, self._folder)
         while not self._stopping.wait(QUIET):
-            before, held = held, resume_point(self._tables, self._folder)
+            before, held = held, job_resume_point(self._tables, self._folder)
             if held == before:
                 log.info(
                     "No other job adds to the tables any more, so this one goes on. tables=%s", self._tables.location

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import RowsMissing
 from penstock.model.level import Level
-from penstock.spark.coverage import MARK, Coverage, points_of
+from penstock.spark.coverage import MARK, Coverage, spark_points_of
 from penstock.spark.rollup import PLACE, PLACES
 from penstock.tables.landing import Landing, TableWriter, Written
 from penstock.tables.port import SCHEMAS, TOP_N
@@ -106,7 +106,7 @@ class TableSinkWriter(DataSourceArrowWriter):
                 is_mark = pc.equal(rows["function"], MARK)
                 marked += _marks(level.value, rows.filter(is_mark))
                 rows = rows.filter(pc.invert(is_mark))
-                points[level.value] += points_of(rows)
+                points[level.value] += spark_points_of(rows)
                 for some in _portions(_kept(rows, left_out)):
                     writers[level.value].write(increments(some))
         written = tuple(one for writer in writers.values() for one in writer.close())
@@ -119,7 +119,7 @@ class TableSinkWriter(DataSourceArrowWriter):
         pass  # files that no report names are removed by vacuum
 
 
-def written_by(rows: DataFrame, order: Order, exchange: Path) -> list[Report]:
+def written_by_spark(rows: DataFrame, order: Order, exchange: Path) -> list[Report]:
     """Write rolled-up rows as one Spark job; what its tasks report.
 
     RowsMissing unless they were given exactly the rows that Spark's aggregate has made.
@@ -144,7 +144,7 @@ def _reports(exchange: Path) -> list[Report]:
     return [report for report in found if report is not None]
 
 
-def checked(reports: list[Report]) -> Coverage:
+def checked_spark_reports(reports: list[Report]) -> Coverage:
     """What the batch covers. RowsMissing unless every task has read its part, and every level has all of its points."""
     marks = {mark.table: mark for report in reports for mark in report.marked}
     if {mark.coverage for mark in marks.values()} != {next(iter(marks.values())).coverage} if marks else True:
@@ -161,7 +161,7 @@ def checked(reports: list[Report]) -> Coverage:
     return coverage
 
 
-def written_for(reports: list[Report], table: str) -> list[Written]:
+def spark_files_for(reports: list[Report], table: str) -> list[Written]:
     return [written for report in reports for written in report.written if written.table == table]
 
 

@@ -18,7 +18,7 @@ from pika import exceptions
 from penstock.broker import Broker, reason_of
 from penstock.clock import Clock, SystemClock
 from penstock.errors import BrokerError, StreamDataLost
-from penstock.spark.amqp.stream_link import Attachment, StreamDelivery, StreamLink
+from penstock.spark.amqp.stream_link import StreamAttachment, StreamDelivery, StreamLink
 
 log = logging.getLogger(__name__)
 EMPTY_AFTER = 1.0  # seconds without a first message after which a stream is taken to be empty for now
@@ -63,7 +63,7 @@ class StreamClient:
         """
         until = self._clock.monotonic() + empty_after + END_WITHIN
 
-        def follow(consumer: Attachment) -> int:
+        def follow(consumer: StreamAttachment) -> int:
             end = 0
             while consumer.waiting:
                 delivery = consumer.take()
@@ -128,14 +128,14 @@ class StreamClient:
             link.close()
 
     @contextmanager
-    def _attached(self, stream: str, where: int | str) -> Iterator[Attachment]:
+    def _attached(self, stream: str, where: int | str) -> Iterator[StreamAttachment]:
         if self._link is None:
             self._link = StreamLink(self._broker.parameters(), self._timeout)
-        attachment = Attachment(self._link, stream, where)
+        attachment = StreamAttachment(self._link, stream, where)
         yield attachment
         attachment.close()  # after a failure the whole link goes
 
-    def _look(self, stream: str, where: int | str, within: float, look: Callable[[Attachment], T]) -> T | None:
+    def _look(self, stream: str, where: int | str, within: float, look: Callable[[StreamAttachment], T]) -> T | None:
         """What `look` makes of the stream from `where` on; None if there is nothing within that time."""
         until = self._clock.monotonic() + within
         patience = _Patience(self._timeout, self._clock)

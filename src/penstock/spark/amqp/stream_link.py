@@ -98,7 +98,7 @@ class StreamLink:
         self._loop.close()
 
 
-class Attachment:
+class StreamAttachment:
     """One consumer on a channel of its own, attached somewhere in a stream: `where` is an offset, first or last."""
 
     def __init__(self, link: StreamLink, stream: str, where: int | str) -> None:

@@ -61,14 +61,14 @@ class Range(InputPartition):
     __hash__ = None  # type: ignore[assignment]
 
 
-def ranges(stream: str, start: int, end: int, tasks: int) -> list[Range]:
+def spark_stream_ranges(stream: str, start: int, end: int, tasks: int) -> list[Range]:
     """`start` to `end` in up to `tasks` pieces of much the same size, none of them too small to be worth a task."""
     pieces = max(1, min(tasks, (end - start) // SMALLEST_RANGE))
     bounds = [start + (end - start) * n // pieces for n in range(pieces + 1)]
     return [Range(stream, low, high) for low, high in pairwise(bounds) if low < high]
 
 
-def shared(backlogs: Mapping[str, int], limit: int) -> dict[str, int]:
+def shares_of_spark_batch(backlogs: Mapping[str, int], limit: int) -> dict[str, int]:
     """How much of each backlog a batch takes: an even share, and what one does not need goes to the others."""
     taken: dict[str, int] = {}
     for waiting, stream in sorted((backlog, stream) for stream, backlog in backlogs.items()):
@@ -118,7 +118,7 @@ class StreamTable(_Reading, DataSourceReader):
             start = self._place(self._settings.starting, stream)
             if start < end:
                 start += self.client.miss(stream, start, end)
-            planned += ranges(stream, start, end, self._settings.tasks)
+            planned += spark_stream_ranges(stream, start, end, self._settings.tasks)
         self.client.close()
         self._client = None
         return planned or [Range("", 0, 0)]
@@ -159,7 +159,7 @@ class StreamFollower(_Reading, DataSourceStreamReader, SupportsTriggerAvailableN
                 end[stream] = _at(0, position["lost"])
         backlogs = {stream: self._ends[stream] - end[stream]["next"] for stream in self._settings.streams}
         most = sum(backlogs.values()) if isinstance(limit, ReadAllAvailable) else self._settings.limit
-        for stream, count in shared(backlogs, most).items():
+        for stream, count in shares_of_spark_batch(backlogs, most).items():
             end[stream]["next"] += count
         return end
 
@@ -193,7 +193,7 @@ class StreamFollower(_Reading, DataSourceStreamReader, SupportsTriggerAvailableN
         total = sum(high - low for low, high in spans.values())
         planned: list[Range] = []
         for stream, (low, high) in spans.items():
-            planned += ranges(stream, low, high, -(-self._settings.tasks * (high - low) // max(total, 1)))
+            planned += spark_stream_ranges(stream, low, high, -(-self._settings.tasks * (high - low) // max(total, 1)))
         return planned
 
     def stop(self) -> None:
