@@ -25,7 +25,7 @@ from penstock.model.partial import merged, of_columns
 from penstock.model.point import Chunk, PointKind, chunk_type, entity_of
 from penstock.tables import delta
 from penstock.tables.port import TOP_N, Batch, Tables, open_tables
-from penstock.tables.query import QueryRow, Question, answer, grouped, metrics_of
+from penstock.tables.query import QueryRow, Question, answer_from_tables, grouped_for_query, metrics_in_tables
 from penstock.tables.table_rows import RECORDS
 from tests.decode.support import decode, decoder, histogram
 from tests.receive.support import NOW as OTLP_NOW
@@ -79,7 +79,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
 
 
 def ask(tables: Tables, metric: str = "cpu", **more: Any) -> list[Any]:
-    return answer(tables, Question(metric=metric, since=timedelta(hours=1), **more), NOW)
+    return answer_from_tables(tables, Question(metric=metric, since=timedelta(hours=1), **more), NOW)
 
 
 def test_without_labels_every_bucket_is_one_row_of_all_series(tables: Tables) -> None:
@@ -105,11 +105,11 @@ def test_by_all_labels_every_series_stands_by_itself(tables: Tables) -> None:
 
 def test_a_label_that_a_series_does_not_have_is_empty() -> None:
     entities = pa.table({"entity": [entity_of({"host": "a"}), entity_of({"host": "a", "zone": "z"})]})
-    assert grouped(entities, ("zone",))["entity"].to_pylist() == ['{"zone":""}', '{"zone":"z"}']
+    assert grouped_for_query(entities, ("zone",))["entity"].to_pylist() == ['{"zone":""}', '{"zone":"z"}']
 
 
 def test_only_what_is_recent_enough_counts(tables: Tables) -> None:
-    rows = answer(tables, Question(metric="cpu", since=timedelta(minutes=3)), NOW)
+    rows = answer_from_tables(tables, Question(metric="cpu", since=timedelta(minutes=3)), NOW)
     assert len(rows) == 4  # three whole minutes and the one that has begun
 
 
@@ -213,7 +213,7 @@ def test_the_last_value_stands_beside_the_average_where_a_group_is_one_series(tm
     (both,) = json.loads(asked_of(location, "cpu", "--json").stdout)
     assert (both["points"], both["last"]) == (4, None)
     assert "last" in asked_of(location, "cpu", "--by", "host").stdout
-    listed = metrics_of(open_tables(location), NOW)
+    listed = metrics_in_tables(open_tables(location), NOW)
     assert [(one.metric, one.function, one.points) for one in listed] == [("cpu", "avg", 4)]
 
 
@@ -264,8 +264,8 @@ def test_a_metric_that_days_do_without_is_listed_too(tmp_path: Path) -> None:
     for level, metric in ((Level.DAY, "kept"), (Level.HOUR, "hourly"), (Level.MINUTE, "fleeting")):
         add(made, level.value, partials(metric, AVG), "one")
 
-    assert [one.metric for one in metrics_of(made, NOW)] == ["fleeting", "hourly", "kept"]
-    assert [one.metric for one in metrics_of(made, NOW + timedelta(hours=8))] == ["hourly", "kept"]
+    assert [one.metric for one in metrics_in_tables(made, NOW)] == ["fleeting", "hourly", "kept"]
+    assert [one.metric for one in metrics_in_tables(made, NOW + timedelta(hours=8))] == ["hourly", "kept"]
 
 
 def test_the_tables_are_those_of_the_configuration_unless_named(tables: Tables, tmp_path: Path) -> None:

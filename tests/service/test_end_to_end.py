@@ -20,7 +20,7 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
 from penstock.errors import PenstockError
 from penstock.tables.port import open_tables
-from penstock.tables.query import QueryRow, Question, answer
+from penstock.tables.query import QueryRow, Question, answer_from_tables
 from penstock.testing import wait_until
 from tests.servers import Prometheus, RabbitMQ
 from tests.service.running import Running, orders, sealed_sum
@@ -68,7 +68,7 @@ def test_an_sdks_metrics_are_in_the_minute_table_and_penstock_query_finds_them(t
 
         def rows(metric: str, **more: Any) -> list[QueryRow]:
             try:
-                return answer(tables, Question(metric=metric, since=timedelta(hours=1), top=100, **more))
+                return answer_from_tables(tables, Question(metric=metric, since=timedelta(hours=1), top=100, **more))
             except PenstockError:
                 return []
 

@@ -25,7 +25,7 @@ from penstock.spark.source import SegmentStream
 from penstock.spark.table_sink import Order, Report, TableSinkWriter
 from penstock.tables import delta, parquet, postgres
 from penstock.tables.port import TOP_N, Batch, Tables
-from penstock.tables.table_rows import DISTRIBUTION, PACKED_ROWS, packed
+from penstock.tables.table_rows import DISTRIBUTION, PACKED_ROWS, packed_table_rows
 
 _ALL = ReadAllAvailable()
 
@@ -171,7 +171,7 @@ def aggregated(partials: pa.Table) -> pa.Table:
             merged = merged.append_column("distribution", pa.nulls(merged.num_rows, DISTRIBUTION))
         else:
             mark = pc.equal(rows["function"], "")
-            merged = pa.concat_tables([packed(rows.filter(pc.invert(mark))), _marks(rows.filter(mark))])
+            merged = pa.concat_tables([packed_table_rows(rows.filter(pc.invert(mark))), _marks(rows.filter(mark))])
             merged = merged.append_column("record", pa.nulls(merged.num_rows, pa.string()))
         placed = pa.repeat(pa.scalar(number, pa.int8()), merged.num_rows)
         found.append(merged.select([*PACKED_ROWS.names, "record"]).add_column(0, PLACE, placed))

@@ -23,7 +23,7 @@ from penstock.model.level import Level
 from penstock.model.partial import merged, of_columns
 from penstock.model.segment import Segment, seal
 from penstock.spark.job import JobConfig, start_job
-from penstock.tables.labels import entity_from
+from penstock.tables.labels import entity_from_table_labels
 from penstock.tables.port import Tables, open_tables, read_level, read_top_n
 from penstock.tables.table_rows import VALUES
 
@@ -101,7 +101,7 @@ def final_contents(tables: Any, level: Level) -> dict[Key, dict[str, Any]]:
     """What a reader sees that asks `where is_final` and knows nothing else."""
     rows = tables._rows(level.value)
     rows = rows.filter(rows["is_final"])
-    entities = pa.array([entity_from(labels) for labels in rows["labels"].to_pylist()], pa.string())
+    entities = pa.array([entity_from_table_labels(labels) for labels in rows["labels"].to_pylist()], pa.string())
     listed = rows.append_column("entity", entities).to_pylist()
     found = {(r["metric"], r["function"], r["entity"], int(r["bucket"].timestamp()) * 1_000_000): r for r in listed}
     assert len(found) == len(listed)

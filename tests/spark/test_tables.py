@@ -24,7 +24,7 @@ from penstock.model.partial import merged, of_columns
 from penstock.model.point import entity_of
 from penstock.tables import parquet, postgres
 from penstock.tables.delta import DeltaTables
-from penstock.tables.labels import described
+from penstock.tables.labels import table_labels_of_entity
 from penstock.tables.parquet import ParquetTables
 from penstock.tables.port import SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level, read_top_n
 from penstock.tables.table_rows import RECORDS
@@ -250,14 +250,14 @@ def test_what_others_read_through_deltalake_may_be_filtered_by_any_column(tmp_pa
         return names
 
     assert found("minute", pc.field("metric") == "m1") == ["m1"]
-    assert found("minute", pc.field("series") == described(long)[1]) == ["m1"]
-    assert found("minute", pc.field("series") == described("ü" * 100)[1]) == ["m2"]
+    assert found("minute", pc.field("series") == table_labels_of_entity(long)[1]) == ["m1"]
+    assert found("minute", pc.field("series") == table_labels_of_entity("ü" * 100)[1]) == ["m2"]
     assert found("minute", pc.field("sum") < 0) == ["m1"]
     assert sorted(found("minute", pc.field("count") == 1)) == ["m0", "m1", "m2"]
     assert sorted(found("minute", (pc.field("date") == DAY.date()) & ~pc.field("is_final"))) == ["m0", "m1", "m2"]
     assert found("minute", pc.field("is_final")) == found("minute", pc.field("p95") > 0) == []
     assert found(TOP_N, pc.field("rank").is_null() & (pc.field("value") == 1.0)) == ["m"]
-    assert found(TOP_N, (pc.field("record_id") == described("r")[1]) & (pc.field("value") < 1.0)) == ["m"]
+    assert found(TOP_N, (pc.field("record_id") == table_labels_of_entity("r")[1]) & (pc.field("value") < 1.0)) == ["m"]
 
 
 def _top(entity: str, record: str, value: float) -> pa.Table:

@@ -5,7 +5,7 @@ import pyarrow as pa
 from penstock.model.partial import PARTIALS
 from penstock.tables.landing import Written
 from penstock.tables.port import TOP_N, Batch, Tables
-from penstock.tables.table_rows import RECORDS, increments, packed, record_increments
+from penstock.tables.table_rows import RECORDS, increment_table_rows, increment_top_n_rows, packed_table_rows
 
 
 def land(tables: Tables, name: str, rows: pa.Table) -> list[Written]:
@@ -17,8 +17,8 @@ def land(tables: Tables, name: str, rows: pa.Table) -> list[Written]:
 
 def as_increments(name: str, rows: pa.Table) -> pa.Table:
     if name == TOP_N:
-        return record_increments(rows.select(RECORDS.names).cast(RECORDS))
-    return increments(packed(rows.select(PARTIALS.names).cast(PARTIALS)))
+        return increment_top_n_rows(rows.select(RECORDS.names).cast(RECORDS))
+    return increment_table_rows(packed_table_rows(rows.select(PARTIALS.names).cast(PARTIALS)))
 
 
 def add(tables: Tables, name: str, rows: pa.Table, batch: Batch) -> bool:

@@ -20,10 +20,17 @@ from penstock.model.level import Level
 from penstock.model.partial import SERIES, merged, of_columns
 from penstock.model.point import entity_of
 from penstock.tables import fold
-from penstock.tables.fold import fold_rows, run_here
-from penstock.tables.labels import described, entity_from
+from penstock.tables.fold import fold_rows, run_folds_here
+from penstock.tables.labels import entity_from_table_labels, table_labels_of_entity
 from penstock.tables.port import Batch, Tables, open_tables, read_level
-from penstock.tables.table_rows import LEVEL_ROWS, SORTED_BY, VALUES, as_partials, increments, packed
+from penstock.tables.table_rows import (
+    LEVEL_ROWS,
+    SORTED_BY,
+    VALUES,
+    increment_table_rows,
+    packed_table_rows,
+    table_rows_as_partials,
+)
 from tests.examples import examples
 from tests.tables.adding import add
 
@@ -194,25 +201,25 @@ def test_folding_increments_in_any_grouping_gives_the_values_of_one_plain_merge(
         made[number].append(of_columns(name, function, pa.array([entity]), times, taken, **more))
     rows = LEVEL_ROWS.empty_table()
     for number in sorted(made):  # each fold takes in what the folds before have made final
-        rows = pa.concat_tables([rows, increments(packed(merged(pa.concat_tables(made[number]))))])
+        rows = pa.concat_tables([rows, increment_table_rows(packed_table_rows(merged(pa.concat_tables(made[number]))))])
         if number % 2:
             rows = fold_rows(level.value, rows)
     rows = fold_rows(level.value, rows)
 
     expected = with_finals(merged(pa.concat_tables([one for some in made.values() for one in some])), level)
     assert set(rows["is_final"].to_pylist()) == {True}
-    entities = [entity_from(labels) for labels in rows["labels"].to_pylist()]
+    entities = [entity_from_table_labels(labels) for labels in rows["labels"].to_pylist()]
     rows = rows.append_column("entity", pa.array(entities)).sort_by([(name, "ascending") for name in SERIES])
     _close(rows.select([*SERIES, "count", "sum", "min", "max", *VALUES]),
            expected.select([*SERIES, "count", "sum", "min", "max", *VALUES]))  # fmt: skip
-    _close(with_finals(as_partials(rows), level), expected)
+    _close(with_finals(table_rows_as_partials(rows), level), expected)
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=4) | st.text(max_size=20))
 def test_every_entity_becomes_labels_and_comes_back(made: dict[str, str] | str) -> None:
     entity = made if isinstance(made, str) else entity_of(made)
-    pairs, series = described(entity)
-    assert entity_from(pairs) == entity
+    pairs, series = table_labels_of_entity(entity)
+    assert entity_from_table_labels(pairs) == entity
     assert len(series) == 32
     if isinstance(made, dict) and list(made) != [""]:
         assert dict(pairs) == made
@@ -231,7 +238,7 @@ def test_a_task_takes_a_share_of_the_series_where_all_would_be_too_much(
 
     def run(tasks: Any) -> Any:
         taken.extend(tasks)
-        return run_here(tasks)
+        return run_folds_here(tasks)
 
     done = tables.compact("minute", run)
     assert (done.rows_before, done.rows_after) == (1000, 500)

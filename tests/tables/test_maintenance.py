@@ -14,7 +14,7 @@ from penstock.model.level import Level
 from penstock.service.current_definitions import CurrentDefinitions
 from penstock.service.spark_process import spark_process_job_config
 from penstock.tables.delta import DeltaTables
-from penstock.tables.maintenance import Maintenance, expire
+from penstock.tables.maintenance import Maintenance, expire_tables
 from tests.cli.test_query import NOW, add, partials
 
 DAY = 86400.0
@@ -43,8 +43,8 @@ def test_what_is_too_old_goes_and_a_metrics_own_lifetime_counts(tables: DeltaTab
     later = NOW + timedelta(days=8)
     own = Definitions((Definition(name="cpu", source="cpu", ttl={Level.MINUTE: 9 * DAY}),))
 
-    assert dict(expire(tables, KEEP, own, later))["minute"] == 0
-    assert dict(expire(tables, KEEP, Definitions(), later))["minute"] == 80
+    assert dict(expire_tables(tables, KEEP, own, later))["minute"] == 0
+    assert dict(expire_tables(tables, KEEP, Definitions(), later))["minute"] == 80
     assert tables.describe("minute").rows == 0
 
 

@@ -150,10 +150,10 @@ def test_a_conversion_that_is_cut_off_anywhere_is_finished_by_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", cut)
         try:
-            list(upgrade.upgrade(open_tables(location)))
+            list(upgrade.upgrade_tables(open_tables(location)))
         except Cut:
             pass
-    list(upgrade.upgrade(open_tables(location)))
+    list(upgrade.upgrade_tables(open_tables(location)))
 
     check(location)
     assert not (tmp_path / "tables" / ".format-1").exists()

@@ -92,14 +92,14 @@ def query_command(
     from penstock.errors import PenstockError
     from penstock.model.level import Level
     from penstock.tables.port import open_tables
-    from penstock.tables.query import Question, answer, has_tables, metrics_of, nothing_yet
+    from penstock.tables.query import Question, answer_from_tables, has_tables, metrics_in_tables, no_tables_yet
 
     place = location or tables_of_command(file)
     with _readable(place):
         tables = open_tables(place)
         if metric is None and not has_tables(tables):
-            raise PenstockError(nothing_yet(tables))
-        found = metrics_of(tables) if metric is None else []
+            raise PenstockError(no_tables_yet(tables))
+        found = metrics_in_tables(tables) if metric is None else []
     if metric is None:
         _list(found, as_json=as_json, as_csv=as_csv)
         return
@@ -112,7 +112,7 @@ def query_command(
         top=top,
     )
     with _readable(place):
-        rows = answer(tables, question)
+        rows = answer_from_tables(tables, question)
     for note in resolution_notes_on_screen(rows):
         click.echo(note, err=True)
     if as_json:

@@ -27,9 +27,9 @@ class FolderOption(click.ParamType[Path]):
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        from penstock.tables.location import local_folder
+        from penstock.tables.location import local_tables_folder
 
-        folder = local_folder(value, f"--{param.name}" if param else "the folder")
+        folder = local_tables_folder(value, f"--{param.name}" if param else "the folder")
         if folder.is_file():
             raise ConfigError(f"--{param.name if param else 'folder'} must be a folder, got the file {str(folder)!r}")
         return folder

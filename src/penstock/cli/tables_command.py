@@ -33,7 +33,7 @@ def tables_upgrade_command(file: Path | None, location: str | None) -> None:
       penstock tables upgrade -c penstock.yaml
     """
     from penstock.cli.spark_options import tables_by_option, tables_location_by_options
-    from penstock.tables.upgrade import upgrade as upgrade_tables
+    from penstock.tables.upgrade import upgrade_tables as upgrade_tables
 
     found = 0
     for name, points in upgrade_tables(tables_by_option(tables_location_by_options(location, file))):

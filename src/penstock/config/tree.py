@@ -91,9 +91,9 @@ class SegmentsConfig:
             object.__setattr__(self, "location", self.path)
             object.__setattr__(self, "path", None)
         if "://" in str(self.location):
-            from penstock.tables.location import local_folder  # brings pyarrow, which a relay does without
+            from penstock.tables.location import local_tables_folder  # brings pyarrow, which a relay does without
 
-            object.__setattr__(self, "location", local_folder(self.location, "location"))
+            object.__setattr__(self, "location", local_tables_folder(self.location, "location"))
         if self.writer != DEFAULT_WRITER:
             from penstock.model.segment import check_writer  # brings pyarrow, which a relay does without
 
@@ -179,9 +179,9 @@ class TablesConfig:
         if not self.location:
             raise ConfigError("must name a folder or a database, got ''", field="location")
         if "://" in self.location and not self.location.startswith(("postgresql://", "postgres://")):
-            from penstock.tables.location import local_folder  # brings pyarrow, which a relay does without
+            from penstock.tables.location import local_tables_folder  # brings pyarrow, which a relay does without
 
-            local_folder(self.location.removeprefix("parquet:"), "location")
+            local_tables_folder(self.location.removeprefix("parquet:"), "location")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentSourceFolder
 from penstock.spark.table_sink import Order, Report, checked_spark_reports, spark_files_for, written_by_spark
-from penstock.tables.port import SCHEMAS, Batch, Tables, queue_application
+from penstock.tables.port import SCHEMAS, Batch, Tables, table_application_of_queue
 
 log = logging.getLogger(__name__)
 TRIGGER = "2 seconds"  # a batch costs about 0.2 s even when it is small; more often only burns CPU
@@ -206,7 +206,7 @@ def check_job_queues(tables: Tables, folder: SegmentSourceFolder, held: Offset) 
         origin = folder.outline(segments[-1]).origin if segments else None
         if origin is None:
             continue
-        application = queue_application(writer, origin)
+        application = table_application_of_queue(writer, origin)
         if not any(tables.held(name, [application]) for name in SCHEMAS):
             raise folder.of_another_queue(segments[-1])
         folder.check_queue(segments, origin[0])

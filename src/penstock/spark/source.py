@@ -43,7 +43,7 @@ from penstock.spark.coverage import Coverage, spark_coverage_mark, spark_points_
 from penstock.spark.piece_reading import read_piece
 from penstock.spark.pieces import Piece, pieces
 from penstock.spark.segment_folder import Offset, SegmentSourceFolder, checked_spark_offset
-from penstock.tables.location import local_folder
+from penstock.tables.location import local_tables_folder
 
 # The schema `PARTIALS`, in Spark's words; a test holds the two together.
 SCHEMA = (
@@ -84,7 +84,7 @@ def _folder(options: Mapping[str, str]) -> SegmentSourceFolder:
     path = options.get("path")
     if not path:
         raise ConfigError("the penstock source needs option('path'): the folder of the segments")
-    return SegmentSourceFolder(local_folder(path, "option('path')"))
+    return SegmentSourceFolder(local_tables_folder(path, "option('path')"))
 
 
 def _limits(options: Mapping[str, str]) -> dict[str, int]:

@@ -31,10 +31,10 @@ from penstock.tables.port import SCHEMAS, TOP_N
 from penstock.tables.table_rows import (
     PACKED_ROWS,
     RECORDS,
-    increments,
-    record_increments,
+    increment_table_rows,
+    increment_top_n_rows,
     records_kept,
-    sorted_rows,
+    sorted_table_rows,
     top_records,
 )
 
@@ -101,14 +101,14 @@ class TableSinkWriter(DataSourceArrowWriter):
                 rows = chunk.filter(pc.equal(chunk[PLACE], pa.scalar(number, pa.int8())))
                 left_out = self._order.left_out.get(level, ())
                 if table == TOP_N:
-                    writers[TOP_N].write(record_increments(_records(_kept(rows, left_out), level)))
+                    writers[TOP_N].write(increment_top_n_rows(_records(_kept(rows, left_out), level)))
                     continue
                 is_mark = pc.equal(rows["function"], MARK)
                 marked += _marks(level.value, rows.filter(is_mark))
                 rows = rows.filter(pc.invert(is_mark))
                 points[level.value] += spark_points_of(rows)
                 for some in _portions(_kept(rows, left_out)):
-                    writers[level.value].write(increments(some))
+                    writers[level.value].write(increment_table_rows(some))
         written = tuple(one for writer in writers.values() for one in writer.close())
         return Report(written, given, points, tuple(marked))
 
@@ -196,7 +196,7 @@ def _portions(rows: pa.Table) -> Iterator[pa.Table]:
     """The rows of a level in their order, so many at once that their labels stay within bounds."""
     if not rows.num_rows:
         return
-    rows = sorted_rows(rows.select(PACKED_ROWS.names).cast(PACKED_ROWS), ("metric", "entity", "bucket"))
+    rows = sorted_table_rows(rows.select(PACKED_ROWS.names).cast(PACKED_ROWS), ("metric", "entity", "bucket"))
     longest = pc.max(pc.binary_length(rows["entity"])).as_py()
     step = max(1, min(CHUNK_ROWS, TEXT_BYTES // max(1, longest)))
     for start in range(0, rows.num_rows, step):

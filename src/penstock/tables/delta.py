@@ -31,12 +31,19 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.tables.fold import Fold, Run, TableFile, checked_reports, plan_folds, run_here
-from penstock.tables.landing import FileLanding, Written, check_visible
-from penstock.tables.location import local_folder
-from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
-from penstock.tables.pruning import metrics_in, pruned_copy
-from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
+from penstock.tables.fold import Fold, Run, TableFile, checked_fold_reports, plan_folds, run_folds_here
+from penstock.tables.landing import FileLanding, Written, check_landed_files
+from penstock.tables.location import local_tables_folder
+from penstock.tables.port import Batch, Compaction, Description, expired_table_rows
+from penstock.tables.pruning import metrics_in_table_file, pruned_table_file
+from penstock.tables.table_rows import (
+    FORMAT,
+    SCHEMAS,
+    TOP_N,
+    check_table_format,
+    table_rows_as_partials,
+    table_rows_as_records,
+)
 
 MAINTENANCE = "penstock/maintenance"
 ATTEMPTS = 10  # each fails only because another commit succeeded first
@@ -51,7 +58,7 @@ class DeltaTables:
     """The tables below one folder."""
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
-        self.folder = local_folder(location, "tables")
+        self.folder = local_tables_folder(location, "tables")
         self.location = str(self.folder)
         self.conflicts = 0
         # _appending guards _opened.
@@ -71,7 +78,7 @@ class DeltaTables:
         return FileLanding({name: str(self._new_folder(name, label)) for name in SCHEMAS})
 
     def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
-        check_visible(written)
+        check_landed_files(written)
         added = [self._reported(name, file) for file in written]
         with self._appending:
             for _ in range(ATTEMPTS):
@@ -89,7 +96,7 @@ class DeltaTables:
 
     def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
         """Begin a table with these rows and guards."""
-        check_visible(written)
+        check_landed_files(written)
         with self._appending:
             self._opened_locked(name).commit([self._reported(name, file) for file in written], versions)
 
@@ -101,7 +108,7 @@ class DeltaTables:
         end: datetime,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        check_visible(written)
+        check_landed_files(written)
         added = [self._reported(name, file) for file in written]
 
         def step(table: DeltaTable) -> list[Any]:
@@ -114,16 +121,16 @@ class DeltaTables:
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
     ) -> pa.Table:
-        return as_partials(self._rows(level.value, start, end, metric))
+        return table_rows_as_partials(self._rows(level.value, start, end, metric))
 
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
-        return as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
+        return table_rows_as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
-    def compact(self, name: str, run: Run = run_here) -> Compaction:
+    def compact(self, name: str, run: Run = run_folds_here) -> Compaction:
         before = self.describe(name)
         landing = FileLanding({name: str(self._new_folder(name, FINAL))})
         for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
-            self._replace_files(name, fold, checked_reports(name, fold, run(fold.tasks)))
+            self._replace_files(name, fold, checked_fold_reports(name, fold, run(fold.tasks)))
         after = self.describe(name)
         return Compaction(before.rows, after.rows, before.files, after.files)
 
@@ -151,14 +158,14 @@ class DeltaTables:
         """How many rows of a file go, and what is to be added for those that stay. Most files need not be read."""
         if not metrics and not but_not:
             return file.rows, []
-        there = metrics_in(file.path)
+        there = metrics_in_table_file(file.path)
         doomed = there & set(metrics) if metrics else there - set(but_not)
         if not doomed:
             return 0, []
         if doomed == there:
             return file.rows, []
         landing = FileLanding({name: str(self._new_folder(name, FINAL if file.is_final else "kept"))})
-        written = pruned_copy(file.path, name, landing, ~doomed_metrics(metrics, but_not), file.date)
+        written = pruned_table_file(file.path, name, landing, ~expired_table_rows(metrics, but_not), file.date)
         kept = sum(one.rows for one in written)
         return file.rows - kept, [self._reported(name, one) for one in written]
 
@@ -200,7 +207,7 @@ class DeltaTables:
             table = DeltaTable(str(self.path(name)))
         except TableNotFoundError:
             return None
-        check_format(int(table.metadata().configuration.get(FORMAT_KEY, "1")), self.location, name)
+        check_table_format(int(table.metadata().configuration.get(FORMAT_KEY, "1")), self.location, name)
         return table
 
     def _create(self, name: str) -> DeltaTable:
@@ -263,7 +270,7 @@ class DeltaTables:
         )
 
     def _replace_files(self, name: str, fold: Fold, written: list[Written]) -> None:
-        check_visible(written)
+        check_landed_files(written)
 
         def step(table: DeltaTable) -> list[Any]:
             if not {file.path for file in fold.replaced} <= {file.path for file in _files(table, self.path(name))}:

@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 
 from penstock.errors import RowsMissing
 from penstock.model.level import Level
-from penstock.tables.labels import first_of_each_text, maps_of
+from penstock.tables.labels import first_of_each_text, table_label_maps
 from penstock.tables.landing import GROUP_ROWS, FileLanding, Written
-from penstock.tables.table_rows import LEVEL_ROWS, SORTED_BY, TOP_N, folded_records, folded_rows, sorted_rows
+from penstock.tables.table_rows import LEVEL_ROWS, SORTED_BY, TOP_N, folded_records, folded_rows, sorted_table_rows
 
 TASK_BYTES = 384 * 2**20  # what a task may hold, by the estimate of `_memory_of`
 TEXT_BYTES = 32 * 2**20  # labels that are written at once
@@ -85,7 +85,7 @@ class Fold:
 Run = Callable[[Sequence[FoldTask]], list[FoldReport]]
 
 
-def run_here(tasks: Sequence[FoldTask]) -> list[FoldReport]:
+def run_folds_here(tasks: Sequence[FoldTask]) -> list[FoldReport]:
     """One task after another, in this process."""
     return [fold_files(task) for task in tasks]
 
@@ -109,7 +109,7 @@ def plan_folds(table: str, files: Iterable[TableFile], landing: FileLanding, tod
         yield Fold(day, tuple(taken), tasks)
 
 
-def checked_reports(table: str, fold: Fold, reports: list[FoldReport]) -> list[Written]:
+def checked_fold_reports(table: str, fold: Fold, reports: list[FoldReport]) -> list[Written]:
     """What was written. RowsMissing unless every row of the replaced files was read exactly once."""
     expected, read = sum(file.rows for file in fold.replaced), sum(report.rows for report in reports)
     if read != expected:
@@ -201,7 +201,7 @@ def fold_files(task: FoldTask) -> FoldReport:
     rows = pa.concat_tables(read).unify_dictionaries()
     del read
     count = rows.num_rows
-    rows = folded_rows(sorted_rows(rows, SORTED_BY[task.table]), Level(task.table))
+    rows = folded_rows(sorted_table_rows(rows, SORTED_BY[task.table]), Level(task.table))
     for chunk in _chunks(rows, labels):
         writer.write(_with_labels(chunk, labels, task.start.date()))
     return FoldReport(tuple(writer.close()), count)
@@ -214,7 +214,7 @@ def fold_rows(table: str, rows: pa.Table) -> pa.Table:
     labels: dict[str, Any] = {}
     day = rows["date"][0].as_py()
     bare = _without_labels(rows.drop_columns(["date"]), labels)
-    return _with_labels(folded_rows(sorted_rows(bare, SORTED_BY[table]), Level(table)), labels, day)
+    return _with_labels(folded_rows(sorted_table_rows(bare, SORTED_BY[table]), Level(table)), labels, day)
 
 
 def _read(task: FoldTask, coded: Sequence[str]) -> Iterator[pa.Table]:
@@ -258,7 +258,7 @@ def _chunks(rows: pa.Table, labels: dict[str, Any]) -> Iterator[pa.Table]:
 
 def _with_labels(rows: pa.Table, labels: dict[str, Any], day: date) -> pa.Table:
     known, _ = first_of_each_text(rows["series"])
-    maps = maps_of([labels[text] for text in known.dictionary.to_pylist()]).take(known.indices)
+    maps = table_label_maps([labels[text] for text in known.dictionary.to_pylist()]).take(known.indices)
     rows = rows.append_column("labels", maps)
     rows = rows.append_column("date", pa.repeat(pa.scalar(day, pa.date32()), rows.num_rows))
     return rows.select(LEVEL_ROWS.names).cast(LEVEL_ROWS)

@@ -24,13 +24,13 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 @lru_cache(maxsize=1 << 17)  # the series of a batch are mostly those of the batch before
-def described(entity: str) -> tuple[Pairs, str]:
+def table_labels_of_entity(entity: str) -> tuple[Pairs, str]:
     """The labels of an entity, sorted by name, and its series."""
     return _pairs(entity), hashlib.sha256(entity.encode()).hexdigest()[:32]
 
 
-def entity_from(pairs: Any) -> str:
-    """The entity of labels: what `described` was given."""
+def entity_from_table_labels(pairs: Any) -> str:
+    """The entity of labels: what `table_labels_of_entity` was given."""
     labels = dict(pairs)
     return labels[""] if list(labels) == [""] else entity_of(labels)
 
@@ -38,12 +38,12 @@ def entity_from(pairs: Any) -> str:
 def label_columns(entities: Any) -> tuple[Any, Any]:
     """The maps and the series of a column of entities; each entity is parsed once."""
     coded = one_array(entities.dictionary_encode() if not pa.types.is_dictionary(entities.type) else entities)
-    found = [described(entity) for entity in coded.dictionary.to_pylist()]
+    found = [table_labels_of_entity(entity) for entity in coded.dictionary.to_pylist()]
     series = pa.array([one for _, one in found], pa.string())
-    return maps_of([pairs for pairs, _ in found]).take(coded.indices), series.take(coded.indices)
+    return table_label_maps([pairs for pairs, _ in found]).take(coded.indices), series.take(coded.indices)
 
 
-def maps_of(labels: list[Pairs]) -> Any:
+def table_label_maps(labels: list[Pairs]) -> Any:
     return pa.array([list(pairs) for pairs in labels], LABELS)
 
 
@@ -51,7 +51,7 @@ def entity_column(labels: Any, series: Any) -> Any:
     """The entities of a column of maps; rows of one series have the same."""
     known, first = first_of_each_text(series)
     pairs = one_array(labels).take(pa.array(first)).to_pylist()
-    texts = pa.array([entity_from(some) for some in pairs], pa.string())
+    texts = pa.array([entity_from_table_labels(some) for some in pairs], pa.string())
     return texts.take(known.indices)
 
 

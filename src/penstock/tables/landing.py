@@ -128,12 +128,12 @@ class FileWriter:
         for day, (path, writer) in self._files.items():
             writer.close()
             metadata = pq.read_metadata(path)
-            stats = json.dumps(stats_of(metadata), allow_nan=False)
+            stats = json.dumps(table_file_stats(metadata), allow_nan=False)
             found.append(Written(self._name, str(path), path.stat().st_size, metadata.num_rows, stats, day))
         return found
 
 
-def check_visible(written: Sequence[Written]) -> None:
+def check_landed_files(written: Sequence[Written]) -> None:
     """RowsMissing unless the driver sees every reported file at its full size."""
     for file in written:
         try:
@@ -149,7 +149,7 @@ def check_visible(written: Sequence[Written]) -> None:
             )
 
 
-def stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
+def table_file_stats(metadata: pq.FileMetaData) -> dict[str, Any]:
     """Bounds of every column, wide ones where Parquet has none: a reader may take a column without for an empty one."""
     stats: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     columns = [metadata.schema.column(n).path for n in range(len(metadata.schema))]

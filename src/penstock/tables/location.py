@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.errors import ConfigError
 
 
-def local_folder(location: str | os.PathLike[str], field: str) -> Path:
+def local_tables_folder(location: str | os.PathLike[str], field: str) -> Path:
     """The folder of a path or a `file://` URI.
 
     ConfigError for any other scheme: taken for a path, `s3://bucket` would become a folder `s3:` on this machine.

@@ -11,7 +11,7 @@ from functools import partial
 from penstock.errors import TableConflict
 from penstock.model.definition import Definitions
 from penstock.model.level import Level
-from penstock.tables.fold import Run, run_here
+from penstock.tables.fold import Run, run_folds_here
 from penstock.tables.port import SCHEMAS, TOP_N, Tables
 from penstock.telemetry import Sample
 
@@ -20,7 +20,9 @@ STEPS = ("fold", "expire", "vacuum")
 HOURS = 24  # until vacuum removes a dead file: a reader that began before the last fold may still be at work
 
 
-def expire(tables: Tables, keep: Mapping[str, float], defined: Definitions, now: datetime) -> Iterator[tuple[str, int]]:
+def expire_tables(
+    tables: Tables, keep: Mapping[str, float], defined: Definitions, now: datetime
+) -> Iterator[tuple[str, int]]:
     """Delete what is older than its metric's lifetime, else its table's (`keep`, seconds); table and rows that went."""
     for name in SCHEMAS:
         yield name, expire_table(tables, name, keep[name], defined, now)
@@ -50,7 +52,7 @@ class Maintenance:
         definitions: Callable[[], Definitions],
         *,
         fold_every: float | None = None,
-        run: Run = run_here,
+        run: Run = run_folds_here,
     ) -> None:
         self._tables = tables
         self._every = every

@@ -31,12 +31,19 @@ import pyarrow.parquet as pq
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.tables.fold import Run, TableFile, checked_reports, plan_folds, run_here
-from penstock.tables.landing import FileLanding, Written, check_visible
-from penstock.tables.location import local_folder
-from penstock.tables.port import Batch, Compaction, Description, doomed_metrics
-from penstock.tables.pruning import metrics_in, pruned_copy
-from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, as_partials, as_records, check_format
+from penstock.tables.fold import Run, TableFile, checked_fold_reports, plan_folds, run_folds_here
+from penstock.tables.landing import FileLanding, Written, check_landed_files
+from penstock.tables.location import local_tables_folder
+from penstock.tables.port import Batch, Compaction, Description, expired_table_rows
+from penstock.tables.pruning import metrics_in_table_file, pruned_table_file
+from penstock.tables.table_rows import (
+    FORMAT,
+    SCHEMAS,
+    TOP_N,
+    check_table_format,
+    table_rows_as_partials,
+    table_rows_as_records,
+)
 
 _GUARD = "_guard.json"
 _FORMAT = "_format"
@@ -63,7 +70,7 @@ class ParquetTables:
     """The tables below one folder."""
 
     def __init__(self, location: str) -> None:
-        self.folder = local_folder(location, "tables")
+        self.folder = local_tables_folder(location, "tables")
         self.location = f"parquet:{self.folder}"
         self.conflicts = 0  # a lock lets one append at a time through
 
@@ -76,7 +83,7 @@ class ParquetTables:
         return self._landing(*SCHEMAS)
 
     def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
-        check_visible(written)
+        check_landed_files(written)
         with self._alone(name):
             if not batch.wanted_by(name, self.held(name, batch.versions)):
                 return False
@@ -85,7 +92,7 @@ class ParquetTables:
 
     def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
         """Begin a table with these rows and guards."""
-        check_visible(written)
+        check_landed_files(written)
         with self._alone(name):
             self._publish(name, "batch", written, versions, ())
 
@@ -97,7 +104,7 @@ class ParquetTables:
         end: datetime,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        check_visible(written)
+        check_landed_files(written)
         with self._alone(name):
             check()
             doomed = [file for file in self.files(name) if start.date() <= file.date < end.date()]
@@ -106,17 +113,17 @@ class ParquetTables:
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
     ) -> pa.Table:
-        return as_partials(self._rows(level.value, start, end, metric))
+        return table_rows_as_partials(self._rows(level.value, start, end, metric))
 
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
-        return as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
+        return table_rows_as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
-    def compact(self, name: str, run: Run = run_here) -> Compaction:
+    def compact(self, name: str, run: Run = run_folds_here) -> Compaction:
         before = self.describe(name)
         landing = self._landing(name)
         for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
-            written = checked_reports(name, fold, run(fold.tasks))
-            check_visible(written)
+            written = checked_fold_reports(name, fold, run(fold.tasks))
+            check_landed_files(written)
             with self._alone(name):
                 if not set(fold.replaced) <= set(self.files(name)):
                     raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again")
@@ -134,14 +141,14 @@ class ParquetTables:
                 for file in self.files(name):
                     if file.date >= before.date() or file.is_final != (kind == "final"):
                         continue
-                    there = metrics_in(file.path) if metrics or but_not else {""}
+                    there = metrics_in_table_file(file.path) if metrics or but_not else {""}
                     doomed = there & set(metrics) if metrics else there - set(but_not)
                     if not doomed:
                         continue
                     removed.append(file)
                     if doomed != there:
-                        kept = ~doomed_metrics(metrics, but_not)
-                        added += pruned_copy(file.path, name, self._landing(name), kept, file.date)
+                        kept = ~expired_table_rows(metrics, but_not)
+                        added += pruned_table_file(file.path, name, self._landing(name), kept, file.date)
                 if removed:
                     self._publish(name, kind, added, self._versions(name), removed)
                     gone += sum(file.rows for file in removed) - sum(file.rows for file in added)
@@ -189,7 +196,7 @@ class ParquetTables:
         folders = [path for path in sorted(root.iterdir()) if path.name[0] not in "._"]
         if folders:
             form = root / _FORMAT
-            check_format(int(form.read_text()) if form.exists() else 1, self.location, name)
+            check_table_format(int(form.read_text()) if form.exists() else 1, self.location, name)
         return folders
 
     def _versions(self, name: str) -> dict[str, int]:

@@ -27,7 +27,7 @@ from penstock.model.grouping import grouped
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, first_of_each
 from penstock.model.segment import Origin
-from penstock.tables.fold import Run, run_here
+from penstock.tables.fold import Run, run_folds_here
 from penstock.tables.landing import Landing, Written
 from penstock.tables.table_rows import RECORDS, TOP_KEPT, records_kept, top_records
 from penstock.tables.table_rows import SCHEMAS as SCHEMAS
@@ -47,7 +47,7 @@ class Batch:
     def versions(self) -> dict[str, int]:
         """The guard: what a table says of itself once it has this batch; application and version, as Delta says."""
         return {self.application(writer): last for writer, last in self.end.items()} | {
-            queue_application(writer, origin): self.end[writer] for writer, origin in self.origins.items()
+            table_application_of_queue(writer, origin): self.end[writer] for writer, origin in self.origins.items()
         }
 
     def application(self, writer: str) -> str:
@@ -71,7 +71,7 @@ class Batch:
                     "tables of this job and run it again over the segments"
                 )
         for writer, origin in self.origins.items():
-            there = held.get(queue_application(writer, origin), -1)
+            there = held.get(table_application_of_queue(writer, origin), -1)
             if there > self.start.get(writer, -1) and origin[1] <= there:
                 raise TableConflict(
                     f"table {table!r} holds the queue of writer {writer!r} up to sequence {there}, added from another "
@@ -81,7 +81,7 @@ class Batch:
         return True
 
 
-def queue_application(writer: str, origin: Origin) -> str:
+def table_application_of_queue(writer: str, origin: Origin) -> str:
     """By what a table says how far it holds a queue, whichever folder its segments lay in."""
     return f"penstock/queue/{origin[0]}/{writer}"
 
@@ -128,7 +128,7 @@ class Tables(Protocol):
         """The rows of the top-n table as they lie there (schema `RECORDS`), from `start` on."""
         ...
 
-    def compact(self, name: str, run: Run = run_here) -> "Compaction":
+    def compact(self, name: str, run: Run = run_folds_here) -> "Compaction":
         """Make the rows of each series and bucket one that is final; readers and the running job are not disturbed.
 
         `run` runs the tasks of it, here or on executors.
@@ -184,7 +184,7 @@ def open_tables(location: str) -> Tables:
     return DeltaTables(location)
 
 
-def doomed_metrics(metrics: tuple[str, ...], but_not: tuple[str, ...]) -> Any:
+def expired_table_rows(metrics: tuple[str, ...], but_not: tuple[str, ...]) -> Any:
     """What `expire` deletes of a day, as an expression of pyarrow."""
     if metrics:
         return pc.field("metric").isin(pa.array(metrics, pa.string()))

@@ -27,11 +27,19 @@ from penstock.errors import ConfigError, MissingRequirement, RowsMissing, Tables
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS
 from penstock.secret_text import redacted
-from penstock.tables.fold import Run, fold_rows, run_here
+from penstock.tables.fold import Run, fold_rows, run_folds_here
 from penstock.tables.landing import Written
 from penstock.tables.port import Batch, Compaction, Description
-from penstock.tables.postgres_rows import TYPES, from_rows, to_csv
-from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, as_partials, as_records, check_format
+from penstock.tables.postgres_rows import TYPES, postgres_rows_as_csv, table_from_postgres_rows
+from penstock.tables.table_rows import (
+    FORMAT,
+    IDENTITY_OF,
+    SCHEMAS,
+    TOP_N,
+    check_table_format,
+    table_rows_as_partials,
+    table_rows_as_records,
+)
 
 _STAGED = "penstock_staged_"
 _FOLD_ROWS = 50_000  # increments that are folded at once
@@ -105,12 +113,12 @@ class PostgresTables:
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
     ) -> pa.Table:
-        return as_partials(self._rows(level.value, start, end, metric))
+        return table_rows_as_partials(self._rows(level.value, start, end, metric))
 
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
-        return as_records(self._rows(TOP_N, start, None, metric, level.value))
+        return table_rows_as_records(self._rows(TOP_N, start, None, metric, level.value))
 
-    def compact(self, name: str, run: Run = run_here) -> Compaction:
+    def compact(self, name: str, run: Run = run_folds_here) -> Compaction:
         before = self.describe(name)
         with self._connect() as connection:
             self._prepare(connection, name)
@@ -137,13 +145,13 @@ class PostgresTables:
         with connection.transaction():
             rows = connection.execute(taking, (day, *bounds, day)).fetchall()
             if rows:
-                self._copy(connection, name, fold_rows(name, from_rows(name, rows)))
+                self._copy(connection, name, fold_rows(name, table_from_postgres_rows(name, rows)))
 
     def _copy(self, connection: psycopg.Connection[Any], name: str, rows: pa.Table) -> None:
         columns = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
         copying = sql.SQL("copy {} ({}) from stdin (format csv)").format(_table(name), columns)
         with connection.cursor() as cursor, cursor.copy(copying) as copy:
-            copy.write(to_csv(rows))
+            copy.write(postgres_rows_as_csv(rows))
 
     def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
         gone = 0
@@ -247,7 +255,7 @@ class PostgresTables:
         if there[1] is not None:
             comment = there[2] or ""
             found = int(comment.removeprefix(_FORMAT)) if comment.startswith(_FORMAT) else 1
-            check_format(found, self.location, name)
+            check_table_format(found, self.location, name)
             if there[0] is not None:
                 return
         columns = [
@@ -326,7 +334,7 @@ class PostgresTables:
         with self._connect() as connection:
             self._prepare(connection, name)
             query = sql.SQL("select {} from {}").format(columns, _table(name)) + where
-            return from_rows(name, connection.execute(query, tuple(given.values())).fetchall())
+            return table_from_postgres_rows(name, connection.execute(query, tuple(given.values())).fetchall())
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +374,7 @@ class StagedWriter:
         rows = rows.add_column(0, "attempt", pa.repeat(pa.scalar(self._attempt), rows.num_rows))
         columns = sql.SQL(", ").join(map(sql.Identifier, rows.schema.names))
         copying = sql.SQL("copy {} ({}) from stdin (format csv)").format(sql.Identifier(self._staged), columns)
-        data = to_csv(rows)
+        data = postgres_rows_as_csv(rows)
         with self._connection.cursor() as cursor, cursor.copy(copying) as copy:
             copy.write(data)
         self._rows += rows.num_rows

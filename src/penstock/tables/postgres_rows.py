@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from penstock.tables.labels import LABELS, entity_from, first_of_each_text
+from penstock.tables.labels import LABELS, entity_from_table_labels, first_of_each_text
 from penstock.tables.table_rows import DISTRIBUTION, SCHEMAS
 
 TYPES = {
@@ -27,7 +27,7 @@ TYPES = {
 _NUL = "\N{REPLACEMENT CHARACTER}"
 
 
-def to_csv(rows: pa.Table) -> bytes:
+def postgres_rows_as_csv(rows: pa.Table) -> bytes:
     """Rows for COPY in the form csv: texts quoted, nulls bare."""
     for place, field in enumerate(rows.schema):
         column = rows[field.name]
@@ -45,7 +45,7 @@ def to_csv(rows: pa.Table) -> bytes:
     return bytes(text.getvalue())
 
 
-def from_rows(name: str, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+def table_from_postgres_rows(name: str, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
     """Rows of a query as a table."""
     schema = SCHEMAS[name]
     columns: list[Any] = list(map(list, zip(*rows))) or [[] for _ in schema]
@@ -65,4 +65,4 @@ def _labels_as_json(maps: Any, known_by: Any) -> Any:
 
 def _storable(pairs: list[tuple[str, str]]) -> dict[str, str]:
     has_nul = any("\0" in name or "\0" in text for name, text in pairs)
-    return {"": entity_from(pairs)} if has_nul else dict(pairs)
+    return {"": entity_from_table_labels(pairs)} if has_nul else dict(pairs)

@@ -11,7 +11,7 @@ from penstock.tables.landing import FileLanding, Written
 from penstock.tables.table_rows import SCHEMAS
 
 
-def metrics_in(path: str) -> set[str]:
+def metrics_in_table_file(path: str) -> set[str]:
     """The metrics of a file. A row group whose bounds are one metric is not read."""
     found: set[str] = set()
     with pq.ParquetFile(path, read_dictionary=["metric"]) as file:
@@ -26,7 +26,7 @@ def metrics_in(path: str) -> set[str]:
     return found
 
 
-def pruned_copy(path: str, table: str, landing: FileLanding, kept: Any, day: date) -> list[Written]:
+def pruned_table_file(path: str, table: str, landing: FileLanding, kept: Any, day: date) -> list[Written]:
     """The rows of a file that meet `kept`, written anew, one row group after another."""
     writer = landing.writer(table)
     with pq.ParquetFile(path) as file:

@@ -92,7 +92,7 @@ class MetricSummary:
     newest: datetime
 
 
-def answer(tables: Tables, question: Question, now: datetime | None = None) -> list[QueryRow]:
+def answer_from_tables(tables: Tables, question: Question, now: datetime | None = None) -> list[QueryRow]:
     """The rows that answer, by group and time. PenstockError says what is not there and what to do."""
     now = now or datetime.now(UTC)
     level = question.level_read()
@@ -107,7 +107,7 @@ def answer(tables: Tables, question: Question, now: datetime | None = None) -> l
         partials = _with_percentiles(partials, question.metric)
     _check_labels(partials, question)
     partials, newest = _with_newest_apart(partials, question.by)
-    partials = grouped(partials, question.by)
+    partials = grouped_for_query(partials, question.by)
     if question.top is not None:
         partials, newest = _one_bucket(partials, since), _one_bucket(newest, since)
         minutes = max(1, int((now - since).total_seconds() // 60))
@@ -122,7 +122,7 @@ def _with_newest_apart(partials: pa.Table, by: Sequence[str]) -> tuple[pa.Table,
     others, newest = partials.filter(pc.invert(is_newest)), partials.filter(is_newest)
     if not others.num_rows:
         return partials, newest.slice(0, 0)
-    cut = grouped(newest, by)
+    cut = grouped_for_query(newest, by)
     series = Counter(entity for _, entity in set(zip(newest["entity"].to_pylist(), cut["entity"].to_pylist())))
     alone = pa.array([entity for entity, count in series.items() if count == 1], pa.string())
     return others, cut.filter(pc.is_in(cut["entity"], alone))
@@ -137,7 +137,7 @@ def _with_last(rows: list[QueryRow], newest: pa.Table, level: Level) -> list[Que
     return [replace(row, last=found.get((row.time, entity_of(row.group)))) for row in rows]
 
 
-def metrics_of(tables: Tables, now: datetime | None = None) -> list[MetricSummary]:
+def metrics_in_tables(tables: Tables, now: datetime | None = None) -> list[MetricSummary]:
     """Every metric that the tables hold; of those that days do without, the ones of the last week or hours."""
     now = now or datetime.now(UTC)
     newest = {level: tables.describe(level.value).newest for level in (Level.MINUTE, Level.DAY)}
@@ -161,7 +161,7 @@ def _bucket_of(moment: datetime, width: timedelta) -> datetime:
     return _FIRST + (moment - _FIRST) // width * width
 
 
-def grouped(partials: pa.Table, by: Sequence[str]) -> pa.Table:
+def grouped_for_query(partials: pa.Table, by: Sequence[str]) -> pa.Table:
     """With entities cut down to the labels that were asked for."""
     if ALL in by:
         return partials
@@ -265,11 +265,11 @@ def _top_records(tables: Tables, question: Question, since: datetime) -> pa.Tabl
 
 
 def _why_nothing(tables: Tables, question: Question, level: Level) -> str:
-    known = {one.metric for one in metrics_of(tables)} | {
+    known = {one.metric for one in metrics_in_tables(tables)} | {
         metric for level in Level for metric in pc.unique(tables.records(level)["metric"]).to_pylist()
     }
     if not known:
-        return nothing_yet(tables)
+        return no_tables_yet(tables)
     if question.metric not in known:
         close = difflib.get_close_matches(question.metric, known, n=3, cutoff=0.5)
         meant = f"did you mean {', '.join(close)}?" if close else "`penstock query` alone lists what there is"
@@ -281,7 +281,7 @@ def _why_nothing(tables: Tables, question: Question, level: Level) -> str:
     return f"{question.metric} has nothing that recent: its newest {level.value} is {last}, ask with a longer --since"
 
 
-def nothing_yet(tables: Tables) -> str:
+def no_tables_yet(tables: Tables) -> str:
     """What to do where there are no tables. OSError for folders that may not be read: to a store they do not exist."""
     folder = tables.location.removeprefix("parquet:")
     for place in (folder, *(os.path.join(folder, name) for name in SCHEMAS)):

@@ -76,7 +76,7 @@ SORTED_BY = {TOP_N: ("metric", "level", "series", "bucket", "function", "record_
 }
 
 
-def check_format(found: int, location: str, table: str) -> None:
+def check_table_format(found: int, location: str, table: str) -> None:
     """TablesOutdated unless a table has the format that is written here."""
     if found < FORMAT:
         raise TablesOutdated(
@@ -90,12 +90,12 @@ def check_format(found: int, location: str, table: str) -> None:
         )
 
 
-def date_of(buckets: Any) -> Any:
+def table_date_of(buckets: Any) -> Any:
     """The day of each bucket, in UTC."""
     return one_array(buckets).cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
 
 
-def sorted_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+def sorted_table_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Rows in the order of these columns. Texts are compared once for each that differs."""
     order = np.lexsort([_comparable(rows[key]) for key in reversed(keys)])
     return rows.take(pa.array(order))
@@ -111,38 +111,40 @@ def _comparable(column: Any) -> Any:
     return places[coded.indices.to_numpy()]
 
 
-def packed(partials: pa.Table) -> pa.Table:
+def packed_table_rows(partials: pa.Table) -> pa.Table:
     """Partials as rows of the schema `PACKED_ROWS`; records of a top-n are left out."""
     if not partials.num_rows:
         return PACKED_ROWS.empty_table()
     rows, entries = series_rows(partials)
-    return rows.append_column("distribution", distributions(entries, _has_parts(rows))).cast(PACKED_ROWS)
+    return rows.append_column("distribution", distributions_as_table_column(entries, _has_parts(rows))).cast(
+        PACKED_ROWS
+    )
 
 
-def increments(rows: pa.Table) -> pa.Table:
+def increment_table_rows(rows: pa.Table) -> pa.Table:
     """Packed rows as rows of a level that are not final."""
     labels, series = label_columns(rows["entity"])
     count = rows.num_rows
     found: dict[str, Any] = {name: rows[name] for name in rows.column_names if name != "entity"}
-    found |= {"date": date_of(rows["bucket"]), "labels": labels, "series": series}
+    found |= {"date": table_date_of(rows["bucket"]), "labels": labels, "series": series}
     found |= dict.fromkeys(VALUES, pa.nulls(count, pa.float64()))
     found["is_final"] = pa.repeat(pa.scalar(False), count)
     return pa.table([found[name] for name in LEVEL_ROWS.names], names=LEVEL_ROWS.names).cast(LEVEL_ROWS)
 
 
-def record_increments(records: pa.Table) -> pa.Table:
+def increment_top_n_rows(records: pa.Table) -> pa.Table:
     """Records as rows of the top-n table that are not final."""
     labels, series = label_columns(records["entity"])
     record, record_id = label_columns(records["record"])
     count = records.num_rows
     found: dict[str, Any] = {name: records[name] for name in ("level", "bucket", "metric", "function")}
-    found |= {"date": date_of(records["bucket"]), "labels": labels, "series": series, "record": record}
+    found |= {"date": table_date_of(records["bucket"]), "labels": labels, "series": series, "record": record}
     found |= {"record_id": record_id, "value": records["max"], "rank": pa.nulls(count, pa.int64())}
     found["is_final"] = pa.repeat(pa.scalar(False), count)
     return pa.table([found[name] for name in TOP_N_ROWS.names], names=TOP_N_ROWS.names).cast(TOP_N_ROWS)
 
 
-def as_partials(rows: pa.Table) -> pa.Table:
+def table_rows_as_partials(rows: pa.Table) -> pa.Table:
     """Rows of a level in the schema `PARTIALS`, one for each entry of a distribution.
 
     What is known of the whole row is said by its first entry: `merged` gives the same states of a series as ever, and
@@ -150,7 +152,7 @@ def as_partials(rows: pa.Table) -> pa.Table:
     """
     if not rows.num_rows:
         return PARTIALS.empty_table()
-    entries = entries_of(rows["distribution"])
+    entries = entries_of_table_column(rows["distribution"])
     sizes = np.diff(entries.offsets)
     times = np.maximum(sizes, 1)  # a row without a distribution is its own part 0
     owner = np.repeat(np.arange(len(sizes)), times)
@@ -173,7 +175,7 @@ def as_partials(rows: pa.Table) -> pa.Table:
     return pa.table([found[name] for name in PARTIALS.names], names=PARTIALS.names).cast(PARTIALS)
 
 
-def as_records(rows: pa.Table) -> pa.Table:
+def table_rows_as_records(rows: pa.Table) -> pa.Table:
     """Rows of the top-n table in the schema `RECORDS`."""
     if not rows.num_rows:
         return RECORDS.empty_table()
@@ -202,7 +204,7 @@ def records_kept(function: str) -> int:
     return int(Function.parse(function).parameters[0])
 
 
-def entries_of(column: Any) -> Entries:
+def entries_of_table_column(column: Any) -> Entries:
     """A column of distributions as arrays."""
     lists = one_array(column)
     sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
@@ -211,7 +213,7 @@ def entries_of(column: Any) -> Entries:
     return Entries(np.r_[0, np.cumsum(sizes)], indexes.astype(np.int64), numbers.astype(np.int64))
 
 
-def distributions(entries: Entries, is_valid: Any) -> Any:
+def distributions_as_table_column(entries: Entries, is_valid: Any) -> Any:
     """Entries as a column; null where `is_valid` is not, which have their entries left out."""
     sizes = np.diff(entries.offsets)
     kept = np.repeat(is_valid, sizes)
@@ -257,9 +259,9 @@ def _made_final(rows: pa.Table, level: Level) -> pa.Table:
     for state in STATES:
         merged = MERGES[state.merge].reduceat(rows[state.name].to_numpy(), starts)
         made = made.append_column(state.name, pa.array(merged))
-    entries = _merged_entries(entries_of(rows["distribution"]), owner, made)
+    entries = _merged_entries(entries_of_table_column(rows["distribution"]), owner, made)
     finals = with_values(made, entries, level)
-    finals = finals.append_column("distribution", distributions(entries, _has_parts(made)))
+    finals = finals.append_column("distribution", distributions_as_table_column(entries, _has_parts(made)))
     finals = finals.append_column("is_final", pa.repeat(pa.scalar(True), finals.num_rows))
     return finals.select(rows.column_names).cast(rows.schema)
 
@@ -271,7 +273,7 @@ def _without_overtaken(rows: pa.Table) -> pa.Table:
         return rows
     starts = group_starts(rows, IDENTITY_OF[Level.MINUTE.value])
     sizes = np.diff(np.r_[starts, rows.num_rows])
-    entries = entries_of(rows["distribution"])
+    entries = entries_of_table_column(rows["distribution"])
     times = np.full(rows.num_rows, np.iinfo(np.int64).min)
     has_entry = np.diff(entries.offsets) > 0
     times[has_entry] = entries.indexes[entries.offsets[1:][has_entry] - 1]
@@ -297,8 +299,8 @@ def _merged_entries(entries: Entries, owner: Any, made: pa.Table) -> Entries:
 
 def folded_records(rows: pa.Table) -> pa.Table:
     """Rows of the top-n table, whole, made final: of each series and bucket the greatest, each with its rank."""
-    best = top_records(as_records(rows), records_kept)
-    made = record_increments(best)
+    best = top_records(table_rows_as_records(rows), records_kept)
+    made = increment_top_n_rows(best)
     starts = group_starts(best, ("level", *SERIES))
     sizes = np.diff(np.r_[starts, best.num_rows])
     ranks = np.arange(best.num_rows) - np.repeat(starts, sizes) + 1

@@ -34,9 +34,9 @@ from penstock.tables.table_rows import (
     RECORDS,
     SCHEMAS,
     TOP_N,
-    increments,
-    packed,
-    record_increments,
+    increment_table_rows,
+    increment_top_n_rows,
+    packed_table_rows,
     records_kept,
     top_records,
 )
@@ -47,7 +47,7 @@ OLD_TOP = ["metric", "function", "bucket", "entity", "record", "max"]
 Points = Counter[tuple[str, str]]  # by metric and function
 
 
-def upgrade(tables: Tables) -> Iterator[tuple[str, int]]:
+def upgrade_tables(tables: Tables) -> Iterator[tuple[str, int]]:
     """Convert every table that has format 1; its name and how many points it holds."""
     if tables.location.startswith("postgres"):
         from penstock.tables.postgres import PostgresTables
@@ -55,12 +55,12 @@ def upgrade(tables: Tables) -> Iterator[tuple[str, int]]:
         assert isinstance(tables, PostgresTables)
         for name in SCHEMAS:
             if tables.is_outdated(name):
-                with tables.converting(name, old_columns(name), BATCH_ROWS) as (batches, write):
+                with tables.converting(name, old_table_columns(name), BATCH_ROWS) as (batches, write):
                     before, after = Points(), Points()
                     for rows in batches:
-                        before += points_of(rows)
-                        made = converted(name, rows)
-                        after += points_of(made)
+                        before += points_of_old_table(rows)
+                        made = converted_table_rows(name, rows)
+                        after += points_of_old_table(made)
                         write(made)
                     _check(name, before, after)
                 yield name, sum(before.values())
@@ -83,16 +83,16 @@ def upgrade(tables: Tables) -> Iterator[tuple[str, int]]:
         shutil.rmtree(folder / rest, ignore_errors=True)
 
 
-def old_columns(name: str) -> list[str]:
+def old_table_columns(name: str) -> list[str]:
     return OLD_TOP if name == TOP_N else OLD_LEVEL
 
 
-def converted(name: str, rows: pa.Table) -> pa.Table:
+def converted_table_rows(name: str, rows: pa.Table) -> pa.Table:
     """Rows of format 1 as increments. Entities of a top-n are left out: they are ranked when they are read."""
     if name != TOP_N:
         record = pa.nulls(rows.num_rows, pa.string())
         partials = rows.append_column("record", record).select(PARTIALS.names).cast(PARTIALS)
-        return increments(packed(partials))
+        return increment_table_rows(packed_table_rows(partials))
     rows = rows.filter(pc.is_valid(rows["record"]))
     found = []
     for level in Level:
@@ -101,10 +101,10 @@ def converted(name: str, rows: pa.Table) -> pa.Table:
         placed = rows.set_column(rows.schema.get_field_index("bucket"), "bucket", buckets)
         placed = placed.append_column("level", pa.repeat(pa.scalar(level.value), rows.num_rows))
         found.append(top_records(placed.select(RECORDS.names).cast(RECORDS), records_kept))
-    return record_increments(pa.concat_tables(found))
+    return increment_top_n_rows(pa.concat_tables(found))
 
 
-def points_of(rows: pa.Table) -> Points:
+def points_of_old_table(rows: pa.Table) -> Points:
     """The points of each metric; not of functions of which rows come and go without any loss."""
     if "count" not in rows.column_names or not rows.num_rows:
         return Points()
@@ -133,20 +133,20 @@ def _written(tables: DeltaTables | ParquetTables, name: str, batches: Iterable[p
     """What is written of old rows for the new table, once it is checked that its files hold all points."""
     writer, before, after = tables.landing("upgrade").writer(name), Points(), Points()
     for rows in batches:
-        before += points_of(rows)
-        writer.write(converted(name, rows))
+        before += points_of_old_table(rows)
+        writer.write(converted_table_rows(name, rows))
     written = writer.close()
     if name != TOP_N:
         for file in written:
             columns = ["metric", "function", "count"]
             for batch in pq.ParquetFile(file.place).iter_batches(columns=columns):
-                after += points_of(pa.Table.from_batches([batch]))
+                after += points_of_old_table(pa.Table.from_batches([batch]))
         _check(name, before, after)
     return written, before
 
 
 def _batches(dataset: Any, name: str) -> Iterator[pa.Table]:
-    for batch in dataset.to_batches(columns=old_columns(name), batch_size=BATCH_ROWS):
+    for batch in dataset.to_batches(columns=old_table_columns(name), batch_size=BATCH_ROWS):
         if batch.num_rows:
             yield pa.Table.from_batches([batch])
 
