@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.consume.acknowledger import AckTracker
+from penstock.consume.acknowledger import DeliveryAckTracker
 from tests.examples import examples
 
 
@@ -22,8 +22,8 @@ class ModelBroker:
         self.unacked = [one for one in self.unacked if one not in done]
 
 
-def tracker_of(*tags: int) -> AckTracker:
-    tracker = AckTracker()
+def tracker_of(*tags: int) -> DeliveryAckTracker:
+    tracker = DeliveryAckTracker()
     for tag in tags:
         tracker.delivered(tag)
     return tracker
@@ -32,7 +32,7 @@ def tracker_of(*tags: int) -> AckTracker:
 @settings(max_examples=examples(60))
 @given(st.data())
 def test_any_order_of_settling_acknowledges_exactly_what_was_handled(data: st.DataObject) -> None:
-    tracker, broker = AckTracker(), ModelBroker()
+    tracker, broker = DeliveryAckTracker(), ModelBroker()
     open_tags: list[int] = []
     handled: set[int] = set()
     delivered = 0

@@ -15,7 +15,7 @@ from penstock.consume.attempts import (
     TRIED,
     attempt_of,
     dead_letter_headers,
-    origin_of,
+    origin_of_message,
     retry_headers,
     returned_too_often,
 )
@@ -56,8 +56,8 @@ def test_copies_for_other_queues_and_the_brokers_count_are_not_repeated(header: 
 
 
 def test_where_a_message_first_came_from_is_believed_if_it_can_be_true() -> None:
-    assert origin_of({EXCHANGE: "events", ROUTING_KEY: "a.b"}, "", "queue") == ("events", "a.b")
-    assert origin_of({EXCHANGE: 5, ROUTING_KEY: None}, "", "queue") == ("", "queue")
+    assert origin_of_message({EXCHANGE: "events", ROUTING_KEY: "a.b"}, "", "queue") == ("events", "a.b")
+    assert origin_of_message({EXCHANGE: 5, ROUTING_KEY: None}, "", "queue") == ("", "queue")
 
 
 @pytest.mark.parametrize("nonsense", ["3", None, -4, True, 2.5, [1]])

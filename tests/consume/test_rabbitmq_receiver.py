@@ -9,7 +9,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from pika import BasicProperties
 
 from penstock.amqp import Message, Reject, Retry
-from penstock.consume.consumer_options import WORKERS_PER_CPU, cpus
+from penstock.consume.consumer_options import WORKERS_PER_CPU, cpus_for_consumers
 from penstock.decode.outcome import Format
 from penstock.errors import BrokerError, ConfigError
 from penstock.protobuf import field_bytes, field_double, field_varint
@@ -215,7 +215,7 @@ def test_several_queues_are_consumed_each_with_the_prefetch_that_is_set(
     wait_until(lambda: sink.values("orders") == [2.0, 2.0])
     consumers = receiver._registry.stats().consumers
     assert {name: (one.prefetch, one.workers) for name, one in consumers.items()} == dict.fromkeys(
-        queues, (7, WORKERS_PER_CPU * cpus())
+        queues, (7, WORKERS_PER_CPU * cpus_for_consumers())
     )
     receiver.close(10.0)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pika import BasicProperties
 from pika.frame import Body, Header
 
-from penstock.consume.unreadable_headers import RAW, UnreadableHeaders, without_headers
+from penstock.consume.unreadable_headers import RAW, UnreadableHeaders, amqp_frame_without_headers
 
 texts = st.none() | st.text(max_size=20)
 settings = st.fixed_dictionaries(
@@ -20,7 +20,7 @@ settings = st.fixed_dictionaries(
 def test_everything_but_the_table_is_read(said: dict[str, Any], body_size: int, headers: dict[str, int]) -> None:
     frame = Header(7, body_size, BasicProperties(headers=headers, **said)).marshal()
 
-    size, header = without_headers(frame + b"what follows", ValueError("why")) or (0, None)
+    size, header = amqp_frame_without_headers(frame + b"what follows", ValueError("why")) or (0, None)
 
     assert header is not None
     assert (size, header.channel_number, header.body_size) == (len(frame), 7, body_size)
@@ -32,5 +32,5 @@ def test_everything_but_the_table_is_read(said: dict[str, Any], body_size: int, 
 
 
 def test_what_has_no_table_is_left_to_pika() -> None:
-    assert without_headers(Body(1, b"body").marshal(), ValueError()) is None
-    assert without_headers(Header(1, 4, BasicProperties(type="a")).marshal(), ValueError()) is None
+    assert amqp_frame_without_headers(Body(1, b"body").marshal(), ValueError()) is None
+    assert amqp_frame_without_headers(Header(1, 4, BasicProperties(type="a")).marshal(), ValueError()) is None

@@ -16,7 +16,7 @@ from penstock.consume.delivery import Delivery, Generation
 OFFSET = "x-stream-offset"
 
 
-class AckTracker:
+class DeliveryAckTracker:
     """The settled deliveries of one channel. Does no I/O; one thread only."""
 
     __slots__ = ("_due", "_last", "_settled", "oldest")
@@ -67,7 +67,7 @@ class AckTracker:
         return newest, sorted(tag for tag in due if tag > self.oldest)
 
 
-class StreamPosition:
+class ConsumerStreamPosition:
     """The offset of a stream to go on from after a reconnect. I/O thread only.
 
     A stream keeps what was read; an ack is only credit for more. Within one process we resume after the last
@@ -95,17 +95,17 @@ class StreamPosition:
         return args if self._resume is None else {**args, OFFSET: self._resume}
 
 
-class Acknowledger:
+class DeliveryAcknowledger:
     """Settles deliveries. I/O thread only.
 
     Whatever is asked for a delivery of a lost channel, or for one that is settled, is left undone: the broker has the
     first back already, and the second happens where messages are acknowledged early.
     """
 
-    def __init__(self, position: StreamPosition | None) -> None:
+    def __init__(self, position: ConsumerStreamPosition | None) -> None:
         self.channel: Channel | None = None
         self.generation = Generation()
-        self.tracker = AckTracker()
+        self.tracker = DeliveryAckTracker()
         self.frames = 0
         self._position = position
 
@@ -114,7 +114,7 @@ class Acknowledger:
         self.channel = None
         self.generation.lost = True
         self.generation = Generation()
-        self.tracker = AckTracker()
+        self.tracker = DeliveryAckTracker()
         if self._position:
             self._position.lose()
 

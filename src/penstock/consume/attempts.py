@@ -34,7 +34,7 @@ def attempt_of(headers: Mapping[str, Any] | None) -> int:
     return _count(headers or {}, ATTEMPTS) + 1
 
 
-def origin_of(headers: Mapping[str, Any], exchange: str, routing_key: str) -> tuple[str, str]:
+def origin_of_message(headers: Mapping[str, Any], exchange: str, routing_key: str) -> tuple[str, str]:
     """The exchange and routing key that the message first came with."""
     first, key = headers.get(EXCHANGE), headers.get(ROUTING_KEY)
     return first if isinstance(first, str) else exchange, key if isinstance(key, str) else routing_key

@@ -17,7 +17,7 @@ class Timers(Protocol):
     def cancel(self, timer: object) -> None: ...
 
 
-class Batcher:
+class MessageBatcher:
     """Collects the deliveries of each route with batches until one is full or its first message has waited enough.
 
     I/O thread only.

@@ -16,21 +16,21 @@ from penstock.broker import Broker, abandon, reason_of
 from penstock.consume.backoff_policy import BackoffPolicy, RetryDelay
 from penstock.consume.declarations import Declarations
 from penstock.consume.delivery import Generation
-from penstock.consume.publisher import Done, Publisher
+from penstock.consume.publisher import ConsumerPublisher, Done
 from penstock.consume.subscription import Subscription
-from penstock.consume.topology import Steps, Topology, advance
+from penstock.consume.topology import Steps, Topology, advance_amqp_topology
 from penstock.consume.unreadable_headers import ForgivingConnection
 from penstock.errors import BrokerError
 
 log = logging.getLogger(__name__)
 
 
-class BrokerConnection:
+class ConsumerConnection:
     """The connection of a registry, for as long as it runs: lost ones are replaced. Everything but `start`, `call`,
     `close` and the plain fields belongs to the I/O thread."""
 
     def __init__(self, broker: Broker, declarations: Declarations, reconnect: BackoffPolicy) -> None:
-        self._publisher = Publisher(broker)
+        self._publisher = ConsumerPublisher(broker)
         self.subscriptions: list[Subscription] = []
         self.connected = False  # the connection is up and its topology declared
         self.reconnects = 0
@@ -126,7 +126,7 @@ class BrokerConnection:
             return
         self._connection = ForgivingConnection(
             parameters,
-            on_open_callback=lambda connection: advance(self._set_up(connection)),
+            on_open_callback=lambda connection: advance_amqp_topology(self._set_up(connection)),
             on_open_error_callback=lambda _, error: self._failed(reason_of(error)),
             on_close_callback=self._on_closed,
             custom_ioloop=self._loop,
@@ -142,7 +142,7 @@ class BrokerConnection:
             if subscription.stopping:
                 continue
             if self._started:  # each by itself: one that is refused now must not hold up the others
-                advance(self._subscribe(connection, subscription))
+                advance_amqp_topology(self._subscribe(connection, subscription))
             else:
                 yield from self._subscribe(connection, subscription)
         if self._started:
@@ -237,7 +237,7 @@ class BrokerConnection:
         connection = self._open_connection()
         unchanged = subscription.acks.generation is lost and not subscription.consuming
         if unchanged and connection is not None and not subscription.stopping:
-            advance(self._restoration(connection, subscription))
+            advance_amqp_topology(self._restoration(connection, subscription))
 
     def _restoration(self, connection: Connection, subscription: Subscription) -> Steps:
         yield from self.topology.declare(connection)

@@ -95,7 +95,7 @@ class ConsumerOptions:
             found.append(f"handler must be callable or have a method handle, got {self.handler!r}")
         elif inspect.isclass(self.handler):
             found.append(f"handler must be an instance, got the class {self.handler.__name__}")
-        elif not takes_one_argument(self.call):
+        elif not handler_takes_one_message(self.call):
             found.append(f"handler must take one argument, the message; got {inspect.signature(self.call)}")
         if self.event_type == "":
             found.append('event_type must not be "" (None takes every type)')
@@ -120,7 +120,7 @@ class ConsumerOptions:
             found.append(f"retry.limit must be <= {MAX_RETRY_DELAY} s, got {self.retry.limit}")
         if self.execution is not None and self.execution not in list(Execution):
             found.append(f"execution must be one of {', '.join(Execution)}, got {self.execution!r}")
-        elif callable(self.call) and is_async(self.call) != (self.runs_as is Execution.ASYNC):
+        elif callable(self.call) and is_async_message_handler(self.call) != (self.runs_as is Execution.ASYNC):
             found.append("execution and handler disagree: a coroutine function runs as async, and nothing else does")
         return found
 
@@ -137,7 +137,7 @@ class ConsumerOptions:
     @property
     def runs_as(self) -> Execution:
         if self.execution is None:
-            return Execution.ASYNC if is_async(self.call) else Execution.THREAD
+            return Execution.ASYNC if is_async_message_handler(self.call) else Execution.THREAD
         return Execution(self.execution)
 
     @property
@@ -145,7 +145,7 @@ class ConsumerOptions:
         return DeadLetters(exchange=self.dead_letter) if isinstance(self.dead_letter, str) else self.dead_letter
 
 
-def takes_one_argument(call: Callable[..., Any]) -> bool:
+def handler_takes_one_message(call: Callable[..., Any]) -> bool:
     try:
         inspect.signature(call).bind(None)
     except TypeError:
@@ -155,7 +155,7 @@ def takes_one_argument(call: Callable[..., Any]) -> bool:
     return True
 
 
-def is_async(call: Callable[..., Any]) -> bool:
+def is_async_message_handler(call: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004 - asks what kind it is, not whether
 
 
@@ -173,14 +173,14 @@ class PoolSize:
         return self.workers * (1 + JOBS_PER_WORKER)
 
 
-def cpus() -> int:
+def cpus_for_consumers() -> int:
     """The CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def pool_size(options: ConsumerOptions, batch_size: int = 1, cpu_count: int | None = None) -> PoolSize:
     """The size that the options ask for. `batch_size`: the largest of the consumer's handlers."""
-    cpu_count = cpu_count or cpus()
+    cpu_count = cpu_count or cpus_for_consumers()
     caps = []
     workers = options.workers or cpu_count * (1 if options.runs_as is Execution.PROCESS else WORKERS_PER_CPU)
     if workers > MAX_WORKERS:

@@ -10,7 +10,7 @@ from penstock.consume.delivery import (
     Delivery,
     Job,
     Outcomes,
-    argument_of,
+    handler_argument_of_messages,
     note_outcomes,
     outcomes_of_answer,
     outcomes_of_failure,
@@ -18,7 +18,7 @@ from penstock.consume.delivery import (
 from penstock.consume.worker_pool import THREADS, PoolSettings
 
 
-class CoroutineWorkers:
+class ConsumerCoroutines:
     """Async handlers. They share the loop's thread: one that computes keeps all others waiting, but never the I/O."""
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -88,7 +88,7 @@ class CoroutineWorkers:
             return delivery.generation.lost and not self._settings.finish_all
 
     async def _perform(self, job: Job) -> Outcomes:
-        argument = argument_of(job)
+        argument = handler_argument_of_messages(job)
         try:
             answer = await job[0].route.call(argument)
             return outcomes_of_answer(answer, argument) if isinstance(argument, list) else None

@@ -58,7 +58,7 @@ RETURNED = HandlerOutcome(Verdict.RETURN)
 Outcomes = list[HandlerOutcome | None] | None  # one for each message of a job; None: all of them were handled
 
 
-def argument_of(job: Job) -> Message | list[Message]:
+def handler_argument_of_messages(job: Job) -> Message | list[Message]:
     """What the handler of a job is called with."""
     return [delivery.message for delivery in job] if job[0].route.batch_size else job[0].message
 

@@ -23,11 +23,11 @@ class TakesManyBlocks(TakesBlocks, Protocol):
 RETRY_DELAY = 1.0  # seconds until a queue that had no room is asked again
 
 
-def body_of(message: Message) -> bytes:
+def body_of_message(message: Message) -> bytes:
     return message.body
 
 
-def into_queue(queue: TakesBlocks, encode: Callable[[Message], bytes] = body_of) -> Callable[[Message], None]:
+def into_queue(queue: TakesBlocks, encode: Callable[[Message], bytes] = body_of_message) -> Callable[[Message], None]:
     """A handler that pushes each message.
 
     No room, no disk or a queue that closes is not the message's fault: it is tried again for as long as it takes, and
@@ -46,7 +46,7 @@ def into_queue(queue: TakesBlocks, encode: Callable[[Message], bytes] = body_of)
 
 
 def batches_into_queue(
-    queue: TakesManyBlocks, encode: Callable[[Message], bytes] = body_of
+    queue: TakesManyBlocks, encode: Callable[[Message], bytes] = body_of_message
 ) -> Callable[[Sequence[Message]], Answer]:
     """A batch handler that pushes its messages at once: one fsync for all of them.
 

@@ -20,12 +20,12 @@ from penstock.consume.delivery import (
     Job,
     Outcomes,
     Verdict,
-    argument_of,
+    handler_argument_of_messages,
     outcomes_of_answer,
     outcomes_of_failure,
 )
 from penstock.consume.message import Message
-from penstock.consume.thread_workers import ThreadWorkers
+from penstock.consume.thread_workers import ConsumerThreads
 from penstock.consume.worker_pool import THREADS, PoolSettings
 from penstock.errors import ConfigError
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _spawn = multiprocessing.get_context("spawn")
 
 
-class ProcessWorkers(ThreadWorkers):
+class ConsumerProcesses(ConsumerThreads):
     """Handlers in processes."""
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -85,7 +85,7 @@ class ProcessWorkers(ThreadWorkers):
             return child
 
     def _perform(self, job: Job, number: int) -> Outcomes:
-        child, argument = None, argument_of(job)
+        child, argument = None, handler_argument_of_messages(job)
         try:
             child = self._child(number)
             return child.perform(job[0].route.index, argument)

@@ -35,7 +35,7 @@ class _Pending:
     returned: bool = False
 
 
-class Publisher:
+class ConsumerPublisher:
     """Publishes with confirms, over a connection that is opened when it is first needed. I/O thread only.
 
     Loss: `done(True)` comes only when a queue has the message: one that no queue takes counts as failed.
@@ -146,7 +146,7 @@ class Publisher:
                 return
 
 
-def with_headers(properties: BasicProperties, headers: dict[str, Any]) -> BasicProperties:
+def properties_with_message_headers(properties: BasicProperties, headers: dict[str, Any]) -> BasicProperties:
     """The same properties with other headers, fit to be published by us."""
     changed = copy(properties)
     changed.headers = headers

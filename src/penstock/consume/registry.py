@@ -11,23 +11,23 @@ from typing import Self
 from penstock.broker import Broker, Tls
 from penstock.clock import Clock, SystemClock
 from penstock.consume.backoff_policy import BackoffPolicy
-from penstock.consume.broker_connection import BrokerConnection
+from penstock.consume.broker_connection import ConsumerConnection
 from penstock.consume.consumer_options import Execution
-from penstock.consume.coroutine_workers import CoroutineWorkers
+from penstock.consume.coroutine_workers import ConsumerCoroutines
 from penstock.consume.declarations import Declarations
-from penstock.consume.process_workers import ProcessWorkers
-from penstock.consume.stats import Health, RegistryStats, health_of, samples_of, stats_of
+from penstock.consume.process_workers import ConsumerProcesses
+from penstock.consume.stats import Health, RegistryStats, consumer_health_of, consumer_samples_of, consumer_stats_of
 from penstock.consume.subscription import Subscription
-from penstock.consume.thread_workers import ThreadWorkers
-from penstock.consume.worker_pool import THREADS, PoolSettings, WorkerPool
+from penstock.consume.thread_workers import ConsumerThreads
+from penstock.consume.worker_pool import THREADS, ConsumerWorkers, PoolSettings
 from penstock.telemetry import Buckets, Sample, Telemetry
 
 log = logging.getLogger(__name__)
 
-_POOLS: dict[Execution, Callable[[PoolSettings], WorkerPool]] = {
-    Execution.THREAD: ThreadWorkers,
-    Execution.ASYNC: CoroutineWorkers,
-    Execution.PROCESS: ProcessWorkers,
+_POOLS: dict[Execution, Callable[[PoolSettings], ConsumerWorkers]] = {
+    Execution.THREAD: ConsumerThreads,
+    Execution.ASYNC: ConsumerCoroutines,
+    Execution.PROCESS: ConsumerProcesses,
 }
 
 
@@ -57,7 +57,7 @@ class ConsumerRegistry:
         declarations.validate()
         self._broker = Broker(url, username_file, password_file, tls)
         self._clock: Clock = clock or SystemClock()
-        self._connection = BrokerConnection(self._broker, declarations, reconnect or BackoffPolicy())
+        self._connection = ConsumerConnection(self._broker, declarations, reconnect or BackoffPolicy())
         self._connection.subscriptions = [
             Subscription(consumer, self._connection, self._clock) for consumer in declarations.consumers()
         ]
@@ -89,7 +89,7 @@ class ConsumerRegistry:
             self._close_workers(self._clock.monotonic())
             raise
         if self._telemetry is not None:
-            self._unwatch = self._telemetry.watch(lambda: samples_of(self._connection))
+            self._unwatch = self._telemetry.watch(lambda: consumer_samples_of(self._connection))
 
     def stop(self, timeout: float = 30.0) -> list[str]:
         """Stop consuming, let what is in hand finish, acknowledge, close; name the workers that would not end.
@@ -141,15 +141,15 @@ class ConsumerRegistry:
 
     def stats(self) -> RegistryStats:
         """The counts of this moment."""
-        return stats_of(self._connection)
+        return consumer_stats_of(self._connection)
 
     def samples(self) -> Iterable[Sample | Buckets]:
         """For `Telemetry.watch`, where no telemetry was handed over."""
-        return samples_of(self._connection)
+        return consumer_samples_of(self._connection)
 
     def health(self) -> Health:
         """Whether every consumer consumes, and why not."""
-        return health_of(self._connection)
+        return consumer_health_of(self._connection)
 
     def __enter__(self) -> Self:
         self.start()

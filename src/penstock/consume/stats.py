@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from penstock.consume.broker_connection import BrokerConnection
+from penstock.consume.broker_connection import ConsumerConnection
 from penstock.consume.subscription import Subscription
 from penstock.telemetry import Buckets, Sample
 
@@ -61,7 +61,7 @@ class Health:
     reason: str = ""
 
 
-def stats_of(connection: BrokerConnection) -> RegistryStats:
+def consumer_stats_of(connection: ConsumerConnection) -> RegistryStats:
     consumers = {one.name: _consumer_stats(one) for one in connection.subscriptions}
     return RegistryStats(connection.connected, connection.reconnects, consumers)
 
@@ -81,7 +81,7 @@ def _consumer_stats(one: Subscription) -> ConsumerStats:
     )
 
 
-def health_of(connection: BrokerConnection) -> Health:
+def consumer_health_of(connection: ConsumerConnection) -> Health:
     if not connection.connected:
         return Health(False, connection.failure or "not started")
     missing = [one.name for one in connection.subscriptions if not one.consuming]
@@ -101,9 +101,9 @@ _BY_TYPE = {
 }
 
 
-def samples_of(connection: BrokerConnection) -> Iterator[Sample | Buckets]:
+def consumer_samples_of(connection: ConsumerConnection) -> Iterator[Sample | Buckets]:
     """What `/metrics` shows."""
-    yield Sample("penstock_amqp_connected", float(health_of(connection).healthy))
+    yield Sample("penstock_amqp_connected", float(consumer_health_of(connection).healthy))
     yield Sample("penstock_amqp_reconnects_total", connection.reconnects)
     for one in connection.subscriptions:
         stats = _consumer_stats(one)

@@ -11,24 +11,24 @@ from pika.channel import Channel
 from pika.spec import Basic
 
 from penstock.clock import Clock
-from penstock.consume.acknowledger import Acknowledger, StreamPosition
+from penstock.consume.acknowledger import ConsumerStreamPosition, DeliveryAcknowledger
 from penstock.consume.attempts import (
     attempt_of,
     dead_letter_headers,
-    origin_of,
+    origin_of_message,
     retry_headers,
     returned_too_often,
 )
 from penstock.consume.backoff_policy import BackoffPolicy, RetryDelay
-from penstock.consume.batches import Batcher, Timers
+from penstock.consume.batches import MessageBatcher, Timers
 from penstock.consume.consumer_options import pool_size
 from penstock.consume.declarations import Consumer
 from penstock.consume.delivery import RETURNED, Delivery, Job, Verdict
 from penstock.consume.message import MAX_RETRY_DELAY, Message
-from penstock.consume.publisher import Done, with_headers
+from penstock.consume.publisher import Done, properties_with_message_headers
 from penstock.consume.routes import RouteTable
 from penstock.consume.unreadable_headers import UnreadableHeaders
-from penstock.consume.worker_pool import PoolSettings, Reports, WorkerPool
+from penstock.consume.worker_pool import ConsumerReports, ConsumerWorkers, PoolSettings
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +57,10 @@ class Subscription:
         self.table = RouteTable(consumer)
         self.size = pool_size(consumer.pool, self.table.largest_batch)
         self.early_ack = consumer.pool.auto_ack
-        self.position = StreamPosition() if consumer.queue.kind == "stream" else None
-        self.acks = Acknowledger(self.position)
-        self.reports = Reports(lambda: port.call(self.drain))
-        self.workers: WorkerPool | None = None
+        self.position = ConsumerStreamPosition() if consumer.queue.kind == "stream" else None
+        self.acks = DeliveryAcknowledger(self.position)
+        self.reports = ConsumerReports(lambda: port.call(self.drain))
+        self.workers: ConsumerWorkers | None = None
         self.backoff = RetryDelay(BackoffPolicy(first=0.1, limit=10.0))
         self.consuming = False
         self.restores = 0
@@ -71,7 +71,7 @@ class Subscription:
         # and the more the workers can take without asking us, the less often the threads must change places.
         self._room = self.size.buffer if self.early_ack else self.size.prefetch
         self._waiting: deque[Job] = deque()  # jobs that the workers' buffer has no room for; bounded by the prefetch
-        self._batcher = Batcher(port, self._enqueue)
+        self._batcher = MessageBatcher(port, self._enqueue)
         self._held: dict[Delivery, tuple[object, Callable[[], None]]] = {}  # what waits for its next attempt
         self._publishing = 0
         self.stopping = False
@@ -139,7 +139,7 @@ class Subscription:
             counts.redelivered += 1
         if headers:
             message.attempt = attempt_of(headers)
-            message.exchange, message.routing_key = origin_of(headers, message.exchange, message.routing_key)
+            message.exchange, message.routing_key = origin_of_message(headers, message.exchange, message.routing_key)
             if self.position:
                 self.position.delivered(tag, headers)
             if isinstance(headers, UnreadableHeaders):
@@ -285,7 +285,7 @@ class Subscription:
                 self.acks.flush()
                 self._note_if_quiet()
 
-        properties = with_headers(delivery.message.properties, headers)
+        properties = properties_with_message_headers(delivery.message.properties, headers)
         self._port.publish(exchange, key, delivery.message.body, properties, confirmed)
 
     # The end

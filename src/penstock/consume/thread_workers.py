@@ -8,7 +8,7 @@ from penstock.consume.delivery import (
     RETURNED,
     Job,
     Outcomes,
-    argument_of,
+    handler_argument_of_messages,
     note_outcomes,
     outcomes_of_answer,
     outcomes_of_failure,
@@ -16,7 +16,7 @@ from penstock.consume.delivery import (
 from penstock.consume.worker_pool import THREADS, PoolSettings
 
 
-class ThreadWorkers:
+class ConsumerThreads:
     """Handlers in threads."""
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -72,7 +72,7 @@ class ThreadWorkers:
             reports.put(job, seconds)
 
     def _perform(self, job: Job, number: int) -> Outcomes:
-        argument = argument_of(job)
+        argument = handler_argument_of_messages(job)
         try:
             return outcomes_of_answer(job[0].route.call(argument), argument)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything; the worker outlives it

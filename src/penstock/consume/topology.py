@@ -19,7 +19,7 @@ Step = Callable[[Callable[[Any], None]], object]
 Steps = Generator[Step, Any, Any]
 
 
-def advance(steps: Steps) -> None:
+def advance_amqp_topology(steps: Steps) -> None:
     """Take a set-up from answer to answer. If its channel closes, no answer comes, and it is forgotten."""
 
     def answered(answer: Any = None) -> None:

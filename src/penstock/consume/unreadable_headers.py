@@ -32,13 +32,13 @@ class ForgivingConnection(SelectConnection):  # type: ignore[misc] # pika has no
         except InvalidFrameError:
             raise
         except Exception as error:
-            header = without_headers(self._frame_buffer, error)
+            header = amqp_frame_without_headers(self._frame_buffer, error)
             if header is None:
                 raise
             return header
 
 
-def without_headers(frame: bytes, error: Exception) -> tuple[int, Header] | None:
+def amqp_frame_without_headers(frame: bytes, error: Exception) -> tuple[int, Header] | None:
     """The size of a content header's frame and what it says but for its table of headers; None if it has none.
 
     The payload: class (2 bytes), weight (2), size of the body (8), then flags (2) and the properties that they name:

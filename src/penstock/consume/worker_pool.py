@@ -18,7 +18,7 @@ THREADS = "penstock-amqp-"  # what the names of our threads and processes begin 
 Report = tuple[Job, float]  # a job whose deliveries have their outcomes, and how many seconds its handler took
 
 
-class WorkerPool(Protocol):
+class ConsumerWorkers(Protocol):
     """A pool of workers of one kind."""
 
     def submit(self, job: Job) -> None:
@@ -36,7 +36,7 @@ class WorkerPool(Protocol):
         ...
 
 
-class Reports:
+class ConsumerReports:
     """Outcomes on their way to the I/O thread, which is woken once for any number of them."""
 
     def __init__(self, wake_drain: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class PoolSettings:
     name: str
     workers: int
     calls: tuple[Callable[[Any], Any], ...]  # the handlers, by the index of their route
-    reports: Reports
+    reports: ConsumerReports
     clock: Clock
     in_place: bool  # retry within the worker, so that nothing overtakes the message
     finish_all: bool  # what was taken cannot go back: run it even when its channel is lost or the pool stops
