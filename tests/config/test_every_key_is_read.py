@@ -33,7 +33,7 @@ from penstock.config.load import LoadedConfig, load
 from penstock.config.schema import NAME, KeyPath, flag_of_key, schema_of
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError, DiskFull
-from penstock.export.config import DurableQueueConfig
+from penstock.export.config import ExportQueueConfig
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.receive.intake import Intake
 from penstock.service import queues, spark_process
@@ -100,7 +100,7 @@ class KeyProbe:
         for name, module in list(sys.modules.items()):
             if name.startswith("penstock.") and getattr(module, "replace", None) is replace:
                 self._patch.setattr(module, "replace", self.follow(replace))
-        self._patch.setattr(DurableQueueConfig, "queue_config", self.follow(DurableQueueConfig.queue_config))
+        self._patch.setattr(ExportQueueConfig, "queue_config", self.follow(ExportQueueConfig.queue_config))
         self._patch.setattr(queues, "_send_queue_config", self.follow(queues._send_queue_config))
 
     def _note(self, config: object, name: str, value: object) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.export import http_connection
 from penstock.export.http_client import HttpClient, HttpClientConfig
-from penstock.export.http_connection import Connection, HttpResponse
+from penstock.export.http_connection import HttpClientConnection, HttpResponse
 
 MOST = 100  # bytes of an answer that the tests read
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -59,11 +59,11 @@ BROKEN = {
 
 
 @contextmanager
-def pair(kind: int = socket.SOCK_STREAM) -> Iterator[tuple[Connection, socket.socket]]:
+def pair(kind: int = socket.SOCK_STREAM) -> Iterator[tuple[HttpClientConnection, socket.socket]]:
     """A connection and its other end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     with ours, theirs:
-        yield Connection(ours), theirs
+        yield HttpClientConnection(ours), theirs
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def test_addresses_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", Deaf)
     monkeypatch.setattr(http_connection, "time", SimpleNamespace(monotonic=lambda: 100.0))
     with pytest.raises(TimeoutError):
-        http_connection.connect("nowhere", 1, None, 112.0)
+        http_connection.connect_to_destination("nowhere", 1, None, 112.0)
     assert timeouts == [4.0, 6.0, 12.0]
 
 
@@ -172,10 +172,10 @@ def test_an_address_that_refuses_is_passed_over(monkeypatch: pytest.MonkeyPatch)
         bound.bind(("127.0.0.1", 0))  # no server listens there
         addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", each.getsockname()) for each in (bound, listener)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: list(addresses))
-        http_connection.connect("somewhere", 1, None, soon()).close()
+        http_connection.connect_to_destination("somewhere", 1, None, soon()).close()
         addresses.pop()
         with pytest.raises(ConnectionRefusedError):
-            http_connection.connect("somewhere", 1, None, soon())
+            http_connection.connect_to_destination("somewhere", 1, None, soon())
 
 
 def test_where_the_system_has_no_ipv6_the_other_addresses_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_where_the_system_has_no_ipv6_the_other_addresses_are_tried(monkeypatch:
         ]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: list(addresses))
         monkeypatch.setattr(socket, "socket", OnlyV4)
-        http_connection.connect("somewhere", 1, None, soon()).close()
+        http_connection.connect_to_destination("somewhere", 1, None, soon()).close()
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_request_names_path_host_and_the_last_of_headers_with_one_name(
     url: str, path: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(http_connection, "connect", lambda *_: Connection(ours))
+    monkeypatch.setattr(http_connection, "connect_to_destination", lambda *_: HttpClientConnection(ours))
     client = HttpClient(HttpClientConfig(url=url, headers={"X-Scope-OrgID": "tenant", "user-agent": "mine"}))
     with ours, theirs:
         theirs.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")

@@ -8,14 +8,14 @@ from penstock.errors import ConfigError, ErrorClass, PermanentExportError, Queue
 from penstock.export import (
     SendQueue,
 )
-from penstock.export.leased_memory import LeasedMemory
+from penstock.export.leased_memory import SendMemory
 from penstock.spool import FullBehavior, MemoryQueue
 from penstock.testing import FailingExporter, FakeClock, MemoryExporter, wait_until
 from tests.export.quick import DOWN, failing, numbered, push_all, quick
 
 
 def test_a_push_waits_for_room_where_the_queue_blocks() -> None:
-    memory = LeasedMemory(MemoryQueue(max_size=1), FullBehavior.BLOCK, 30.0)
+    memory = SendMemory(MemoryQueue(max_size=1), FullBehavior.BLOCK, 30.0)
     memory.push(b"one")
     (lease,) = memory.lease()
     waiting = threading.Thread(target=memory.push, args=(b"two",))
@@ -60,7 +60,7 @@ def test_a_refused_batch_is_kept_with_its_reason() -> None:
 
 
 def test_dead_letters_beyond_the_latest_thousand_are_counted_as_dropped() -> None:
-    memory = LeasedMemory(MemoryQueue())
+    memory = SendMemory(MemoryQueue())
     for number in range(1003):
         memory.bury(b"%d" % number, "400")
     assert (memory.stats().dead_lettered, memory.stats().dead_letters_dropped) == (1003, 3)
@@ -68,7 +68,7 @@ def test_dead_letters_beyond_the_latest_thousand_are_counted_as_dropped() -> Non
 
 
 def test_what_is_on_lease_counts_toward_the_limits_and_the_oldest_goes() -> None:
-    memory = LeasedMemory(MemoryQueue(max_size=3, max_bytes=100))
+    memory = SendMemory(MemoryQueue(max_size=3, max_bytes=100))
     for batch in (b"1", b"2", b"3"):
         memory.push(batch)
     first, second = memory.lease(2)
@@ -84,7 +84,7 @@ def test_what_is_on_lease_counts_toward_the_limits_and_the_oldest_goes() -> None
 
 
 def test_its_bytes_on_lease_are_bounded_too() -> None:
-    memory = LeasedMemory(MemoryQueue(max_size=100, max_bytes=100))
+    memory = SendMemory(MemoryQueue(max_size=100, max_bytes=100))
     memory.push(bytes(60))
     memory.lease()
     memory.push(bytes(40))
@@ -94,7 +94,7 @@ def test_its_bytes_on_lease_are_bounded_too() -> None:
 
 
 def test_a_dead_letter_that_finds_no_room_stays_one() -> None:
-    memory = LeasedMemory(MemoryQueue(max_size=2), FullBehavior.DROP_NEWEST)
+    memory = SendMemory(MemoryQueue(max_size=2), FullBehavior.DROP_NEWEST)
     for reason in ("first", "second", "third"):
         memory.bury(reason.encode(), reason)
     with pytest.raises(QueueFull):
@@ -104,7 +104,7 @@ def test_a_dead_letter_that_finds_no_room_stays_one() -> None:
 
 
 def test_two_may_replay_dead_letters_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = LeasedMemory(MemoryQueue())
+    memory = SendMemory(MemoryQueue())
     for block in numbered(3):
         memory.bury(block, "400")
     push, others = memory.push, []
@@ -122,7 +122,7 @@ def test_two_may_replay_dead_letters_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_age_of_what_waits_is_known() -> None:
     clock = FakeClock()
-    memory = LeasedMemory(MemoryQueue(max_size=2, clock=clock), clock=clock)
+    memory = SendMemory(MemoryQueue(max_size=2, clock=clock), clock=clock)
     assert memory.stats().oldest_age == 0.0
     memory.push(b"1")
     clock.advance(7.0)

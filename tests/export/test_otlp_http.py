@@ -27,7 +27,7 @@ from penstock.errors import (
     TransientExportError,
 )
 from penstock.export import PartialSuccess, SendQueue, http_connection
-from penstock.export.classify import of_exception
+from penstock.export.classify import export_error_of_exception
 from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
 from penstock.export.http_client import HttpClient, HttpClientConfig, TlsConfig
 from penstock.protobuf import field_bytes, field_varint
@@ -190,7 +190,7 @@ def test_what_may_pass_is_transient_and_the_next_send_works(
     server.behaviours = [behaviour]
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the send queue classifies what it is
         send(client, metrics())
-    error = of_exception(caught.value)
+    error = export_error_of_exception(caught.value)
     assert isinstance(error, TransientExportError)
     assert error.error_class is error_class
     assert send(client, metrics()) is None
@@ -305,14 +305,14 @@ def test_a_connection_that_is_made_while_the_client_is_closed_is_not_used(
     server: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = HttpClient(HttpClientConfig(url=server.url))
-    connect = http_connection.connect
+    connect = http_connection.connect_to_destination
 
-    def connect_while_closing(*where: Any) -> http_connection.Connection:
+    def connect_while_closing(*where: Any) -> http_connection.HttpClientConnection:
         made = connect(*where)
         client.close()
         return made
 
-    monkeypatch.setattr(http_connection, "connect", connect_while_closing)
+    monkeypatch.setattr(http_connection, "connect_to_destination", connect_while_closing)
     with pytest.raises(ConnectionAbortedError, match="the exporter is closed"):
         client.post(b"x", {})
     assert server.requests == []
@@ -324,21 +324,29 @@ def test_a_second_try_has_what_the_first_has_left_of_the_timeout(
     client = HttpClient(HttpClientConfig(url=server.url, timeout=500.0))
     client.post(b"first", {})
     passed = 0.0
-    real, receive, connect = time.monotonic, http_connection.Connection.receive, http_connection.connect
+    real, receive, connect = (
+        time.monotonic,
+        http_connection.HttpClientConnection.receive,
+        http_connection.connect_to_destination,
+    )
     remaining: list[float] = []
 
-    def slowly(connection: http_connection.Connection, most: int, deadline: float) -> http_connection.HttpResponse:
+    def slowly(
+        connection: http_connection.HttpClientConnection, most: int, deadline: float
+    ) -> http_connection.HttpResponse:
         nonlocal passed
         passed += 0.0 if remaining else 300.0
         return receive(connection, most, deadline)
 
-    def note(host: str, port: int, context: ssl.SSLContext | None, deadline: float) -> http_connection.Connection:
+    def note(
+        host: str, port: int, context: ssl.SSLContext | None, deadline: float
+    ) -> http_connection.HttpClientConnection:
         remaining.append(deadline - time.monotonic())
         return connect(host, port, context, deadline)
 
     monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
-    monkeypatch.setattr(http_connection.Connection, "receive", slowly)
-    monkeypatch.setattr(http_connection, "connect", note)
+    monkeypatch.setattr(http_connection.HttpClientConnection, "receive", slowly)
+    monkeypatch.setattr(http_connection, "connect_to_destination", note)
     server.behaviours = [misbehaving.hang_up]
     assert client.post(b"second", {}).status == 200
     assert [round(seconds, -2) for seconds in remaining] == [200.0]  # beside the little that the test itself takes
@@ -480,7 +488,7 @@ def test_a_certificate_that_we_trust_works(tls_server: Misbehaving, certificate:
 def test_one_that_we_do_not_trust_is_an_error_and_nothing_is_sent(tls_server: Misbehaving) -> None:
     with pytest.raises(OSError, match="certificate verify failed") as caught:
         send(exporter(tls_server), metrics())
-    assert of_exception(caught.value).error_class is ErrorClass.NETWORK
+    assert export_error_of_exception(caught.value).error_class is ErrorClass.NETWORK
     assert tls_server.requests == []
 
 
@@ -507,7 +515,7 @@ def test_an_answer_that_had_come_over_tls_can_be_read_after_the_connection_was_c
     tls_server: Misbehaving, certificate: tuple[Path, Path]
 ) -> None:
     deadline = time.monotonic() + 30.0
-    connection = http_connection.connect(
+    connection = http_connection.connect_to_destination(
         "127.0.0.1", tls_server.port, TlsConfig(ca_file=certificate[1]).context(), deadline
     )
     connection.send("/", {"Host": "127.0.0.1"}, b"", deadline)
@@ -628,7 +636,7 @@ def test_a_certificate_that_we_trust_but_of_another_host_is_an_error_and_nothing
         client = exporter(server, tls=TlsConfig(ca_file=certificate))
         with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for '127\.0\.0\.1'") as caught:
             send(client, metrics())
-    assert of_exception(caught.value).error_class is ErrorClass.NETWORK
+    assert export_error_of_exception(caught.value).error_class is ErrorClass.NETWORK
     assert server.requests == []
 
 

@@ -22,7 +22,7 @@ from penstock.export import (
 )
 from penstock.export.prepared_channel import PreparedBatch, PreparedChannel
 from penstock.export.send_workers import SendWorkers
-from penstock.export.thread_pool import IsRetired, ThreadPool
+from penstock.export.thread_pool import IsRetired, SendThreadPool
 from penstock.spool import FastQueue, FastQueueConfig, Lease, MemoryQueue
 from penstock.testing import FakeClock, MemoryExporter, wait_until
 from tests.export.quick import SPLIT, begun, dead_letters, failing, held, numbered, push_all, quick
@@ -65,7 +65,7 @@ class TestWorkers:
         assert senders == {"penstock-worker-0": 49, "penstock-worker-1": 1}
 
     def test_none_come_back_when_all_were_asked_to_end(self) -> None:
-        pool = ThreadPool("worker", lambda number, is_retired: None, FakeClock())
+        pool = SendThreadPool("worker", lambda number, is_retired: None, FakeClock())
         pool.stop()
         pool.resize(3)
         assert pool.size == 0
@@ -81,7 +81,7 @@ class TestWorkers:
             if (problem := next(turns)) is not None:
                 raise problem
 
-        pool = ThreadPool("worker", work, SystemClock())
+        pool = SendThreadPool("worker", work, SystemClock())
         monkeypatch.setattr(pool, "pause", pauses.append)
         pool.resize(1)
         assert pool.join(SystemClock().monotonic() + 30) == []

@@ -12,7 +12,7 @@ from penstock.config.destinations import ExporterConfig, RelayQueueConfig
 from penstock.config.relay_loops import refuse_configured_loop
 from penstock.decode.config import IntakeConfig
 from penstock.errors import ConfigError
-from penstock.export.config import DurableQueueConfig
+from penstock.export.config import ExportQueueConfig
 from penstock.receive.config import LOOPBACK, AuthConfig, ReceiversConfig, ServerTlsConfig, problems_of_listener
 from penstock.spool import Durability, DurabilitySetting, FullBehavior, FullBehaviorSetting
 from penstock.units import parse_address, parse_bytes, parse_duration
@@ -53,7 +53,7 @@ _WITHOUT_EFFECT_ON_SEGMENTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentQueueConfig(DurableQueueConfig):
+class SegmentQueueConfig(ExportQueueConfig):
     """The durable queue between L1 and segments."""
 
     path: str | Path = "./rollup-queue"

@@ -20,8 +20,8 @@ from penstock.errors import (
     QueueError,
     TransientExportError,
 )
-from penstock.export.classify import of_exception
-from penstock.export.exporter import Exporter, PartialSuccess, Prepared, check_result
+from penstock.export.classify import export_error_of_exception
+from penstock.export.exporter import Exporter, PartialSuccess, Prepared, check_send_result
 from penstock.export.leased_memory import LeaseSource
 from penstock.export.scaler import Ewma
 from penstock.export.send_gate import SendGate, SendPermit
@@ -45,7 +45,7 @@ class _Unfinished:
     is_excused: bool = False  # an attempt failed that its lease does not count
 
 
-class BatchDelivery:
+class ExportDelivery:
     """Sends batches of one source to one exporter.
 
     Order: a batch that failed keeps its place: it is nacked, never pushed again.
@@ -147,10 +147,10 @@ class BatchDelivery:
                 prepared = self._prepare(part)
             began = self._clock.monotonic()
             result = self._exporter.send(prepared)
-            check_result(result)
+            check_send_result(result)
             self.latency.add(self._clock.monotonic() - began)
         except Exception as error:
-            failure = of_exception(error)
+            failure = export_error_of_exception(error)
             self._counters.failed(failure.error_class, is_retry=is_retry)
             if prepared is None and isinstance(failure, PermanentExportError):
                 self._gate.abandoned(permit)  # the destination was not asked
@@ -171,7 +171,7 @@ class BatchDelivery:
         except TransientExportError:
             raise
         except Exception as error:  # preparing does no I/O: whatever it raises, it will raise again
-            failure = of_exception(error)
+            failure = export_error_of_exception(error)
             raise PermanentExportError(f"cannot be prepared: {failure}", failure.error_class) from error
 
     def _split(self, part: bytes) -> list[bytes] | None:
@@ -246,7 +246,7 @@ class BatchDelivery:
     def _note_dead_letter(self, lease: Lease, reason: str) -> None:
         if reason != self._last_reason:  # one line for a destination that refuses everything
             self._last_reason = reason
-            log_dead_letter(self._gate.queue, lease, reason)
+            log_export_dead_letter(self._gate.queue, lease, reason)
 
     def _note_partial(self, result: PartialSuccess) -> None:
         self._counters.add(partial_rejected=result.rejected)
@@ -259,6 +259,6 @@ class BatchDelivery:
                 log.warning("Destination took a batch and warns. queue=%s rejected=%d reason=%s", *said)
 
 
-def log_dead_letter(queue: str, lease: Lease, reason: str) -> None:
+def log_export_dead_letter(queue: str, lease: Lease, reason: str) -> None:
     text = "Batch became a dead letter. queue=%s sequence=%d attempts=%d bytes=%d reason=%s"
     log.warning(text, queue, lease.sequence, lease.attempts, len(lease.data), reason)

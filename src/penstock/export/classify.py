@@ -59,7 +59,7 @@ _GRPC = {
 _GRPC_PERMANENT = {3, 5, 6, 9, 11, 12}  # INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, ...
 
 
-def of_status(
+def export_error_of_status(
     status: int, message: str, retry_after: float | None = None, *, may_pass: Container[int] = range(500, 600)
 ) -> ExportError:
     """The error for an HTTP answer that is not a success. `may_pass`: the 5xx after which a batch is sent again."""
@@ -77,7 +77,7 @@ def of_status(
     return PermanentExportError(text)
 
 
-def of_grpc(code: int, message: str, retry_after: float | None = None) -> ExportError:
+def export_error_of_grpc(code: int, message: str, retry_after: float | None = None) -> ExportError:
     """The error for a gRPC status code that is not OK."""
     text = f"gRPC status {code}" + (f": {message}" if message else "")
     if code in _GRPC_PERMANENT:
@@ -85,7 +85,7 @@ def of_grpc(code: int, message: str, retry_after: float | None = None) -> Export
     return TransientExportError(text, _GRPC.get(code, ErrorClass.UNKNOWN), retry_after=retry_after)
 
 
-def of_exception(error: BaseException) -> ExportError:
+def export_error_of_exception(error: BaseException) -> ExportError:
     """The error for what an exporter raised. An unknown error is transient: no batch is given up for it."""
     if isinstance(error, (TransientExportError, PermanentExportError)):
         return error
@@ -106,7 +106,7 @@ def _class_of(error: BaseException) -> ErrorClass:
     return ErrorClass.UNKNOWN
 
 
-def parse_retry_after(value: str | None, now: float) -> float | None:
+def parse_export_retry_after(value: str | None, now: float) -> float | None:
     """Seconds to wait by a `Retry-After` header (seconds or a date); None if there is none that makes sense.
 
     `now`: seconds since the epoch.

@@ -64,7 +64,7 @@ class FailoverConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DurableQueueConfig:
+class ExportQueueConfig:
     """A queue on the disk, and how long a destination that fails is left alone.
 
     Sizes and durations as `FastQueueConfig` takes them.
@@ -107,7 +107,7 @@ class DurableQueueConfig:
 
     def __post_init__(self) -> None:
         for name, kind in (("backoff", BackoffConfig), ("circuit_breaker", BreakerConfig)):
-            check_section(self, name, kind)
+            check_export_section(self, name, kind)
         for name in ("memory_percent", "memory_limit_ratio"):
             check_number(getattr(self, name), name, 0.0, 1.0)
         if not self.memory_limit_ratio:
@@ -150,7 +150,7 @@ class DurableQueueConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendQueueConfig(DurableQueueConfig):
+class SendQueueConfig(ExportQueueConfig):
     """Settings of one `SendQueue` and of the queue beneath it."""
 
     enabled: bool = True
@@ -180,9 +180,9 @@ class SendQueueConfig(DurableQueueConfig):
     def __post_init__(self) -> None:
         for name in ("enabled", "adaptive_enabled", "always_queue"):
             check_flag(getattr(self, name), name)
-        check_section(self, "pipeline_split", PipelineSplitConfig)
-        check_section(self, "adaptive_workers", AdaptiveWorkersConfig)
-        check_section(self, "failover", FailoverConfig)
+        check_export_section(self, "pipeline_split", PipelineSplitConfig)
+        check_export_section(self, "adaptive_workers", AdaptiveWorkersConfig)
+        check_export_section(self, "failover", FailoverConfig)
         if self.type not in _QUEUE_TYPES:
             raise ConfigError(f"must be one of {', '.join(_QUEUE_TYPES)}, got {self.type!r}", field="type")
         for name, least in (("workers", 0), ("max_concurrent_sends", 1), ("global_send_limit", 0)):
@@ -192,7 +192,7 @@ class SendQueueConfig(DurableQueueConfig):
             raise ConfigError("must be > 0, got 0", field="target_utilization")
         if self.type == "memory" and self.order == "freshest":
             raise ConfigError("must be 'fifo' where type is 'memory', got 'freshest'", field="order")
-        DurableQueueConfig.__post_init__(self)
+        ExportQueueConfig.__post_init__(self)
 
     # -- what the zeros stand for ------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class SendQueueConfig(DurableQueueConfig):
         return int(self.max_bytes) if budget is None else max(1, min(int(self.max_bytes), budget))
 
 
-def check_section(config: object, name: str, kind: type[Any]) -> None:
+def check_export_section(config: object, name: str, kind: type[Any]) -> None:
     """ConfigError unless the section is an instance of its class."""
     if not isinstance(getattr(config, name), kind):
         raise ConfigError(f"must be a {kind.__name__}, got {getattr(config, name)!r}", field=name)

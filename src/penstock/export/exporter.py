@@ -55,7 +55,7 @@ class Exporter(Protocol):
         ...
 
 
-def check_result(result: object) -> None:
+def check_send_result(result: object) -> None:
     """TypeError if the result is none that `Exporter.send` may return: a False may stand for a failure."""
     if result is not None and not isinstance(result, PartialSuccess):
         raise TypeError(f"send must return None or a PartialSuccess, or raise; it returned {type(result).__name__}")

@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge, QueueClosed, QueueError
-from penstock.export.batch_delivery import ERROR_PAUSE, BatchDelivery
+from penstock.export.batch_delivery import ERROR_PAUSE, ExportDelivery
 from penstock.export.config import FailoverConfig
 from penstock.export.exporter import Exporter
-from penstock.export.leased_memory import LeasedMemory, LeaseSource
+from penstock.export.leased_memory import LeaseSource, SendMemory
 from penstock.export.send_gate import SendGate
 from penstock.export.stats import ExportCounters
 from penstock.spool import Lease, MemoryQueue
@@ -46,7 +46,7 @@ class Failover:
         self._has_queue = has_queue
         self._durable = durable
         self._memory = _FailoverMemory(durable, config, clock)
-        self._delivery = BatchDelivery(self._memory, exporter, gate, counters, clock)
+        self._delivery = ExportDelivery(self._memory, exporter, gate, counters, clock)
         self._gate = gate
         self._counters = counters
         self._clock = clock
@@ -167,7 +167,7 @@ class Failover:
                 pass
 
 
-class _FailoverMemory(LeasedMemory):
+class _FailoverMemory(SendMemory):
     """The failover's batches. Their dead letters are the durable queue's; while its disk fails, the batches stay."""
 
     def __init__(self, durable: LeaseSource, config: FailoverConfig, clock: Clock) -> None:

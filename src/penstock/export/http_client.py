@@ -41,7 +41,7 @@ class TlsConfig:
 
     def __post_init__(self) -> None:
         for name in ("ca_file", "cert_file", "key_file"):
-            check_file(getattr(self, name), f"tls.{name}")
+            check_destination_file(getattr(self, name), f"tls.{name}")
         if self.key_file is not None and self.cert_file is None:
             raise ConfigError("is set, but tls.cert_file is not", field="tls.key_file")
 
@@ -74,7 +74,7 @@ class HttpClientConfig:
     tls: TlsConfig | None = None
 
     def __post_init__(self) -> None:
-        parts = split_url(self.url, ("http", "https"), "http://host:port/path")
+        parts = split_destination_url(self.url, ("http", "https"), "http://host:port/path")
         if not _is_header(parts.path + parts.query) or " " in parts.path + parts.query:
             raise ConfigError("must be plain ASCII without spaces: write %20 for one", field="url")
         if parts.username or parts.password:
@@ -84,7 +84,7 @@ class HttpClientConfig:
         object.__setattr__(self, "timeout", parse_duration(self.timeout, "timeout"))
         if not self.timeout:
             raise ConfigError("must be > 0, got 0", field="timeout")
-        check_file(self.token_file, "token_file")
+        check_destination_file(self.token_file, "token_file")
         try:
             _host_header(parts)
         except UnicodeError:
@@ -106,7 +106,7 @@ class HttpClientConfig:
         return f"HttpClientConfig({self.address()})"
 
 
-def split_url(url: str, schemes: tuple[str, str], example: str) -> SplitResult:
+def split_destination_url(url: str, schemes: tuple[str, str], example: str) -> SplitResult:
     """The parts of a URL; ConfigError, without what may be secret in it, if it is none of these schemes."""
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
@@ -120,7 +120,7 @@ def split_url(url: str, schemes: tuple[str, str], example: str) -> SplitResult:
     return parts
 
 
-def check_file(path: str | Path | None, field: str) -> None:
+def check_destination_file(path: str | Path | None, field: str) -> None:
     """ConfigError if there is a path and nothing to read there."""
     if path is not None and not os.access(path, os.R_OK):
         raise ConfigError(f"must name a file that can be read, got {str(path)!r}", field=field)
@@ -154,7 +154,7 @@ def _read_token(path: str | Path) -> str:
 class _KeptConnection:
     """A thread's kept-alive connection, and the client's headers as they were when it was made."""
 
-    connection: http_connection.Connection
+    connection: http_connection.HttpClientConnection
     own_headers: Mapping[str, str]
 
 
@@ -212,7 +212,9 @@ class HttpClient:
     def _connect(self, deadline: float) -> _KeptConnection:
         self._check_open()
         headers = self._own_headers()
-        kept = _KeptConnection(http_connection.connect(self._host, self._port, self._context, deadline), headers)
+        kept = _KeptConnection(
+            http_connection.connect_to_destination(self._host, self._port, self._context, deadline), headers
+        )
         with self._lock:
             self._connections.add(kept)
         self._local.kept = kept
@@ -241,9 +243,9 @@ class HttpClient:
             can_be_kept = response.is_reusable and was_sent_whole
             if 200 <= response.status < 300:
                 return response
-            after = classify.parse_retry_after(response.headers.get("retry-after"), time.time())
-            message = error_message(response, kept.own_headers)
-            error = classify.of_status(response.status, message, after, may_pass=self._may_pass)
+            after = classify.parse_export_retry_after(response.headers.get("retry-after"), time.time())
+            message = destination_error_message(response, kept.own_headers)
+            error = classify.export_error_of_status(response.status, message, after, may_pass=self._may_pass)
             if error.error_class is ErrorClass.AUTH:
                 can_be_kept = False  # the next connection reads the token file again
             raise error
@@ -284,7 +286,7 @@ def _joined(*headers: Mapping[str, str]) -> dict[str, str]:
     return dict({name.lower(): (name, value) for some in headers for name, value in some.items()}.values())
 
 
-def error_message(response: HttpResponse, own_headers: Mapping[str, str]) -> str:
+def destination_error_message(response: HttpResponse, own_headers: Mapping[str, str]) -> str:
     """The message of an error answer: plain text, or the text of a `google.rpc.Status`.
 
     Values of `own_headers` that the server repeats are masked: they may be secret.

@@ -24,7 +24,9 @@ class HttpResponse(NamedTuple):
     """Whether the connection can be used again."""
 
 
-def connect(host: str, port: int, context: ssl.SSLContext | None, deadline: float) -> "Connection":
+def connect_to_destination(
+    host: str, port: int, context: ssl.SSLContext | None, deadline: float
+) -> "HttpClientConnection":
     """A connection to the first address of `host` that takes it."""
     sock = _dial(host, port, deadline)
     try:
@@ -35,7 +37,7 @@ def connect(host: str, port: int, context: ssl.SSLContext | None, deadline: floa
     except BaseException:
         sock.close()
         raise
-    return Connection(sock)
+    return HttpClientConnection(sock)
 
 
 def _dial(host: str, port: int, deadline: float) -> socket.socket:
@@ -57,7 +59,7 @@ def _dial(host: str, port: int, deadline: float) -> socket.socket:
                 raise
 
 
-class Connection:
+class HttpClientConnection:
     """One connection to a server: `send` and `receive` in turns, while it `is_quiet` and the answers say so.
 
     Errors: those of the socket; TimeoutError at the deadline; RemoteDisconnected if the server ends the connection
@@ -145,7 +147,7 @@ class _DeadlineSocket(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Nothing: `Connection` closes the socket, since the client would do so before the answer is read."""
+        """Nothing: `HttpClientConnection` closes the socket, since the client would do so before the answer is read."""
 
 
 def _time_left(deadline: float) -> float:

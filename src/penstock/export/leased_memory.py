@@ -11,7 +11,7 @@ from penstock.spool import DeadLetter, FastQueue, FullBehavior, Lease, MemoryQue
 _MAX_DEAD_LETTERS = 1000
 
 
-class LeasedMemory:
+class SendMemory:
     """Leases, nacks and dead letters for a `MemoryQueue`, with the same meaning as those of a `FastQueue`.
 
     Order: as pushed; a nacked block keeps its place.
@@ -249,4 +249,4 @@ class LeasedMemory:
             raise QueueClosed("the queue in memory is closed")
 
 
-LeaseSource = FastQueue | LeasedMemory  # what batches wait in
+LeaseSource = FastQueue | SendMemory  # what batches wait in

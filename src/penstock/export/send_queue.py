@@ -23,16 +23,21 @@ from penstock.errors import (
     TransientExportError,
 )
 from penstock.export.adaptive_limit import AdaptiveLimit
-from penstock.export.batch_delivery import BatchDelivery
+from penstock.export.batch_delivery import ExportDelivery
 from penstock.export.breaker import CircuitBreaker
 from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import Exporter, GroupExporter
 from penstock.export.failover import Failover
-from penstock.export.leased_memory import LeasedMemory, LeaseSource
+from penstock.export.leased_memory import LeaseSource, SendMemory
 from penstock.export.scaler import INTERVAL, WorkerScaler
 from penstock.export.send_gate import SendGate
-from penstock.export.send_settings import checked_settings, memory_is_enough, wants_order, with_leases
-from penstock.export.send_workers import GroupWorker, SendWorkers
+from penstock.export.send_settings import (
+    checked_send_settings,
+    exporter_wants_order,
+    memory_is_enough_to_send,
+    send_settings_with_leases,
+)
+from penstock.export.send_workers import SendGroupWorker, SendWorkers
 from penstock.export.stats import ExportCounters, SendQueueStats
 from penstock.spool import FastQueue, MemoryQueue
 from penstock.telemetry import Sample
@@ -65,19 +70,21 @@ class SendQueue:
         clock: Clock | None = None,
         owns_queue: bool = False,
     ) -> None:
-        self.config = config = checked_settings(config or SendQueueConfig(), queue, exporter)
+        self.config = config = checked_send_settings(config or SendQueueConfig(), queue, exporter)
         self._clock = clock = clock or SystemClock()
         self._exporter = exporter
         self._owns_queue = owns_queue
         self._is_durable = isinstance(queue, FastQueue)
-        self._source: LeaseSource = queue if isinstance(queue, FastQueue) else with_leases(queue, config, clock)
+        self._source: LeaseSource = (
+            queue if isinstance(queue, FastQueue) else send_settings_with_leases(queue, config, clock)
+        )
         self._counters = ExportCounters()
         self._gate = SendGate(
             CircuitBreaker(config.circuit_breaker),
             config.new_backoff(),
             config.send_limit(),
             clock,
-            in_order=wants_order(exporter),
+            in_order=exporter_wants_order(exporter),
             queue=queue.path if isinstance(queue, FastQueue) else "memory",
             destination=str(getattr(exporter, "destination", type(exporter).__name__)),
         )
@@ -85,17 +92,17 @@ class SendQueue:
         if owns_queue and config.adaptive_enabled and config.max_size is None:
             max_bytes = queue.max_bytes if isinstance(queue, MemoryQueue) else int(queue.config.max_bytes)
             self._limit = AdaptiveLimit(max_bytes, config.target_utilization)
-        self._delivery: BatchDelivery | None = None
+        self._delivery: ExportDelivery | None = None
         self._failover: Failover | None = None
-        self._workers: SendWorkers | GroupWorker
+        self._workers: SendWorkers | SendGroupWorker
         if isinstance(exporter, GroupExporter):
             assert isinstance(queue, FastQueue)
             exporter.begin(queue.id)
-            self._workers = GroupWorker(queue, exporter, self._gate, self._counters, clock)
+            self._workers = SendGroupWorker(queue, exporter, self._gate, self._counters, clock)
         else:
-            self._delivery = BatchDelivery(self._source, exporter, self._gate, self._counters, clock)
+            self._delivery = ExportDelivery(self._source, exporter, self._gate, self._counters, clock)
             self._workers = SendWorkers(self._source, self._delivery, self._gate, config, clock)
-            if config.failover.enabled and memory_is_enough(config, queue):
+            if config.failover.enabled and memory_is_enough_to_send(config, queue):
                 self._failover = Failover(
                     config.failover,
                     self._source,
@@ -246,7 +253,7 @@ class SendQueue:
 
     def _count_lost(self) -> None:
         self._lost = len(self) - (len(self._source) if self._is_durable else 0)
-        if isinstance(self._source, LeasedMemory):
+        if isinstance(self._source, SendMemory):
             self._lost += len(self._source.dead_letters)
         if self._lost:
             self._counters.add(data_loss=self._lost)

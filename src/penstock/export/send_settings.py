@@ -6,11 +6,11 @@ from penstock.clock import Clock
 from penstock.errors import ConfigError
 from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import Exporter, GroupExporter
-from penstock.export.leased_memory import LeasedMemory
+from penstock.export.leased_memory import SendMemory
 from penstock.spool import Durability, FastQueue, FullBehavior, MemoryQueue
 
 
-def checked_settings(
+def checked_send_settings(
     config: SendQueueConfig, queue: FastQueue | MemoryQueue, exporter: Exporter | GroupExporter
 ) -> SendQueueConfig:
     """The configuration with the queue's order, and one worker for an exporter that wants its batches in order.
@@ -31,7 +31,7 @@ def checked_settings(
             raise ConfigError("an exporter that needs blocks in order always queues: enabled and always_queue")
         if not isinstance(queue, FastQueue):
             raise ConfigError("type must be 'disk' for an exporter that needs blocks in order, got 'memory'")
-    if not wants_order(exporter):
+    if not exporter_wants_order(exporter):
         return config
     return replace(
         config,
@@ -42,7 +42,7 @@ def checked_settings(
     )
 
 
-def memory_is_enough(config: SendQueueConfig, queue: FastQueue | MemoryQueue) -> bool:
+def memory_is_enough_to_send(config: SendQueueConfig, queue: FastQueue | MemoryQueue) -> bool:
     """Whether a batch in memory is as safe as a success promises. A queue in memory keeps what failed by itself."""
     if isinstance(queue, FastQueue):
         return queue.config.durability is Durability.MEMORY
@@ -63,12 +63,10 @@ def _check_exporter(exporter: object) -> None:
         )
 
 
-def wants_order(exporter: Exporter | GroupExporter) -> bool:
+def exporter_wants_order(exporter: Exporter | GroupExporter) -> bool:
     return isinstance(exporter, GroupExporter) or exporter.in_order
 
 
-def with_leases(queue: MemoryQueue, config: SendQueueConfig, clock: Clock) -> LeasedMemory:
+def send_settings_with_leases(queue: MemoryQueue, config: SendQueueConfig, clock: Clock) -> SendMemory:
     timeout = float(config.block_timeout)
-    return LeasedMemory(
-        queue, FullBehavior(config.full_behavior), timeout, max_attempts=config.max_attempts, clock=clock
-    )
+    return SendMemory(queue, FullBehavior(config.full_behavior), timeout, max_attempts=config.max_attempts, clock=clock)

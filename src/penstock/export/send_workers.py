@@ -9,21 +9,21 @@ import math
 
 from penstock.clock import Clock
 from penstock.errors import QueueClosed, TransientExportError
-from penstock.export.batch_delivery import BatchDelivery, log_dead_letter
-from penstock.export.classify import of_exception
+from penstock.export.batch_delivery import ExportDelivery, log_export_dead_letter
+from penstock.export.classify import export_error_of_exception
 from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import GroupExporter
 from penstock.export.leased_memory import LeaseSource
 from penstock.export.prepared_channel import PreparedBatch, PreparedChannel
 from penstock.export.send_gate import SendGate
 from penstock.export.stats import ExportCounters
-from penstock.export.thread_pool import IsRetired, ThreadPool
+from penstock.export.thread_pool import IsRetired, SendThreadPool
 from penstock.spool import FastQueue, Lease
 
 IDLE_WAIT = 0.2  # seconds that an idle thread waits before it checks whether it is retired
 
 
-class ActiveThreads:
+class ActiveSendThreads:
     """The threads at work. Without a lock: each sets and clears its own entry, and a dict does that atomically."""
 
     def __init__(self, lanes: int = 1) -> None:
@@ -45,7 +45,7 @@ class SendWorkers:
     """Threads that send what the source holds, until they are stopped."""
 
     def __init__(
-        self, source: LeaseSource, delivery: BatchDelivery, gate: SendGate, config: SendQueueConfig, clock: Clock
+        self, source: LeaseSource, delivery: ExportDelivery, gate: SendGate, config: SendQueueConfig, clock: Clock
     ) -> None:
         self._source = source
         self._delivery = delivery
@@ -53,16 +53,16 @@ class SendWorkers:
         self.is_split = config.pipeline_split.enabled
         self._lanes = config.max_concurrent_sends if self.is_split else 1
         self._first = config.sender_count() if self.is_split else config.worker_count()
-        self._pool = ThreadPool("penstock-sender" if self.is_split else "penstock-worker", self._send, clock)
-        self.active = ActiveThreads(self._lanes)
+        self._pool = SendThreadPool("penstock-sender" if self.is_split else "penstock-worker", self._send, clock)
+        self.active = ActiveSendThreads(self._lanes)
         # Used by the pipeline split only.
         budget = config.memory_budget() or math.inf
         self._channel = PreparedChannel(
             config.pipeline_split.channel_size, budget, newest_first=config.order == "freshest"
         )
         self._preparer_count = config.preparer_count() if self.is_split else 0
-        self._preparers = ThreadPool("penstock-preparer", self._prepare, clock)
-        self.preparing = ActiveThreads()
+        self._preparers = SendThreadPool("penstock-preparer", self._prepare, clock)
+        self.preparing = ActiveSendThreads()
 
     @property
     def total(self) -> int:
@@ -139,7 +139,7 @@ class SendWorkers:
                 self._channel.put(batch)
 
 
-class GroupWorker:
+class SendGroupWorker:
     """One thread that sends many blocks as one, strictly in order: a group that fails is held and sent again."""
 
     is_split = False
@@ -151,9 +151,9 @@ class GroupWorker:
         self._exporter = exporter
         self._gate = gate
         self._counters = counters
-        self.active = ActiveThreads()
-        self.preparing = ActiveThreads()
-        self._pool = ThreadPool("penstock-group", self._work, clock)
+        self.active = ActiveSendThreads()
+        self.preparing = ActiveSendThreads()
+        self._pool = SendThreadPool("penstock-group", self._work, clock)
 
     @property
     def total(self) -> int:
@@ -209,7 +209,7 @@ class GroupWorker:
         try:
             refused = self._exporter.send_group(held)
         except Exception as error:  # noqa: BLE001 - exporters are other people's code: decide by type
-            failure = of_exception(error)
+            failure = export_error_of_exception(error)
             self._counters.failed(failure.error_class, is_retry=is_retry)
             if not isinstance(failure, TransientExportError):
                 failure = TransientExportError(str(failure), failure.error_class)
@@ -218,7 +218,7 @@ class GroupWorker:
         self._gate.succeeded(permit)
         for lease, reason in refused:
             self._source.reject(lease, reason)
-            log_dead_letter(self._gate.queue, lease, reason)
+            log_export_dead_letter(self._gate.queue, lease, reason)
         bad = {lease.sequence for lease, _ in refused}
         done = [lease for lease in held if lease.sequence not in bad]
         self._source.ack(done)

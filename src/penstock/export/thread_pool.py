@@ -13,7 +13,7 @@ _ERROR_PAUSE = 1.0  # seconds after an unforeseen failure, so that it does not f
 IsRetired = Callable[[], bool]  # a worker asks it between two batches
 
 
-class ThreadPool:
+class SendThreadPool:
     """Threads `name-0`, `name-1`, … that run `work` until it returns or they are retired.
 
     Threads: every method may be called from any thread.

@@ -24,7 +24,7 @@ from penstock.errors import (
     TransientExportError,
 )
 from penstock.export.exporter import PartialSuccess, Prepared
-from penstock.export.http_client import TlsConfig, check_file
+from penstock.export.http_client import TlsConfig, check_destination_file
 
 # pika reports one failed connect in a dozen lines with tracebacks; the send queue logs one line. An
 # application that wants pika's lines sets a level for it, before or after.
@@ -54,7 +54,7 @@ class AmqpConfig:
 
     def __post_init__(self) -> None:
         parts = check_broker_url(self.url)
-        check_file(self.password_file, "password_file")
+        check_destination_file(self.password_file, "password_file")
         if self.tls is not None and parts.scheme != "amqps":
             raise ConfigError(f"is set, but the url says {parts.scheme}://", field="tls")
         if not self.exchange and not self.routing_key:

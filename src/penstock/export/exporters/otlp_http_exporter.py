@@ -69,7 +69,7 @@ class OtlpHttpExporter:
         return Prepared(batch, self._headers)
 
     def send(self, prepared: Prepared) -> PartialSuccess | None:
-        return partial_success(self._client.post(prepared.body, prepared.headers))
+        return export_partial_success(self._client.post(prepared.body, prepared.headers))
 
     def split(self, batch: bytes) -> list[bytes] | None:
         """By resource; if there is one only, by scope; then by metric, span or record; then by point."""
@@ -83,8 +83,8 @@ class OtlpHttpExporter:
         self._client.close()
 
 
-def partial_success(response: HttpResponse) -> PartialSuccess | None:
-    """The `partial_success` of an answer, the same for all signals; None if everything was taken."""
+def export_partial_success(response: HttpResponse) -> PartialSuccess | None:
+    """The `export_partial_success` of an answer, the same for all signals; None if everything was taken."""
     try:
         partial = get_bytes(response.body, 1)
         if partial is None:
