@@ -12,7 +12,7 @@ from penstock.decode.config import IntakeConfig
 from penstock.decode.outcome import Format
 from penstock.protobuf import field_bytes
 from penstock.receive.bodies import Encoding
-from penstock.receive.fair_turns import FairTurns
+from penstock.receive.fair_turns import FairRequestTurns
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
 from penstock.receive.request_group import ReceivedRequest
@@ -26,19 +26,19 @@ def waiting(sender: str, body: bytes = b"x" * 10) -> ReceivedRequest:
     return ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, 1000, None, lambda _: None, turns_of=sender)
 
 
-def order(turns: FairTurns) -> str:
+def order(turns: FairRequestTurns) -> str:
     return "".join(str(turns.pop().turns_of) for _ in range(len(turns)))
 
 
 def test_a_sender_with_many_requests_takes_turns_with_one_that_has_few() -> None:
-    turns = FairTurns()
+    turns = FairRequestTurns()
     for sender in "aaaab":
         turns.add(waiting(sender))
     assert order(turns) == "abaaa"
 
 
 def test_a_sender_whose_last_request_grew_large_waits_behind_the_others() -> None:
-    turns = FairTurns()
+    turns = FairRequestTurns()
     bomb = waiting("a")
     turns.add(bomb)
     turns.pop()
@@ -50,7 +50,7 @@ def test_a_sender_whose_last_request_grew_large_waits_behind_the_others() -> Non
 
 
 def test_new_senders_do_not_keep_one_waiting_that_was_there_before() -> None:
-    turns = FairTurns()
+    turns = FairRequestTurns()
     turns.add(first := waiting("a"))
     assert turns.pop() is first
     turns.charge([(first, 100)])
@@ -61,7 +61,7 @@ def test_new_senders_do_not_keep_one_waiting_that_was_there_before() -> None:
 
 
 def test_what_is_remembered_of_senders_is_forgotten_when_they_are_even() -> None:
-    turns = FairTurns()
+    turns = FairRequestTurns()
     choose = random.Random(7)
     for place in range(1000):
         turns.add(request := waiting(f"sender-{place}"))

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
-from penstock.receive.answers import rpc_status
+from penstock.receive.answers import grpc_error_answer
 from penstock.receive.config import GrpcLimits
 from penstock.receive.intake import Intake
 from tests.receive.support import EXPORT, KeepingSink, gauge, request, serving
@@ -91,7 +91,7 @@ def test_what_may_work_later_says_when(
 
     assert error.code() is code
     details = dict(error.trailing_metadata())["grpc-status-details-bin"]
-    assert details == rpc_status(code.value[0], error.details(), retry_after=1)
+    assert details == grpc_error_answer(code.value[0], error.details(), retry_after=1)
     assert b"google.rpc.RetryInfo" in details
 
 
@@ -99,7 +99,7 @@ def test_our_status_is_what_google_defines() -> None:
     status_pb2 = pytest.importorskip("google.rpc.status_pb2")
     error_details_pb2 = pytest.importorskip("google.rpc.error_details_pb2")
 
-    status = status_pb2.Status.FromString(rpc_status(14, "later", retry_after=7))
+    status = status_pb2.Status.FromString(grpc_error_answer(14, "later", retry_after=7))
     retry = error_details_pb2.RetryInfo()
 
     assert (status.code, status.message) == (14, "later")

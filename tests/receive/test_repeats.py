@@ -9,7 +9,7 @@ from penstock.decode.outcome import Format, Status
 from penstock.receive.bodies import Encoding
 from penstock.receive.intake import Intake
 from penstock.receive.recent_requests import DIGEST, Claim, RecentRequests
-from penstock.receive.repeats import digest_of
+from penstock.receive.repeats import digest_of_request
 from penstock.receive.request_group import ReceivedRequest
 from penstock.testing import wait_until
 from tests.receive.support import BODY, KeepingSink, Sender, count, counter, request
@@ -109,10 +109,10 @@ def test_a_body_that_differs_anywhere_is_another_request(recent: RecentRequests,
     body = bytes(size)
     bodies = [body, body[:-1], body + b"\0", *(body[:at] + b"\1" + body[at + 1 :] for at in (0, size // 2, size - 1))]
     sent = [ReceivedRequest(Format.OTLP, one, Encoding.IDENTITY, size, None, print, "a") for one in bodies]
-    assert len({digest_of(one, one.body) for one in sent}) == len(bodies)
-    assert digest_of(sent[0], body) == digest_of(sent[0], bytes(size))
+    assert len({digest_of_request(one, one.body) for one in sent}) == len(bodies)
+    assert digest_of_request(sent[0], body) == digest_of_request(sent[0], bytes(size))
     other = ReceivedRequest(Format.OTLP, body, Encoding.IDENTITY, size, None, print, "b")
-    assert digest_of(other, body) != digest_of(sent[0], body)
+    assert digest_of_request(other, body) != digest_of_request(sent[0], body)
 
 
 def test_the_relay_hears_a_repeated_request_once(recent: RecentRequests) -> None:

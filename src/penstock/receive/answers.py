@@ -44,7 +44,7 @@ def http_reply(kind: Format, answer: Answer) -> HttpReply:
         return error_reply(kind, _HTTP[answer.status], answer.message)
     match kind:
         case Format.OTLP:
-            return HttpReply(200, export_response(answer), PROTOBUF, {})
+            return HttpReply(200, otlp_answer(answer), PROTOBUF, {})
         case Format.OTLP_JSON:
             partial = {"rejectedDataPoints": str(answer.rejected), "errorMessage": answer.message}
             return HttpReply(200, json.dumps({"partialSuccess": partial} if answer.message else {}).encode(), JSON, {})
@@ -65,7 +65,7 @@ def error_reply(kind: Format | None, status: int, message: str, headers: Mapping
         headers["Retry-After"] = str(RETRY_AFTER)
     match kind:
         case Format.OTLP:
-            return HttpReply(status, rpc_status(_rpc_code(status), message), PROTOBUF, headers)
+            return HttpReply(status, grpc_error_answer(_rpc_code(status), message), PROTOBUF, headers)
         case Format.OTLP_JSON | Format.EVENTS:
             body = json.dumps({"code": _rpc_code(status), "message": message}).encode()
             return HttpReply(status, body, JSON, headers)
@@ -73,7 +73,7 @@ def error_reply(kind: Format | None, status: int, message: str, headers: Mapping
             return HttpReply(status, message.encode() + b"\n", TEXT, headers)
 
 
-def export_response(answer: Answer) -> bytes:
+def otlp_answer(answer: Answer) -> bytes:
     """Returns a serialised `ExportMetricsServiceResponse`."""
     if not answer.message:
         return b""
@@ -81,7 +81,7 @@ def export_response(answer: Answer) -> bytes:
     return field_bytes(1, rejected + field_bytes(2, answer.message.encode()))
 
 
-def rpc_status(code: int, message: str, *, retry_after: int = 0) -> bytes:
+def grpc_error_answer(code: int, message: str, *, retry_after: int = 0) -> bytes:
     """Returns a serialised `google.rpc.Status`."""
     status = field_varint(1, code) + field_bytes(2, message.encode())
     if retry_after:

@@ -138,7 +138,7 @@ def is_authorized(headers: Sequence[str], tokens: Sequence[bytes]) -> bool:
     return scheme.lower() == "bearer" and any(matches)
 
 
-def token_name(header: str) -> str:
+def sender_token_name(header: str) -> str:
     """What a sender is called by the token of its `Authorization` header: a digest, since logs hold no secret."""
     return f"token {hashlib.sha256(header.partition(' ')[2].strip().encode()).hexdigest()[:8]}"
 

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.decode.outcome import Answer
 
 
-class LoopThread:
+class ReceiverLoopThread:
     """Runs coroutines until `close`.
 
     Threads: every method may be called from any thread but its own.

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from penstock.receive.request_group import ReceivedRequest
 
 
-class FairTurns:
+class FairRequestTurns:
     """Requests that wait to be decoded. Those of one sender keep their order, as do those of other processes.
 
     Threads: one at a time.

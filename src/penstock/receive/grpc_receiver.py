@@ -13,10 +13,10 @@ import grpc.aio
 
 from penstock.decode.outcome import Answer, Format, Refusal, Status
 from penstock.errors import PenstockError
-from penstock.receive.answers import GRPC, RETRY_AFTER, export_response, rpc_status
+from penstock.receive.answers import GRPC, RETRY_AFTER, grpc_error_answer, otlp_answer
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import GrpcReceiverConfig, ServerTlsConfig, is_authorized, token_name
-from penstock.receive.event_loop import LoopThread
+from penstock.receive.config import GrpcReceiverConfig, ServerTlsConfig, is_authorized, sender_token_name
+from penstock.receive.event_loop import ReceiverLoopThread
 from penstock.receive.intake import Intake
 from penstock.receive.request_group import ReceivedRequest
 from penstock.telemetry import Sample
@@ -42,7 +42,7 @@ class GrpcReceiver:
         self._intake = intake
         self._tokens, self._certificates = self.check_secrets()
         self._renewed: grpc.ServerCertificateConfiguration | None = None  # certificates that gRPC does not have yet
-        self._thread = LoopThread("penstock-grpc")
+        self._thread = ReceiverLoopThread("penstock-grpc")
         self._server: grpc.aio.Server | None = None
         self._open_calls = 0
         self.port = 0
@@ -143,7 +143,7 @@ class GrpcReceiver:
                     Refusal.UNAUTHORIZED, sender=sender, detail="no bearer token, or an unknown one"
                 )
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token that we know is needed")
-            sender = token_name(headers[0])
+            sender = sender_token_name(headers[0])
         waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
         most = int(self.config.limits.max_decompressed)
         self._open_calls += 1
@@ -160,10 +160,10 @@ class GrpcReceiver:
         finally:
             self._open_calls -= 1
         if answer.status is Status.TAKEN:
-            return export_response(answer)
+            return otlp_answer(answer)
         code = GRPC[answer.status]
         retry = RETRY_AFTER if answer.status in (Status.BUSY, Status.BROKEN) else 0
-        details = ("grpc-status-details-bin", rpc_status(code, answer.message, retry_after=retry))
+        details = ("grpc-status-details-bin", grpc_error_answer(code, answer.message, retry_after=retry))
         await context.abort(_CODES[code], answer.message, trailing_metadata=(details,))
         raise AssertionError("abort raises")
 

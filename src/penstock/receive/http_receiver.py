@@ -17,11 +17,11 @@ from penstock.decode.outcome import Answer, Format, Refusal
 from penstock.errors import PenstockError
 from penstock.receive.answers import HttpReply, error_reply, http_reply
 from penstock.receive.bodies import Encoding
-from penstock.receive.config import HttpReceiverConfig, is_authorized, token_name
-from penstock.receive.event_loop import LoopThread
+from penstock.receive.config import HttpReceiverConfig, is_authorized, sender_token_name
+from penstock.receive.event_loop import ReceiverLoopThread
 from penstock.receive.http_server import SERVER, HttpServer
 from penstock.receive.intake import CLOSING, Intake
-from penstock.receive.origins import Origins
+from penstock.receive.origins import AllowedRequestOrigins
 from penstock.receive.request_group import ReceivedRequest
 from penstock.telemetry import Sample
 
@@ -68,8 +68,8 @@ class HttpReceiver:
             config.remote_write_path: Format.REMOTE_WRITE,
             config.events_path: Format.EVENTS,
         }
-        self._origins = Origins(config.allowed_origins)
-        self._thread = LoopThread("penstock-http")
+        self._origins = AllowedRequestOrigins(config.allowed_origins)
+        self._thread = ReceiverLoopThread("penstock-http")
         self._server: HttpServer | None = None
         self._listeners: list[asyncio.Server] = []
         self.reading = 0  # bytes of bodies that are not whole yet
@@ -295,7 +295,7 @@ class HttpReceiver:
 
     def _sender(self, request: web.BaseRequest) -> str:
         """What a request's sender is called: by its token, else by its address."""
-        return token_name(request.headers["Authorization"]) if self._tokens else request.remote or ""
+        return sender_token_name(request.headers["Authorization"]) if self._tokens else request.remote or ""
 
     def _refuse(self, request: web.BaseRequest, reason: Refusal, detail: str) -> None:
         """Counts a request that does not come as far as the intake."""

@@ -36,10 +36,10 @@ from penstock.receive.bodies import Encoding
 from penstock.receive.peers import Peers
 from penstock.receive.recent_requests import RecentRequests
 from penstock.receive.refusal_log import REASONS, RefusalLog
-from penstock.receive.repeats import Repeats
-from penstock.receive.request_group import Deliver, PendingParts, ReceivedRequest, RequestGroup
+from penstock.receive.repeats import RepeatedRequests
+from penstock.receive.request_group import Deliver, PendingRequestParts, ReceivedRequest, RequestGroup
 from penstock.receive.request_queue import RequestQueue
-from penstock.receive.sink import RawSink, Sink
+from penstock.receive.sink import IntakeSink, RawIntakeSink
 from penstock.telemetry import Buckets, Sample
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,8 @@ class Intake:
 
     def __init__(
         self,
-        sink: Sink | None,
-        relay: RawSink | None = None,
+        sink: IntakeSink | None,
+        relay: RawIntakeSink | None = None,
         config: IntakeConfig | None = None,
         *,
         clock: Clock | None = None,
@@ -78,7 +78,7 @@ class Intake:
         self._peers = peers
         self.config = config = config or IntakeConfig()
         self._clock = clock or SystemClock()
-        self._repeats = Repeats(recent, self._clock) if recent is not None else None
+        self._repeats = RepeatedRequests(recent, self._clock) if recent is not None else None
         self._sink = sink
         self._relay = relay
         self._decoder = Decoder(config, self._clock, began, peers.owners if peers is not None else None)
@@ -280,7 +280,7 @@ class Intake:
         assert group.decoded is not None
         kind, decoded = group.kind, group.decoded
         places = [place for place in group.readable if place not in refused]
-        pending = PendingParts(group.answers(places), partial(self._finish, group, decoded.points_of(places)))
+        pending = PendingRequestParts(group.answers(places), partial(self._finish, group, decoded.points_of(places)))
         refusal = None
         try:
             if refused:
@@ -297,11 +297,11 @@ class Intake:
             decoded.undo()
         pending.seal()
 
-    def _relay_of(self, kind: Format) -> RawSink | None:
+    def _relay_of(self, kind: Format) -> RawIntakeSink | None:
         return self._relay if self._relay is not None and self._relay.takes(kind.relayed_as) else None
 
     def _submit_parts(
-        self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingParts, digests: bytes
+        self, kind: Format, decoded: Decoded, raw: list[bytes], pending: PendingRequestParts, digests: bytes
     ) -> bool:
         """Submits bodies to the relay, then points to L1; says whether both took them.
 

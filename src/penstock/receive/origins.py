@@ -6,7 +6,7 @@ _TAKEN_HEADERS = "authorization, content-type, content-encoding, idempotency-key
 _REMEMBERED = 7200  # seconds for which a browser need not ask again
 
 
-class Origins:
+class AllowedRequestOrigins:
     """The sites whose pages may send: `https://shop.example`, or `*` for all."""
 
     def __init__(self, allowed: Sequence[str]) -> None:

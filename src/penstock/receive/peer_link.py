@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.clock import Clock
 from penstock.decode.outcome import Answer, Format, Status
-from penstock.receive.peer_wire import handover_message, read_answer, write
+from penstock.receive.peer_wire import handover_message, read_answer, write_to_peer
 
 PATIENCE = 10.0  # seconds for an answer: as long as SDKs wait for ours
 _WATCH = 0.25  # seconds between two looks at what is waited for
@@ -83,7 +83,7 @@ class PeerLink:
             handover.answer_all(refusal or self._absent())
             return
         try:
-            self._loop.call_soon_threadsafe(write, writer, handover_message(number, kind, bodies, senders))
+            self._loop.call_soon_threadsafe(write_to_peer, writer, handover_message(number, kind, bodies, senders))
         except RuntimeError:  # the loop has closed
             self.on_lost()
 

@@ -90,7 +90,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[int, Answ
     }
 
 
-def write(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
+def write_to_peer(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
     """Writes on the loop, unless the connection is gone."""
     if not writer.is_closing():
         writer.writelines(pieces)

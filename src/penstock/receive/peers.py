@@ -19,9 +19,9 @@ from typing import Any
 from penstock.clock import Clock, SystemClock
 from penstock.decode.outcome import TAKEN, Answer, Format
 from penstock.decode.stream_owners import StreamOwners
-from penstock.receive.event_loop import LoopThread
+from penstock.receive.event_loop import ReceiverLoopThread
 from penstock.receive.peer_link import OnAnswer, PeerLink
-from penstock.receive.peer_wire import BUFFER, SocketAddress, answer_message, read_answer, read_handover, write
+from penstock.receive.peer_wire import BUFFER, SocketAddress, answer_message, read_answer, read_handover, write_to_peer
 from penstock.receive.request_group import Deliver
 from penstock.telemetry import Sample
 
@@ -46,7 +46,7 @@ class Peers:
         self.owners = owners
         self._folder = folder
         self._clock: Clock = clock or SystemClock()
-        self._thread = LoopThread("penstock-peers")
+        self._thread = ReceiverLoopThread("penstock-peers")
         self._links = {
             process: PeerLink(process, self._thread.loop, max_held, self._clock)
             for process in range(owners.count)
@@ -220,6 +220,6 @@ class _HandoverReply:
             if self._left:
                 return
         try:
-            self._loop.call_soon_threadsafe(write, self._writer, [answer_message(self._number, self._answers)])
+            self._loop.call_soon_threadsafe(write_to_peer, self._writer, [answer_message(self._number, self._answers)])
         except RuntimeError:
             pass  # the loop has closed: the other process finds that the connection is gone

@@ -24,7 +24,7 @@ _UNDER_WAY = Answer(Status.BUSY, "the same request waits for its answer: send it
 Answers = list[tuple[ReceivedRequest, Answer]]
 
 
-class Repeats:
+class RepeatedRequests:
     """Screens requests before they are decoded, and remembers those that were taken.
 
     Threads: `settle` may be called from any thread, the others from one.
@@ -46,7 +46,7 @@ class Repeats:
         """
         for request, body in received:
             if request.key or request.kind is not Format.EVENTS:
-                request.digest = digest_of(request, body)
+                request.digest = digest_of_request(request, body)
         answers = dict(self._claim([request for request, _ in received if request.digest]))
         return [one for one in received if one[0] not in answers], list(answers.items())
 
@@ -58,7 +58,7 @@ class Repeats:
         places = {group.requests[place]: place for place in group.readable if not group.requests[place].key}
         fresh = [request for request, place in places.items() if place not in group.decoded.outcomes.untimed]
         for request in fresh:
-            request.digest = digest_of(request, group.bodies[places[request]])
+            request.digest = digest_of_request(request, group.bodies[places[request]])
         return {places[request]: answer for request, answer in self._claim(fresh)}
 
     def _claim(self, requests: Sequence[ReceivedRequest]) -> Answers:
@@ -92,7 +92,7 @@ class Repeats:
         self._recent.close()
 
 
-def digest_of(request: ReceivedRequest, body: bytes) -> bytes:
+def digest_of_request(request: ReceivedRequest, body: bytes) -> bytes:
     """Returns the digest of a request: of its sender and its key, or of its sender and its body.
 
     XXH3 is made for speed, not against forgery. A sender that forges a pair of bodies harms itself alone.

@@ -112,7 +112,7 @@ class RequestGroup:
 Finish = Callable[[list[tuple[ReceivedRequest, Answer]]], None]
 
 
-class PendingParts:
+class PendingRequestParts:
     """Counts the parts of a group that are not safe yet; answers all of its requests when the last one is.
 
     Threads: every method may be called from any thread. `finish` is called exactly once, on the last part's thread.

@@ -11,7 +11,7 @@ from penstock.receive.recent_requests import DIGEST, RecentRequests
 log = logging.getLogger(__name__)
 
 
-def restore_from_segments(recent: RecentRequests, folder: Path, writer: str, window: float) -> int:
+def restore_recent_requests(recent: RecentRequests, folder: Path, writer: str, window: float) -> int:
     """Let requests be known that are in the segments of a writer, those of the last `window` seconds; how many."""
     if not folder.is_dir():
         return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.clock import Clock
 from penstock.decode.outcome import Answer
-from penstock.receive.fair_turns import FairTurns
+from penstock.receive.fair_turns import FairRequestTurns
 from penstock.receive.request_group import ReceivedRequest, RequestGroup
 
 _GATHER = 0.025  # seconds that requests wait for a group to be safe, so that they are decoded together
@@ -38,7 +38,7 @@ class RequestQueue:
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._waiting = FairTurns()
+        self._waiting = FairRequestTurns()
         self._waiting_bytes = 0
         self._waiting_from_peers = 0
         self._gathering_since: float | None = None

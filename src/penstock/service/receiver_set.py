@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.clock import Clock, SystemClock
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
-from penstock.receive.sink import RawSink, Sink
+from penstock.receive.sink import IntakeSink, RawIntakeSink
 from penstock.service.doctor import require_extra
 from penstock.service.queues import make_private_folder, path_for_process
 from penstock.service.stream_handover import MEMORY
@@ -158,7 +158,7 @@ def _recent_requests(config: ServiceConfig, index: int) -> "RecentRequests | Non
     if not window:
         return None
     from penstock.receive.recent_requests import RecentRequests
-    from penstock.receive.request_memory import restore_from_segments
+    from penstock.receive.request_memory import restore_recent_requests
 
     table = make_private_folder(config.resolved(".")) / REQUESTS
     try:
@@ -169,7 +169,7 @@ def _recent_requests(config: ServiceConfig, index: int) -> "RecentRequests | Non
     recent.forget_own(unanswered_only=_is_durable(config))
     if config.pipelines.rollup:
         folder = config.resolved(config.segments.location)
-        found = restore_from_segments(recent, folder, config.segments.writer, window)
+        found = restore_recent_requests(recent, folder, config.segments.writer, window)
         log.info("Requests of the last run are known. requests=%d", found)
     return recent
 
@@ -181,11 +181,16 @@ def _is_durable(config: ServiceConfig) -> bool:
     return is_relayed and (not config.pipelines.rollup or config.segments.queue.durability is not Durability.MEMORY)
 
 
-MakeReceiverSet = Callable[[ServiceConfig, Sink | None, RawSink | None], ServiceReceivers]
+MakeReceiverSet = Callable[[ServiceConfig, IntakeSink | None, RawIntakeSink | None], ServiceReceivers]
 
 
 def make_service_receivers(
-    config: ServiceConfig, sink: Sink | None, relay: RawSink | None, *, began: float | None = None, index: int = 0
+    config: ServiceConfig,
+    sink: IntakeSink | None,
+    relay: RawIntakeSink | None,
+    *,
+    began: float | None = None,
+    index: int = 0,
 ) -> ServiceReceivers:
     """What the configuration enables, not yet started. Imports only what it needs.
 
