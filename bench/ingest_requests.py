@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
-from penstock.decode.otlp.walk import FieldBudget, data_of, walk
+from penstock.decode.otlp.walk import OtlpFieldBudget, otlp_data_of_metric, walk_otlp_metrics
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.protobuf import fields
 
@@ -95,8 +95,8 @@ def _otlp(
 def _points_apart(body: bytes) -> list[tuple[bytes, list[bytes]]]:
     """What stands before the points of each metric, and those; in the end the rest."""
     found, done = [], 0
-    for _, begin, stop in walk(body):
-        _, _, first, last = data_of(body, begin, stop, FieldBudget())
+    for _, begin, stop in walk_otlp_metrics(body):
+        _, _, first, last = otlp_data_of_metric(body, begin, stop, OtlpFieldBudget())
         ends = [end for tag, _, end in fields(body, first, last) if tag == _POINT]
         found.append((body[done:first], [body[start:end] for start, end in pairwise([first, *ends])]))
         done = ends[-1]

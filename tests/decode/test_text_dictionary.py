@@ -4,16 +4,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.decode.text_dictionary import TextDictionary
+from penstock.decode.text_dictionary import SeriesTextDictionary
 
 
-def spelled(texts: TextDictionary, *numbers: int) -> list[str]:
+def spelled(texts: SeriesTextDictionary, *numbers: int) -> list[str]:
     codes, column = texts.encoded(np.array(numbers, np.int32))
     return [column[int(code)].as_py() for code in codes]
 
 
 def test_a_text_has_one_number_until_nobody_uses_it() -> None:
-    texts = TextDictionary()
+    texts = SeriesTextDictionary()
     first, again, other = texts.add("a"), texts.add("a"), texts.add("b")
 
     assert (first, len(texts)) == (again, 2)
@@ -25,7 +25,7 @@ def test_a_text_has_one_number_until_nobody_uses_it() -> None:
 
 
 def test_an_array_that_was_given_out_keeps_its_texts_when_a_number_is_given_to_another() -> None:
-    texts = TextDictionary()
+    texts = SeriesTextDictionary()
     number = texts.add("a")
     for _ in range(3):  # until it is the array of all texts
         codes, column = texts.encoded(np.array([number], np.int32))
@@ -37,7 +37,7 @@ def test_an_array_that_was_given_out_keeps_its_texts_when_a_number_is_given_to_a
 
 
 def test_as_long_as_no_text_comes_or_goes_the_array_is_the_same() -> None:
-    texts = TextDictionary()
+    texts = SeriesTextDictionary()
     numbers = np.array([texts.add(text) for text in "abc"], np.int32)
     columns = [texts.encoded(numbers)[1] for _ in range(4)]
 
@@ -50,7 +50,7 @@ def test_as_long_as_no_text_comes_or_goes_the_array_is_the_same() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abcdef")), max_size=60))
 def test_whatever_comes_and_goes_numbers_mean_their_texts(steps: list[tuple[bool, str]]) -> None:
-    texts = TextDictionary()
+    texts = SeriesTextDictionary()
     held: list[tuple[int, str]] = []
     for adds, text in steps:
         if adds or not held:

@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToJson
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from penstock.decode.config import IntakeConfig
-from penstock.decode.otlp.walk import CUMULATIVE, SUM, Family, walk
+from penstock.decode.otlp.walk import CUMULATIVE, SUM, Family, walk_otlp_metrics
 from penstock.decode.outcome import Answer, Format, Status
 from penstock.decode.stream_owners import StreamOwners
 from penstock.receive import peer_link, peer_wire
@@ -66,7 +66,7 @@ def together(acts: list[Callable[[], object]]) -> None:
 def kept_by(owner: int, count: int = 2) -> str:
     """The name of a counter that lives there."""
     body = request(counter("c", (NOW, 1.0))).SerializeToString()
-    (resource, scope, _), _, _ = next(walk(body))
+    (resource, scope, _), _, _ = next(walk_otlp_metrics(body))
     owners = StreamOwners(0, count)
     names = (f"c{number}" for number in range(1000))
     return next(

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.decode.column_scan import Ints
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Floats
-from penstock.decode.distributions import HistogramTotals, spread
+from penstock.decode.distributions import HistogramTotals, histogram_rows
 from penstock.decode.rows import Rows
 
 
@@ -29,10 +29,10 @@ class BucketEdges:
         self.offsets = np.cumsum(lengths) - lengths
         self.low = np.concatenate([np.append(-np.inf, bounds) for bounds in lists])
         self.high = np.concatenate([np.append(bounds, np.inf) for bounds in lists])
-        self.shapes = shapes_of(self.high, self.offsets, lengths)
+        self.shapes = histogram_bucket_shapes(self.high, self.offsets, lengths)
 
 
-def shapes_of(high: Floats, offsets: Ints, lengths: Ints) -> Ints:
+def histogram_bucket_shapes(high: Floats, offsets: Ints, lengths: Ints) -> Ints:
     """Returns a hash of the upper ends of each point's buckets."""
     place = np.arange(len(high)) - np.repeat(offsets, lengths) + 1
     mixed = high.view(np.uint64) * (2 * place.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
@@ -63,7 +63,7 @@ def bucket_rows(
     stands = ~np.isnan(mean)
     alone = alone[stands]
     values[alone] = np.clip(mean[stands], edges.low[at[alone]], edges.high[at[alone]])
-    return spread(totals, point, values, low, high, count, context)
+    return histogram_rows(totals, point, values, low, high, count, context)
 
 
 def _finite(low: Floats, high: Floats, least: Floats, greatest: Floats) -> tuple[Floats, Floats]:

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from penstock.decode.bucket_rows import BucketEdges, bucket_rows, shapes_of
+from penstock.decode.bucket_rows import BucketEdges, bucket_rows, histogram_bucket_shapes
 from penstock.decode.column_scan import Ints
 from penstock.decode.decode_context import DecodeContext
-from penstock.decode.deltas import Deltas, Floats, Mask, grown
-from penstock.decode.distributions import HistogramTotals, no_distributions
+from penstock.decode.deltas import Deltas, Floats, Mask, grown_delta_column
+from penstock.decode.distributions import HistogramTotals, no_histogram_rows
 from penstock.decode.histogram_deltas import HistogramDeltas
 from penstock.decode.rows import Rows
 from penstock.decode.series import NO_STREAM, Namespace
@@ -32,7 +32,7 @@ _MOST_WAITING = 100  # points of one histogram that are not whole: a sender that
 _LARGEST = float(1 << 62)  # differences of such counts still fit
 
 
-def bound_of(labels: Mapping[str, str]) -> float | None:
+def histogram_bound_of(labels: Mapping[str, str]) -> float | None:
     """Returns the upper bound of a bucket's series; None if the series is no bucket."""
     try:
         bound = float(labels[LE])
@@ -107,8 +107,8 @@ class ClassicHistograms:
     def register(self, capacity: int) -> None:
         """Joins the series that were described to their histograms, now that they have streams."""
         if len(self._is_histogram) < capacity:
-            self._is_histogram = grown(self._is_histogram, capacity)
-            self._expected = grown(self._expected, capacity)
+            self._is_histogram = grown_delta_column(self._is_histogram, capacity)
+            self._expected = grown_delta_column(self._expected, capacity)
             more = np.full(capacity - len(self._histogram_of_sum), NO_STREAM)
             self._histogram_of_sum = np.append(self._histogram_of_sum, more)
         streams = self._namespace.streams
@@ -212,7 +212,7 @@ class ClassicHistograms:
             if completed is not None:
                 whole = BucketSamples.join([whole, completed])
         if not len(whole.streams):
-            return no_distributions()
+            return no_histogram_rows()
         self._drop_older(whole)
         return _increments(whole, context, deltas)
 
@@ -292,7 +292,7 @@ def _increments(whole: BucketSamples, context: DecodeContext, deltas: HistogramD
     lengths = np.diff(np.append(firsts, len(is_first))) - has_sum
     offsets = np.cumsum(lengths) - lengths
     high, totals = whole.bounds[buckets], np.rint(np.clip(whole.values[buckets], 0.0, _LARGEST)).astype(np.int64)
-    shapes = shapes_of(high, offsets, lengths) ^ has_sum
+    shapes = histogram_bucket_shapes(high, offsets, lengths) ^ has_sum
     _, places, index = np.unique(shapes, return_index=True, return_inverse=True)
     lists = [high[offsets[place] : offsets[place] + lengths[place] - 1] for place in places.tolist()]
     requests, streams, times = whole.requests[firsts], whole.streams[firsts], whole.times[firsts]

@@ -4,7 +4,7 @@
                 some numpy calls however many messages there are, and a message of 6 fields takes 6 steps
     spans       texts and packed numbers stay where they are; a column of them is offsets into the request
 
-A valid request may contain encodings that almost none does: an unpacked array, a repeated field in two places. `scan`
+A valid request may contain encodings that almost none does: an unpacked array, a repeated field in two places. `scan_body_columns`
 does not read those. It marks such messages as non-canonical; protobuf itself then rewrites the request, and that is
 scanned again.
 """
@@ -46,7 +46,7 @@ class MessageLayout:
     repeated: Mapping[int, str] = field(default_factory=dict)
     """Side by side: from the first one's tag to the last one's end."""
     noncanonical: frozenset[int] = frozenset()
-    """Valid encodings of a field that `scan` does not read."""
+    """Valid encodings of a field that `scan_body_columns` does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Scanned:
     is_noncanonical: NDArray[np.bool_]
 
 
-def scan(data: Bytes, starts: Ints, ends: Ints, layout: MessageLayout) -> Scanned:
+def scan_body_columns(data: Bytes, starts: Ints, ends: Ints, layout: MessageLayout) -> Scanned:
     """Reads the fields of all messages; `data` must end with `PADDING`. TooMany beyond a bound."""
     rows = len(starts)
     names = [*layout.fixed.values(), *layout.varints.values(), *layout.spans.values(), *layout.repeated.values()]
@@ -234,7 +234,7 @@ def packed_varints(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints, N
     return values.view(np.int64), np.where(lengths > 0, counts, 0), is_malformed
 
 
-def texts(data: Bytes, starts: Ints, ends: Ints) -> Any:
+def decode_texts(data: Bytes, starts: Ints, ends: Ints) -> Any:
     """Returns the bytes of each span as an Arrow array, empty where it is absent. Spans are in order and disjoint."""
     offsets = np.empty(2 * len(starts), np.int64)
     offsets[0::2] = starts

@@ -10,11 +10,11 @@ import numpy as np
 
 from penstock.decode.column_scan import Ints
 from penstock.decode.outcome import MAX_REASONS, TAKEN, Answer, Refusal, Status
-from penstock.decode.series import Namespace, Resolved, SeriesTable
-from penstock.decode.stream_owners import HandoverParts
+from penstock.decode.series import KnownSeries, Namespace, Resolved
+from penstock.decode.stream_owners import StreamHandoverParts
 
 
-class RequestOutcomes:
+class DecodeOutcomes:
     """What became of the requests of one group, by their numbers in it."""
 
     def __init__(self, requests: int) -> None:
@@ -83,11 +83,11 @@ class RequestOutcomes:
 class DecodeContext:
     """The shared state of one group: the streams, the outcomes of its requests, the parts that other processes own."""
 
-    table: SeriesTable
-    outcomes: RequestOutcomes
+    table: KnownSeries
+    outcomes: DecodeOutcomes
     now: float  # seconds of the monotonic clock
     latest: int  # nanoseconds since the epoch: later points are refused
-    parts: HandoverParts | None = None
+    parts: StreamHandoverParts | None = None
     """Where several processes receive: the parts of the group that others own."""
     senders: Sequence[str] = ()
     """The sender of each request; none where they are not known."""
@@ -95,7 +95,7 @@ class DecodeContext:
     """Each takes the increments of some cumulative streams back."""
 
     def resolve(self, namespaces: list[Namespace], space: Ints, keys: Any, requests: Ints) -> Resolved:
-        """Looks up the stream of each point as `SeriesTable.resolve` does, and records the refusals."""
+        """Looks up the stream of each point as `KnownSeries.resolve` does, and records the refusals."""
         resolved = self.table.resolve(namespaces, space, keys, self.now, requests, self.senders)
         for rows, refused in resolved.refused:
             self.outcomes.reject(requests[rows], refused.reason, str(refused))

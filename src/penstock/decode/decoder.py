@@ -16,25 +16,33 @@ import pyarrow.compute as pc
 
 from penstock.clock import Clock
 from penstock.decode.config import IntakeConfig
-from penstock.decode.decode_context import DecodeContext, RequestOutcomes
+from penstock.decode.decode_context import DecodeContext, DecodeOutcomes
 from penstock.decode.deltas import Deltas
 from penstock.decode.events import EventReader
 from penstock.decode.exponential_deltas import ExponentialDeltas
 from penstock.decode.histogram_deltas import HistogramDeltas
 from penstock.decode.otlp.exponential_histograms import exponential_histograms
 from penstock.decode.otlp.histograms import explicit_histograms
-from penstock.decode.otlp.json_request import as_protobuf
+from penstock.decode.otlp.json_request import otlp_json_as_protobuf
 from penstock.decode.otlp.otlp_reader import OtlpReader
-from penstock.decode.otlp.scanned_points import ScannedPoints
+from penstock.decode.otlp.scanned_points import ScannedOtlpPoints
 from penstock.decode.otlp.summaries import summary_numbers
 from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUMMARY
 from penstock.decode.outcome import Format
 from penstock.decode.remote_write import RemoteWriteReader
 from penstock.decode.rows import DecodedNumbers, Rows
 from penstock.decode.seen_times import SeenTimes
-from penstock.decode.series import Namespace, SeriesTable
-from penstock.decode.stream_memory import RestoredStreams, Snapshot, join_streams, name_of, rows_of, take, write
-from penstock.decode.stream_owners import HandoverBodies, HandoverParts, StreamOwners
+from penstock.decode.series import KnownSeries, Namespace
+from penstock.decode.stream_memory import (
+    RestoredStreams,
+    Snapshot,
+    join_streams,
+    stream_name_of,
+    stream_rows_of,
+    take_streams,
+    write_streams,
+)
+from penstock.decode.stream_owners import HandoverBodies, StreamHandoverParts, StreamOwners
 from penstock.model.point import Chunk
 from penstock.telemetry import Sample
 
@@ -47,7 +55,7 @@ class Decoded:
     """A group as chunks, how each body fared, and how to take its increments back."""
 
     chunks: list[Chunk]
-    outcomes: RequestOutcomes
+    outcomes: DecodeOutcomes
     raw: list[bytes]  # the bodies as protobuf, for the relay
     undos: list[Callable[[], None]]
     rows: list[Rows]  # what the chunks are made of
@@ -83,7 +91,7 @@ class Decoder:
         self._clock = clock
         since = int((clock.time() if began is None else began) * 1e9)  # streams that began later are new
         self._owners = owners
-        self._table = SeriesTable(config)
+        self._table = KnownSeries(config)
         self._deltas = Deltas(config.initial_value, since)
         self._histograms = HistogramDeltas(config.initial_value, since)
         self._exponentials = ExponentialDeltas(config.initial_value, since)
@@ -115,9 +123,9 @@ class Decoder:
         for deltas in self._all_deltas():
             deltas.clocks.now = int(now * 1e9)
         latest = int((now + float(self._config.max_future)) * 1e9)
-        parts = HandoverParts(self._owners, handed_over) if self._owners is not None else None
+        parts = StreamHandoverParts(self._owners, handed_over) if self._owners is not None else None
         context = DecodeContext(
-            self._table, RequestOutcomes(len(bodies)), self._clock.monotonic(), latest, parts, senders
+            self._table, DecodeOutcomes(len(bodies)), self._clock.monotonic(), latest, parts, senders
         )
         try:
             return self._decode(kind, bodies, context, now, hand_over)
@@ -142,7 +150,7 @@ class Decoder:
                 pieces.append(histograms.rows(written.buckets, context, self._histograms, self._deltas))
         else:
             if kind is Format.OTLP_JSON:
-                bodies = as_protobuf(bodies, context.outcomes)
+                bodies = otlp_json_as_protobuf(bodies, context.outcomes)
             points = self._otlp.read(bodies, context)
             _hand_over_parts(context, hand_over)
             pieces = self._otlp_rows(points, context)
@@ -151,7 +159,7 @@ class Decoder:
         chunks = [chunk for rows in pieces for chunk in rows.chunks(self._table)]
         return Decoded(chunks, context.outcomes, bodies, context.undos, pieces)
 
-    def _otlp_rows(self, by_layout: list[tuple[int, ScannedPoints]], context: DecodeContext) -> list[Rows]:
+    def _otlp_rows(self, by_layout: list[tuple[int, ScannedOtlpPoints]], context: DecodeContext) -> list[Rows]:
         """Returns all numbers as one piece and all distributions as another."""
         numbers, distributions = [], []
         for layout, points in by_layout:
@@ -219,13 +227,13 @@ class Decoder:
         """
         now = self._clock.monotonic()
         namespaces = [*self._otlp.namespaces.values(), *self._remote_write.namespaces.values()]
-        parts = [rows_of(namespaces, self._table, self._all_deltas(), now)]
+        parts = [stream_rows_of(namespaces, self._table, self._all_deltas(), now)]
         if self._restored is not None:
             parts.append(self._restored.unclaimed(now))
         rows, families = join_streams(parts)
         types = self._remote_write.types
         now = self._clock.time()
-        write(path, Snapshot(rows, families, now, self._horizon, self._settings(), types, self._part))
+        write_streams(path, Snapshot(rows, families, now, self._horizon, self._settings(), types, self._part))
         return int(rows.num_rows)
 
     def restore(self, path: Path) -> int:
@@ -236,7 +244,7 @@ class Decoder:
         self._seen = SeenTimes(path.with_name(path.name.replace(path.suffixes[0], ".seen", 1)))
         for deltas in self._all_deltas():
             deltas.clocks.forgotten_until(self._seen.earlier)
-        snapshot = take(path)
+        snapshot = take_streams(path)
         if snapshot is None:
             return 0
         passed, expiry = self._clock.time() - snapshot.saved_at, float(self._config.expiry)
@@ -256,7 +264,7 @@ class Decoder:
 
     def _claim(self, namespace: Namespace, identity: tuple[str, str, str], stream: int) -> None:
         assert self._restored is not None
-        if found := self._restored.claim(namespace.family, name_of(identity)):
+        if found := self._restored.claim(namespace.family, stream_name_of(identity)):
             memory, state = found
             self._all_deltas()[memory].put(stream, state, self._table.capacity)
 

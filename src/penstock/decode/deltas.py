@@ -86,7 +86,7 @@ class StreamStates:
     owed_buckets: Ints
 
 
-class StreamOrder:
+class DeltaOrder:
     """The points of a group by stream and time, without those that are not younger than the stream's last point."""
 
     def __init__(self, streams: Ints, times: Ints, last: Ints) -> None:
@@ -123,7 +123,7 @@ class StreamOrder:
         return found
 
 
-class StreamClocks:
+class DeltaClocks:
     """When each stream was last seen and when it began, in nanoseconds; 0: never, unknown."""
 
     def __init__(self, initial: Initial, began: int) -> None:
@@ -136,9 +136,9 @@ class StreamClocks:
         self.start = np.zeros(1024, np.int64)
 
     def ensure(self, capacity: int) -> None:
-        self.last, self.start = grown(self.last, capacity), grown(self.start, capacity)
+        self.last, self.start = grown_delta_column(self.last, capacity), grown_delta_column(self.start, capacity)
 
-    def judge(self, order: StreamOrder, times: Ints, starts: Ints) -> tuple[Mask, Mask]:
+    def judge(self, order: DeltaOrder, times: Ints, starts: Ints) -> tuple[Mask, Mask]:
         """Says which points are the first of their stream, and for which everything since its start counts."""
         last = order.before(times, self.last)
         start = order.before(starts, self.start)
@@ -152,7 +152,7 @@ class StreamClocks:
             counts = np.full(len(times), self._initial == "keep")
         return is_new, np.where(is_new, counts, restarted)
 
-    def advance(self, order: StreamOrder, times: Ints, starts: Ints) -> AdvancedStreams:
+    def advance(self, order: DeltaOrder, times: Ints, starts: Ints) -> AdvancedStreams:
         """Records the last point of each stream."""
         streams = order.streams[order.is_last]
         advanced = AdvancedStreams(streams, times[order.is_last], self.last[streams], self.start[streams])
@@ -199,7 +199,7 @@ class Deltas:
 
     def __init__(self, initial: Initial, began: int) -> None:
         self.counts = DeltaCounts()
-        self.clocks = StreamClocks(initial, began)
+        self.clocks = DeltaClocks(initial, began)
         self._value = np.zeros(1024)
         self._owed = np.zeros(1024)
 
@@ -208,8 +208,8 @@ class Deltas:
     ) -> tuple[Ints, Floats, DeltaUndo]:
         """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
         self.clocks.ensure(capacity)
-        self._value, self._owed = grown(self._value, capacity), grown(self._owed, capacity)
-        order = StreamOrder(streams, times, self.clocks.last)
+        self._value, self._owed = grown_delta_column(self._value, capacity), grown_delta_column(self._owed, capacity)
+        order = DeltaOrder(streams, times, self.clocks.last)
         times, starts, values = times[order.rows], starts[order.rows], values[order.rows]
         is_new, counts_all = self.clocks.judge(order, times, starts)
         before = order.before(values, self._value)
@@ -259,11 +259,11 @@ class Deltas:
 
     def put(self, stream: int, state: StreamState, capacity: int) -> None:
         self.clocks.put(stream, state, capacity)
-        self._value, self._owed = grown(self._value, capacity), grown(self._owed, capacity)
+        self._value, self._owed = grown_delta_column(self._value, capacity), grown_delta_column(self._owed, capacity)
         self._value[stream], self._owed[stream] = state.value, state.owed
 
 
-def grown(column: NDArray[Any], capacity: int) -> NDArray[Any]:
+def grown_delta_column(column: NDArray[Any], capacity: int) -> NDArray[Any]:
     """Returns the column, with zeros at its end if it is shorter than `capacity`."""
     missing = capacity - len(column)
     return np.append(column, np.zeros(missing, column.dtype)) if missing > 0 else column

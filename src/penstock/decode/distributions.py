@@ -38,13 +38,15 @@ class HistogramTotals:
         return HistogramTotals(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
-def read_totals(data: Bytes, columns: dict[str, Ints], requests: Ints, streams: Ints, times: Ints) -> HistogramTotals:
+def read_histogram_totals(
+    data: Bytes, columns: dict[str, Ints], requests: Ints, streams: Ints, times: Ints
+) -> HistogramTotals:
     wanted = [columns[name] for name in ("sum", "min", "max")]
     sums, least, greatest = (np.where(at > 0, float64_at(data, at), np.nan) for at in wanted)
     return HistogramTotals(requests, streams, times, sums, least, greatest, ~np.isnan(least), ~np.isnan(greatest))
 
 
-def is_countable(point: Ints, counts: Ints, points: int, most: int = _MAX_COUNT) -> NDArray[np.bool_]:
+def is_countable_histogram(point: Ints, counts: Ints, points: int, most: int = _MAX_COUNT) -> NDArray[np.bool_]:
     """Says which of the points have counts that can be added up; `point` is the point of each count."""
     is_fine = np.ones(points, bool)
     if len(counts) and (counts.min() < 0 or counts.max() >= most):
@@ -52,7 +54,7 @@ def is_countable(point: Ints, counts: Ints, points: int, most: int = _MAX_COUNT)
     return is_fine
 
 
-def spread(
+def histogram_rows(
     totals: HistogramTotals,
     point: Ints,
     values: Floats,
@@ -65,7 +67,7 @@ def spread(
 
     A row's min and max are the ends of its bucket, and the exact ones at the ends of a point where they are known.
     """
-    is_fine = is_countable(point, counts, len(totals.times), 1 << COUNT_BITS)
+    is_fine = is_countable_histogram(point, counts, len(totals.times), 1 << COUNT_BITS)
     if not is_fine.all():
         context.outcomes.reject(totals.requests[~is_fine], Refusal.MALFORMED, TOO_MUCH)
         rows = np.flatnonzero(is_fine[point])
@@ -99,6 +101,6 @@ def _sums(stated: Floats, point: Ints, values: Floats, counts: Ints) -> Floats:
     return np.where(np.isfinite(stated)[point], shares, own)
 
 
-def no_distributions() -> Rows:
+def no_histogram_rows() -> Rows:
     ints, floats = np.zeros(0, np.int64), np.zeros(0)
     return Rows(ints, ints, ints, floats, {"count": ints, "sum": floats, "min": floats, "max": floats})

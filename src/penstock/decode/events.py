@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.decode.decode_context import DecodeContext
-from penstock.decode.otlp.attributes import text_of
-from penstock.decode.otlp.json_request import refuse_many_values
+from penstock.decode.otlp.attributes import otlp_attribute_text
+from penstock.decode.otlp.json_request import refuse_many_otlp_json_values
 from penstock.decode.outcome import Refusal, TooMany
 from penstock.decode.rows import Rows
 from penstock.decode.series import NO_STREAM, Namespace, Refused
@@ -49,7 +49,7 @@ class EventReader:
         times: list[int] = []
         values: list[float] = []
         for request, body in enumerate(bodies):
-            refuse_many_values(body, _MAX_VALUES)
+            refuse_many_otlp_json_values(body, _MAX_VALUES)
             try:
                 events = json.loads(body)
             except (ValueError, RecursionError) as error:
@@ -98,7 +98,7 @@ def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:
         raise Refused(Refusal.VALUE, f"value must be a number, got {_shown(value)}")
     if not isinstance(labels, dict) or any(isinstance(label, (dict, list)) for label in labels.values()):
         raise Refused(Refusal.LABELS, f"labels must be an object of texts, got {_shown(labels)}")
-    texts = {name: text_of(label) for name, label in labels.items()}
+    texts = {name: otlp_attribute_text(label) for name, label in labels.items()}
     time = _nanoseconds(event.get("time", now))
     if not 0 < time <= latest:
         raise Refused(Refusal.TIME, f"time is far ahead or before 1970, got {_shown(event.get('time'))}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.decode.column_scan import Ints
 from penstock.decode.config import Initial
-from penstock.decode.deltas import AdvancedStreams, DeltaCounts, StreamClocks, StreamOrder, StreamState, StreamStates
+from penstock.decode.deltas import AdvancedStreams, DeltaClocks, DeltaCounts, DeltaOrder, StreamState, StreamStates
 
 Counts = Mapping[tuple[int, int], int]  # by sign and index; sign 0 is the bucket of zero
 
@@ -84,7 +84,7 @@ class ExponentialDeltas:
 
     def __init__(self, initial: Initial, began: int) -> None:
         self.counts = DeltaCounts()
-        self.clocks = StreamClocks(initial, began)
+        self.clocks = DeltaClocks(initial, began)
         self._last: dict[int, Exponential] = {}
         self._owed: dict[int, list[Exponential]] = {}
 
@@ -93,7 +93,7 @@ class ExponentialDeltas:
     ) -> tuple[Ints, list[Exponential], ExponentialUndo]:
         """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
         self.clocks.ensure(capacity)
-        order = StreamOrder(streams, times, self.clocks.last)
+        order = DeltaOrder(streams, times, self.clocks.last)
         times, starts = times[order.rows], starts[order.rows]
         is_new, counts_all = self.clocks.judge(order, times, starts)
         rows, found, counted = [], [], []

@@ -8,15 +8,15 @@ import numpy as np
 from penstock.decode.column_scan import Ints, within
 from penstock.decode.config import Initial
 from penstock.decode.deltas import (
+    DeltaClocks,
     DeltaCounts,
+    DeltaOrder,
     DeltaUndo,
     Floats,
     Mask,
-    StreamClocks,
-    StreamOrder,
     StreamState,
     StreamStates,
-    grown,
+    grown_delta_column,
 )
 
 
@@ -56,7 +56,7 @@ class HistogramDeltas:
 
     def __init__(self, initial: Initial, began: int) -> None:
         self.counts = DeltaCounts()
-        self.clocks = StreamClocks(initial, began)
+        self.clocks = DeltaClocks(initial, began)
         self._sum = np.zeros(1024)
         self._shape = np.zeros(1024, np.int64)
         self._length = np.zeros(1024, np.int64)
@@ -84,7 +84,7 @@ class HistogramDeltas:
     ) -> HistogramIncrements:
         """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
         self._ensure(capacity)
-        order = StreamOrder(streams, times, self.clocks.last)
+        order = DeltaOrder(streams, times, self.clocks.last)
         offsets = np.cumsum(lengths) - lengths
         counts = counts[within(offsets[order.rows], lengths[order.rows])]
         times, starts, sums = times[order.rows], starts[order.rows], sums[order.rows]
@@ -138,7 +138,7 @@ class HistogramDeltas:
             order.rows[kept], sum_increments[kept], found, is_least[kept], is_greatest[kept], undo
         )
 
-    def _before(self, order: StreamOrder, compared: Ints, offsets: Ints, lengths: Ints, counts: Ints) -> Ints:
+    def _before(self, order: DeltaOrder, compared: Ints, offsets: Ints, lengths: Ints, counts: Ints) -> Ints:
         """Returns the bucket before each bucket: of the point before, or of the state; 0 where there is none."""
         found = np.zeros(len(counts), np.int64)
         of_state, of_neighbour = compared & order.is_first, compared & ~order.is_first
@@ -167,8 +167,8 @@ class HistogramDeltas:
             self._base[stream] = self._free[length].pop()
         else:
             if self._used + length > len(self._buckets):
-                self._buckets = grown(self._buckets, 2 * len(self._buckets) + length)
-                self._owed = grown(self._owed, len(self._buckets))
+                self._buckets = grown_delta_column(self._buckets, 2 * len(self._buckets) + length)
+                self._owed = grown_delta_column(self._owed, len(self._buckets))
             self._base[stream] = self._used
             self._used += length
         self._length[stream] = length
@@ -181,7 +181,7 @@ class HistogramDeltas:
     def _ensure(self, capacity: int) -> None:
         self.clocks.ensure(capacity)
         for name in ("_sum", "_owed_sum", "_shape", "_length", "_base"):
-            setattr(self, name, grown(getattr(self, name), capacity))
+            setattr(self, name, grown_delta_column(getattr(self, name), capacity))
         missing = np.full(max(0, capacity - len(self._least)), np.nan)
         self._least, self._greatest = np.append(self._least, missing), np.append(self._greatest, missing)
 

@@ -18,7 +18,7 @@ from penstock.protobuf import fields, read_varint
 _FIELD_1 = 0x0A  # its tag, where it is a message
 
 
-def locate_messages(
+def locate_messages_in_body(
     data: bytes, at: int, end: int, base: int, starts: list[int], ends: list[int]
 ) -> Iterator[tuple[int, int, int]]:
     """Appends where the messages of field 1 are, `base` added; yields the other fields as `fields` does.
@@ -62,8 +62,8 @@ class ChildMessages:
     malformed: set[int]  # ranges that are not messages
 
 
-def child_messages(data: bytes, ranges: Iterable[tuple[int, int]]) -> ChildMessages:
-    """Does for several ranges what `locate_messages` does for one. TooMany beyond `MAX_MESSAGES` in all."""
+def child_messages_in_bodies(data: bytes, ranges: Iterable[tuple[int, int]]) -> ChildMessages:
+    """Does for several ranges what `locate_messages_in_body` does for one. TooMany beyond `MAX_MESSAGES` in all."""
     starts: list[int] = []
     ends: list[int] = []
     counts: list[int] = []
@@ -72,7 +72,9 @@ def child_messages(data: bytes, ranges: Iterable[tuple[int, int]]) -> ChildMessa
     for number, (first, last) in enumerate(ranges):
         before = len(starts)
         try:
-            others += [(number, tag, value) for tag, value, _ in locate_messages(data, first, last, 0, starts, ends)]
+            others += [
+                (number, tag, value) for tag, value, _ in locate_messages_in_body(data, first, last, 0, starts, ends)
+            ]
         except (ValueError, IndexError):
             malformed.add(number)
         counts.append(len(starts) - before)
@@ -82,7 +84,7 @@ def child_messages(data: bytes, ranges: Iterable[tuple[int, int]]) -> ChildMessa
     return ChildMessages(parent, np.array(starts, np.int64), np.array(ends, np.int64), others, malformed)
 
 
-def repeated_messages(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
+def repeated_messages_in_bodies(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
     """Returns the messages that stand side by side in ranges: the index of each one's range, and where it is.
 
     Only for ranges that `scan` found: nothing is checked again. TooMany beyond `MAX_MESSAGES`.

@@ -19,11 +19,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.decode.classic_histograms import BUCKET, LE, NO_BUCKETS, SUM, BucketSamples, ClassicHistograms, bound_of
-from penstock.decode.column_scan import PADDING, Ints, MessageLayout, float64_at, scan, texts
+from penstock.decode.classic_histograms import (
+    BUCKET,
+    LE,
+    NO_BUCKETS,
+    SUM,
+    BucketSamples,
+    ClassicHistograms,
+    histogram_bound_of,
+)
+from penstock.decode.column_scan import PADDING, Ints, MessageLayout, decode_texts, float64_at, scan_body_columns
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decode_context import DecodeContext
-from penstock.decode.message_spans import locate_messages, repeated_messages
+from penstock.decode.message_spans import locate_messages_in_body, repeated_messages_in_bodies
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import DecodedNumbers, Rows
 from penstock.decode.series import NO_STREAM, Namespace, Refused
@@ -74,7 +82,7 @@ class RemoteWriteReader:
         for request, body in enumerate(bodies):
             before = len(starts)
             try:
-                for tag, start, end in locate_messages(body, 0, len(body), base, starts, ends):
+                for tag, start, end in locate_messages_in_body(body, 0, len(body), base, starts, ends):
                     if tag == _METADATA:
                         self._learn(body, start, end)
                         self._broadcast(body[start:end], request, context)
@@ -89,13 +97,13 @@ class RemoteWriteReader:
 
     def _samples(self, blob: bytes, starts: Ints, ends: Ints, requests: Ints, context: DecodeContext) -> WrittenSamples:
         data = np.frombuffer(blob, np.uint8)
-        series = scan(data, starts, ends, _SERIES)
+        series = scan_body_columns(data, starts, ends, _SERIES)
         columns = series.columns
         is_fine = ~series.is_malformed & ~series.is_noncanonical
-        series_of, sample_starts, sample_ends = repeated_messages(
+        series_of, sample_starts, sample_ends = repeated_messages_in_bodies(
             data, np.where(is_fine, columns["samples"], 0), np.where(is_fine, columns["samples_end"], 0)
         )
-        samples = scan(data, sample_starts, sample_ends, _SAMPLE)
+        samples = scan_body_columns(data, sample_starts, sample_ends, _SAMPLE)
         is_broken = ~is_fine
         is_broken[series_of[samples.is_malformed]] = True
         for request in np.unique(requests[is_broken]).tolist():
@@ -107,7 +115,7 @@ class RemoteWriteReader:
         )
 
         asked = np.flatnonzero(~failed)
-        keys = texts(data, columns["labels"][asked], columns["labels_end"][asked])
+        keys = decode_texts(data, columns["labels"][asked], columns["labels_end"][asked])
         resolved = context.resolve([self._namespace], np.zeros(len(asked), np.int64), keys, requests[asked])
         self.histograms.register(context.table.capacity)
         streams = np.full(len(starts), NO_STREAM)
@@ -210,7 +218,7 @@ class RemoteWriteReader:
         name = labels.pop(_NAME, "")
         if not name:
             raise Refused(Refusal.MALFORMED, "a series without a name")
-        bound = bound_of(labels)
+        bound = histogram_bound_of(labels)
         kind = self._kind_of(name, has_bound=bound is not None)
         if kind is PointKind.DISTRIBUTION:
             name = name.removesuffix(BUCKET)

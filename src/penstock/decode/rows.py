@@ -13,7 +13,7 @@ from penstock.decode.column_scan import Ints
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Deltas
 from penstock.decode.outcome import Refusal
-from penstock.decode.series import NO_STREAM, SeriesTable
+from penstock.decode.series import NO_STREAM, KnownSeries
 from penstock.model.columns import Columns
 from penstock.model.point import Chunk
 
@@ -46,7 +46,7 @@ class Rows:
             states,
         )
 
-    def chunks(self, table: SeriesTable) -> list[Chunk]:
+    def chunks(self, table: KnownSeries) -> list[Chunk]:
         """Returns the rows by metric: one sort, and a slice of the columns for each metric."""
         if not len(self.streams):
             return []

@@ -22,7 +22,7 @@ from penstock.decode.rules import RuleBook
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import StreamOwners
 from penstock.decode.stream_quotas import StreamSenders, widest_label
-from penstock.decode.text_dictionary import TextDictionary
+from penstock.decode.text_dictionary import SeriesTextDictionary
 from penstock.model.name import name_fault
 from penstock.model.point import Chunk, PointKind, chunk_type, entity_of
 
@@ -113,7 +113,7 @@ class Metric:
         return self._widest
 
 
-class SeriesTable:
+class KnownSeries:
     """All streams that are known, by number.
 
     Threads: one at a time.
@@ -135,7 +135,7 @@ class SeriesTable:
         self.is_cumulative = np.zeros(1024, bool)
         self.seen = np.zeros(1024)
         self._entity = np.zeros(1024, np.int32)
-        self._texts = TextDictionary()
+        self._texts = SeriesTextDictionary()
         # Called for each new stream whose values depend on earlier ones.
         self.on_cumulative: Callable[[Namespace, tuple[str, str, str], int], None] | None = None
 

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.decode.column_scan import Ints
-from penstock.decode.deltas import StreamClocks, StreamState, StreamStates
+from penstock.decode.deltas import DeltaClocks, StreamState, StreamStates
 from penstock.decode.otlp.walk import Family
-from penstock.decode.series import Namespace, SeriesTable
+from penstock.decode.series import KnownSeries, Namespace
 from penstock.decode.stream_owners import StreamOwners
 from penstock.model.segment import sync_folder
 
@@ -48,7 +48,7 @@ SCHEMA = pa.schema(
 class StreamMemory(Protocol):
     """Keeps the state of streams: the deltas of numbers, of histograms, of exponential histograms."""
 
-    clocks: StreamClocks
+    clocks: DeltaClocks
 
     def states(self, streams: Ints) -> StreamStates: ...
 
@@ -113,13 +113,13 @@ class RestoredStreams:
         return rows.set_column(SCHEMA.get_field_index("silent"), SCHEMA.field("silent"), silent), self._families
 
 
-def name_of(identity: tuple[str, str, str]) -> str:
+def stream_name_of(identity: tuple[str, str, str]) -> str:
     """Joins metric, kind and entity to the text that identifies a stream within its family."""
     return "\0".join(identity)
 
 
-def rows_of(
-    namespaces: Iterable[Namespace], table: SeriesTable, memories: Sequence[StreamMemory], now: float
+def stream_rows_of(
+    namespaces: Iterable[Namespace], table: KnownSeries, memories: Sequence[StreamMemory], now: float
 ) -> tuple[pa.Table, list[Family | None]]:
     """Returns all streams that have a state, and their families."""
     families: list[Family | None] = []
@@ -129,7 +129,7 @@ def rows_of(
         families.append(namespace.family)
         streams = np.fromiter(namespace.streams.values(), np.int64, len(namespace.streams))
         family_of[streams] = number
-        names[streams] = [name_of(identity) for identity in namespace.streams]
+        names[streams] = [stream_name_of(identity) for identity in namespace.streams]
     pieces = [SCHEMA.empty_table()]
     for number, memory in enumerate(memories):
         streams = memory.clocks.known()
@@ -163,7 +163,7 @@ def join_streams(parts: Sequence[tuple[pa.Table, list[Family | None]]]) -> tuple
     return pa.concat_tables(pieces), list(families)
 
 
-def divide_among(snapshots: Sequence[Snapshot], count: int) -> list[Snapshot] | None:
+def divide_streams_among(snapshots: Sequence[Snapshot], count: int) -> list[Snapshot] | None:
     """Divides the streams of all earlier processes among `count` owners; None if a snapshot is missing.
 
     Without it a missing stream could not be told from a new one.
@@ -210,7 +210,7 @@ def _owners_of(rows: pa.Table, families: Sequence[Family | None], count: int) ->
     return found
 
 
-def write(path: Path, snapshot: Snapshot) -> None:
+def write_streams(path: Path, snapshot: Snapshot) -> None:
     """Replaces the file at `path`; OSError if that fails."""
     texts: dict[bytes, int] = {}
     families = [
@@ -239,7 +239,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
     sync_folder(path.parent)
 
 
-def read(path: Path) -> Snapshot:
+def read_streams(path: Path) -> Snapshot:
     """Returns what was written; ValueError if it is damaged or of another format, OSError if it cannot be read."""
     with pa.OSFile(str(path)) as file:
         rows = pa.ipc.open_file(file).read_all()
@@ -257,13 +257,13 @@ def _family(given: list[int] | None, texts: Sequence[bytes]) -> Family | None:
     return None if given is None else Family(*(texts[number] for number in given[:3]), *given[3:])  # type: ignore[arg-type]
 
 
-def take(path: Path) -> Snapshot | None:
+def take_streams(path: Path) -> Snapshot | None:
     """Reads the file and deletes it, so that it is used once; None if there is none, or none that can be read.
 
     A damaged file is renamed to `<name>.damaged`. OSError if it cannot be deleted: it would be used again.
     """
     try:
-        snapshot = read(path)
+        snapshot = read_streams(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:

@@ -68,7 +68,7 @@ class StreamOwners:
         return self.of(_PART.sub(b"", metric.encode()), entity.encode())
 
 
-class HandoverParts:
+class StreamHandoverParts:
     """The parts of a group of requests that other processes own.
 
     `handed_over` are the requests that came from another process: they have no such parts.
@@ -105,7 +105,7 @@ class HandoverParts:
         found: HandoverBodies = {}
         for (owner, request), metrics in self._metrics.items():
             if request not in failed:
-                found.setdefault(owner, {})[request] = as_request(metrics)
+                found.setdefault(owner, {})[request] = otlp_request_of_parts(metrics)
         for (owner, request), fields in self._fields.items():
             if request not in failed:
                 found.setdefault(owner, {})[request] = b"".join(fields)
@@ -119,7 +119,7 @@ class HandoverParts:
         return found
 
 
-def as_request(metrics: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
+def otlp_request_of_parts(metrics: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
     """Writes metrics with their resources and scopes as one request; neighbours share them."""
     found = []
     for resource, of_resource in groupby(metrics, lambda metric: metric[0]):

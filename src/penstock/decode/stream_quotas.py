@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from penstock.decode.column_scan import Ints
-from penstock.decode.text_dictionary import TextDictionary
+from penstock.decode.text_dictionary import SeriesTextDictionary
 
 _SAMPLED = 1000  # series that are looked at for the label with the most values
 
@@ -19,7 +19,7 @@ class StreamSenders:
     """
 
     def __init__(self) -> None:
-        self._names = TextDictionary()
+        self._names = SeriesTextDictionary()
         self._sender = np.zeros(1024, np.int32)
 
     def streams_of(self, sender: str) -> int:

@@ -11,7 +11,7 @@ Codes = NDArray[np.int32]
 _REBUILD_AFTER = 2  # times as many codes as there are texts: then it pays to build the array of all texts anew
 
 
-class TextDictionary:
+class SeriesTextDictionary:
     """Texts with a count of their uses. The number of a text without uses is given to another one.
 
     Threads: one at a time. Arrays that `encoded` returned never change.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.clock import Clock
-from penstock.decode.decode_context import RequestOutcomes
+from penstock.decode.decode_context import DecodeOutcomes
 from penstock.decode.outcome import Refusal, Status
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class RefusalLog:
                 *(reason.value, unlogged, sender or "unknown", detail),
             )
 
-    def add_outcomes(self, outcomes: RequestOutcomes, senders: Sequence[str]) -> None:
+    def add_outcomes(self, outcomes: DecodeOutcomes, senders: Sequence[str]) -> None:
         """Counts points that were refused of requests of which the rest is taken."""
         for reason, count in outcomes.reasons.items():
             place, message = outcomes.examples[reason]

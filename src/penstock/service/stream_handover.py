@@ -20,14 +20,14 @@ def distribute_files_to_processes(config: ServiceConfig) -> None:
     found = _files(base)
     if set(found) == (set(range(config.processes)) if config.pipelines.rollup else set()):
         return  # each finds its own, and looks whether it fits
-    from penstock.decode.stream_memory import divide_among, take, write
+    from penstock.decode.stream_memory import divide_streams_among, take_streams, write_streams
 
-    known = [snapshot for path in found.values() if (snapshot := take(path)) is not None]
+    known = [snapshot for path in found.values() if (snapshot := take_streams(path)) is not None]
     if not config.pipelines.rollup:
         return
     own = {
         Path(path_for_process(base, index)): part
-        for index, part in enumerate(divide_among(known, config.processes) or ())
+        for index, part in enumerate(divide_streams_among(known, config.processes) or ())
     }
     if not own:  # those that ended in good order go on all the same
         same = [snapshot for snapshot in known if snapshot.part[1] == config.processes]
@@ -35,7 +35,7 @@ def distribute_files_to_processes(config: ServiceConfig) -> None:
     if known:
         log.info("Cumulative streams of an earlier run are shared out. files=%d processes=%d", len(known), len(own))
     for path, snapshot in own.items():
-        write(path, snapshot)
+        write_streams(path, snapshot)
 
 
 def _files(base: Path) -> dict[int, Path]:

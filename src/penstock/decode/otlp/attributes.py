@@ -17,7 +17,7 @@ _KEY, _VALUE = 0x0A, 0x12  # of a KeyValue
 _ENTRIES = 0x0A  # of an array or a map
 
 
-def attributes(data: bytes, max_nesting: int, *, tag: int | None = None) -> dict[str, str]:
+def otlp_attributes(data: bytes, max_nesting: int, *, tag: int | None = None) -> dict[str, str]:
     """Returns the labels of serialised `repeated KeyValue`; of a name that comes twice, the last. Raises Refused.
 
     `tag` is the field's, where the message has other fields, too.
@@ -27,7 +27,7 @@ def attributes(data: bytes, max_nesting: int, *, tag: int | None = None) -> dict
         for found_tag, start, end in fields(data, 0, len(data)):
             if found_tag == tag or (tag is None and found_tag & 7 == LENGTH):
                 name, value = _key_value(data, start, end, max_nesting)
-                found[name] = text_of(value)
+                found[name] = otlp_attribute_text(value)
     except (ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
         raise Refused(Refusal.MALFORMED, f"attributes that cannot be read: {error}") from None
     return found
@@ -68,7 +68,7 @@ def _any_value(data: bytes, at: int, end: int, nesting: int) -> Any:
     return value
 
 
-def text_of(value: Any) -> str:
+def otlp_attribute_text(value: Any) -> str:
     """Returns the text that stands for an attribute's value."""
     if isinstance(value, str):
         return value
@@ -76,4 +76,4 @@ def text_of(value: Any) -> str:
         return ""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=text_of)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=otlp_attribute_text)

@@ -15,13 +15,13 @@ from penstock.decode.distributions import (
     MAX_BUCKETS,
     TOO_MUCH,
     HistogramTotals,
-    is_countable,
-    no_distributions,
-    read_totals,
-    spread,
+    histogram_rows,
+    is_countable_histogram,
+    no_histogram_rows,
+    read_histogram_totals,
 )
 from penstock.decode.exponential_deltas import Exponential, ExponentialDeltas
-from penstock.decode.otlp.scanned_points import ScannedPoints, starts_at
+from penstock.decode.otlp.scanned_points import ScannedOtlpPoints, otlp_stream_starts
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import Rows
 from penstock.decode.series import NO_STREAM
@@ -60,7 +60,7 @@ class _Side(NamedTuple):
     is_malformed: NDArray[np.bool_]
 
 
-def exponential_histograms(points: ScannedPoints, context: DecodeContext, deltas: ExponentialDeltas) -> Rows:
+def exponential_histograms(points: ScannedOtlpPoints, context: DecodeContext, deltas: ExponentialDeltas) -> Rows:
     """Returns the rows of exponential histograms."""
     times, is_valid = points.times(context)
     data, columns = points.data, points.fields
@@ -74,21 +74,21 @@ def exponential_histograms(points: ScannedPoints, context: DecodeContext, deltas
     )
     zeros = np.where(columns["zeros"] > 0, uint64_at(data, columns["zeros"]).view(np.int64), 0)
     flat = _flat(sides, zeros)
-    is_sound = is_countable(flat.point, flat.count, len(times))
+    is_sound = is_countable_histogram(flat.point, flat.count, len(times))
     context.outcomes.reject(points.requests[is_valid & is_whole & ~is_sound], Refusal.MALFORMED, TOO_MUCH)
     streams = points.resolve_streams(is_valid & is_whole & is_sound, context)
     taken = np.flatnonzero(streams != NO_STREAM)
     if not len(taken):
-        return no_distributions()
+        return no_histogram_rows()
     flat = _numbered(flat, taken, len(times))
     columns = {name: column[taken] for name, column in columns.items()}
-    totals = read_totals(data, columns, points.requests[taken], streams[taken], times[taken])
+    totals = read_histogram_totals(data, columns, points.requests[taken], streams[taken], times[taken])
     scales = scales[taken]
 
     is_cumulative = context.table.is_cumulative[totals.streams]
     if is_cumulative.any():
         cumulative, plain = np.flatnonzero(is_cumulative), np.flatnonzero(~is_cumulative)
-        starts = starts_at(data, columns)
+        starts = otlp_stream_starts(data, columns)
         cumulated = _points(_numbered(flat, cumulative, len(scales)), totals.take(cumulative), scales[cumulative])
         rows, increments, undo = deltas.increments(
             totals.streams[cumulative], totals.times[cumulative], starts[cumulative], cumulated, context.table.capacity
@@ -109,10 +109,10 @@ def exponential_histograms(points: ScannedPoints, context: DecodeContext, deltas
         )
     low, values, high = _values(flat, scales[flat.point])
     values = np.fmin(np.fmax(values, totals.least[flat.point]), totals.greatest[flat.point])  # where they are known
-    return spread(totals, flat.point, values, low, high, flat.count, context)
+    return histogram_rows(totals, flat.point, values, low, high, flat.count, context)
 
 
-def _side(points: ScannedPoints, name: str) -> _Side:
+def _side(points: ScannedOtlpPoints, name: str) -> _Side:
     columns = points.fields
     counts, lengths, is_malformed = packed_varints(
         points.data, columns[f"{name}_counts"], columns[f"{name}_counts_end"]

@@ -6,23 +6,23 @@ from functools import partial
 import numpy as np
 
 from penstock.decode.bucket_rows import BucketEdges, bucket_rows
-from penstock.decode.column_scan import Ints, texts, uint64_at, within
+from penstock.decode.column_scan import Ints, decode_texts, uint64_at, within
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.distributions import (
     MAX_BUCKETS,
     TOO_MUCH,
-    is_countable,
-    no_distributions,
-    read_totals,
+    is_countable_histogram,
+    no_histogram_rows,
+    read_histogram_totals,
 )
 from penstock.decode.histogram_deltas import HistogramDeltas
-from penstock.decode.otlp.scanned_points import ScannedPoints, starts_at
+from penstock.decode.otlp.scanned_points import ScannedOtlpPoints, otlp_stream_starts
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import Rows
 from penstock.decode.series import NO_STREAM
 
 
-def explicit_histograms(points: ScannedPoints, context: DecodeContext, deltas: HistogramDeltas) -> Rows:
+def explicit_histograms(points: ScannedOtlpPoints, context: DecodeContext, deltas: HistogramDeltas) -> Rows:
     """Returns the rows of histograms with explicit bounds."""
     times, is_valid = points.times(context)
     columns, data = points.fields, points.data
@@ -42,23 +42,23 @@ def explicit_histograms(points: ScannedPoints, context: DecodeContext, deltas: H
     counts = uint64_at(data, _eights(where, lengths)).view(np.int64)
     if not where.all():
         counts = np.where(np.repeat(where > 0, lengths), counts, 0)
-    is_sound = is_countable(np.repeat(np.arange(len(lengths)), lengths), counts, len(lengths))
+    is_sound = is_countable_histogram(np.repeat(np.arange(len(lengths)), lengths), counts, len(lengths))
     context.outcomes.reject(points.requests[~is_sound], Refusal.MALFORMED, TOO_MUCH)
     streams = points.resolve_streams(is_valid & is_sound, context)
     taken = np.flatnonzero(streams != NO_STREAM)
     if not len(taken):
-        return no_distributions()
+        return no_histogram_rows()
     if len(taken) < len(streams):
         counts, lengths = _of_points(counts, lengths, taken), lengths[taken]
         columns = {name: column[taken] for name, column in columns.items()}
-    totals = read_totals(data, columns, points.requests[taken], streams[taken], times[taken])
-    distinct = texts(data, columns["bounds"], columns["bounds_end"]).dictionary_encode()
+    totals = read_histogram_totals(data, columns, points.requests[taken], streams[taken], times[taken])
+    distinct = decode_texts(data, columns["bounds"], columns["bounds_end"]).dictionary_encode()
     lists = [np.frombuffer(bounds, "<f8") for bounds in distinct.dictionary.to_pylist()]
     edges = BucketEdges(lists, distinct.indices.to_numpy(zero_copy_only=False))
 
     is_cumulative = context.table.is_cumulative[totals.streams]
     if is_cumulative.any():
-        starts = starts_at(data, columns)
+        starts = otlp_stream_starts(data, columns)
         plain, cumulative = np.flatnonzero(~is_cumulative), np.flatnonzero(is_cumulative)
         changed = deltas.increments(
             totals.streams[cumulative],

@@ -8,7 +8,7 @@ import binascii
 import json
 from typing import Any
 
-from penstock.decode.decode_context import RequestOutcomes
+from penstock.decode.decode_context import DecodeOutcomes
 from penstock.decode.outcome import TooMany
 
 _IDS = ("traceId", "spanId")
@@ -16,16 +16,16 @@ _MAX_VALUES = 500_000  # of one request: each takes microseconds, in Python
 _EXCERPT = 400  # characters of a message's beginning, and of its end
 
 
-def as_protobuf(bodies: list[bytes], outcomes: RequestOutcomes) -> list[bytes]:
+def otlp_json_as_protobuf(bodies: list[bytes], outcomes: DecodeOutcomes) -> list[bytes]:
     """Returns the same requests as protobuf; an empty one in place of what cannot be read. TooMany beyond a bound."""
     return [_one(body, request, outcomes) for request, body in enumerate(bodies)]
 
 
-def _one(body: bytes, request: int, outcomes: RequestOutcomes) -> bytes:
+def _one(body: bytes, request: int, outcomes: DecodeOutcomes) -> bytes:
     from google.protobuf.json_format import ParseDict, ParseError
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-    refuse_many_values(body, _MAX_VALUES)
+    refuse_many_otlp_json_values(body, _MAX_VALUES)
     try:
         document = json.loads(body)
         if not isinstance(document, dict):
@@ -44,7 +44,7 @@ def _one(body: bytes, request: int, outcomes: RequestOutcomes) -> bytes:
     return b""
 
 
-def refuse_many_values(body: bytes, most: int) -> None:
+def refuse_many_otlp_json_values(body: bytes, most: int) -> None:
     """TooMany beyond so many values of a JSON document. Counts separators: texts that hold some count as more."""
     if body.count(b",") + body.count(b"[") + body.count(b"{") > most:
         raise TooMany(f"more than {most} values")

@@ -13,13 +13,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.decode.column_scan import PADDING, Bytes, Ints, MessageLayout, Scanned, scan
+from penstock.decode.column_scan import PADDING, Bytes, Ints, MessageLayout, Scanned, scan_body_columns
 from penstock.decode.config import IntakeConfig
-from penstock.decode.decode_context import DecodeContext, RequestOutcomes
-from penstock.decode.message_spans import ChildMessages, child_messages
-from penstock.decode.otlp.attributes import attributes
-from penstock.decode.otlp.scanned_points import ScannedPoints
-from penstock.decode.otlp.shapes import PointColumns, ShapeCache, ShapeHit, merge_points, points_of
+from penstock.decode.decode_context import DecodeContext, DecodeOutcomes
+from penstock.decode.message_spans import ChildMessages, child_messages_in_bodies
+from penstock.decode.otlp.attributes import otlp_attributes
+from penstock.decode.otlp.scanned_points import ScannedOtlpPoints
+from penstock.decode.otlp.shapes import (
+    OtlpPointColumns,
+    OtlpShapeCache,
+    ShapeHit,
+    join_otlp_points,
+    otlp_points_of_shapes,
+)
 from penstock.decode.otlp.walk import (
     CUMULATIVE,
     DELTA,
@@ -31,15 +37,15 @@ from penstock.decode.otlp.walk import (
     SUMMARY,
     TEMPORALITY,
     Family,
-    FieldBudget,
-    MetricData,
-    data_of,
-    walk,
+    OtlpFieldBudget,
+    OtlpMetricData,
+    otlp_data_of_metric,
+    walk_otlp_metrics,
 )
 from penstock.decode.outcome import Refusal
 from penstock.decode.series import NO_STREAM, Namespace, Refused
 from penstock.decode.series_description import SeriesDescription
-from penstock.decode.stream_owners import as_request
+from penstock.decode.stream_owners import otlp_request_of_parts
 from penstock.model.point import PointKind
 
 _ATTRIBUTES = 0x0A  # of a resource
@@ -82,7 +88,7 @@ class _ReadMetrics(NamedTuple):
 
     families: list[Family]
     namespaces: list[Namespace]
-    by_layout: dict[int, PointColumns]
+    by_layout: dict[int, OtlpPointColumns]
     noncanonical: set[int]  # requests
 
 
@@ -96,9 +102,9 @@ class OtlpReader:
         self._config = config
         self.namespaces: dict[Family, Namespace] = {}
         self._fresh: list[Family] = []
-        self.shapes = ShapeCache(_SHAPES_BYTES)
+        self.shapes = OtlpShapeCache(_SHAPES_BYTES)
 
-    def read(self, bodies: list[bytes], context: DecodeContext) -> list[tuple[int, ScannedPoints]]:
+    def read(self, bodies: list[bytes], context: DecodeContext) -> list[tuple[int, ScannedOtlpPoints]]:
         """Returns the points of all readable bodies by layout: HISTOGRAM, EXPONENTIAL, SUMMARY, or SUM for numbers.
 
         What other processes own is not among them but in `context.parts`.
@@ -116,10 +122,12 @@ class OtlpReader:
             points = self._without(points, set(noncanonical))
         return points
 
-    def _read(self, bodies: list[bytes], context: DecodeContext) -> tuple[list[tuple[int, ScannedPoints]], list[int]]:
+    def _read(
+        self, bodies: list[bytes], context: DecodeContext
+    ) -> tuple[list[tuple[int, ScannedOtlpPoints]], list[int]]:
         """Returns points by layout, and the requests that protobuf has to rewrite first."""
         hits: list[ShapeHit] = []
-        metrics: list[MetricData] = []
+        metrics: list[OtlpMetricData] = []
         base = 0
         for request, body in enumerate(bodies):
             before = len(hits), len(metrics)
@@ -140,44 +148,44 @@ class OtlpReader:
         for layout in sorted({*hits_by_layout, *read.by_layout}):
             columns = read.by_layout.get(layout)
             if layout in hits_by_layout:
-                known = points_of(hits_by_layout[layout], layout)
-                columns = known if columns is None else merge_points(known, columns, layout)
+                known = otlp_points_of_shapes(hits_by_layout[layout], layout)
+                columns = known if columns is None else join_otlp_points(known, columns, layout)
             assert columns is not None
             learn = partial(self.shapes.learn, layout, by_number)
-            points = ScannedPoints(data, *columns[:4], read.families, read.namespaces, columns.family, learn)
+            points = ScannedOtlpPoints(data, *columns[:4], read.families, read.namespaces, columns.family, learn)
             found.append((layout, points))
         failed = set(context.outcomes.errors)
         return self._without(found, failed), sorted(read.noncanonical - failed)
 
-    def _find(self, body: bytes, base: int, request: int, hits: list[ShapeHit], metrics: list[MetricData]) -> None:
+    def _find(self, body: bytes, base: int, request: int, hits: list[ShapeHit], metrics: list[OtlpMetricData]) -> None:
         """Sorts the metrics of one request into those of a known shape and the others."""
         data = np.frombuffer(body, np.uint8)
-        budget = FieldBudget()
-        for head, start, end in walk(body, budget):
+        budget = OtlpFieldBudget()
+        for head, start, end in walk_otlp_metrics(body, budget):
             number = len(hits) + len(metrics)
             shape = self.shapes.find(head, body, data, start, end)
             if shape is not None:
                 hits.append(ShapeHit(shape, base + start, request, number))
                 continue
-            name, kind, first, after = data_of(body, start, end, budget)
+            name, kind, first, after = otlp_data_of_metric(body, start, end, budget)
             if kind:
                 whole = base + start, base + end
-                metrics.append(MetricData(head, name, kind, base + first, base + after, request, number, whole))
+                metrics.append(OtlpMetricData(head, name, kind, base + first, base + after, request, number, whole))
 
-    def _scan(self, blob: bytes, data: Bytes, metrics: list[MetricData], context: DecodeContext) -> _ReadMetrics:
+    def _scan(self, blob: bytes, data: Bytes, metrics: list[OtlpMetricData], context: DecodeContext) -> _ReadMetrics:
         """Reads the points of metrics that have no known shape."""
         request_of, layout_of, number_of = np.array([(m.request, m.layout, m.number) for m in metrics], np.int64).T
-        children = child_messages(blob, ((metric.start, metric.end) for metric in metrics))
+        children = child_messages_in_bodies(blob, ((metric.start, metric.end) for metric in metrics))
         for number in children.malformed:
             context.outcomes.fail(metrics[number].request, "points that are not messages")
         families, family_of = self._families(blob, metrics, children, context)
-        by_layout: dict[int, PointColumns] = {}
+        by_layout: dict[int, OtlpPointColumns] = {}
         noncanonical: set[int] = set()
         is_ours = (family_of != _NO_FAMILY)[children.parent]
         layouts = layout_of[children.parent]
         for layout in np.unique(layouts[is_ours]).tolist():
             some = np.flatnonzero(is_ours & (layouts == layout))
-            scanned = scan(data, children.starts[some], children.ends[some], LAYOUTS[layout])
+            scanned = scan_body_columns(data, children.starts[some], children.ends[some], LAYOUTS[layout])
             if layout == EXPONENTIAL:
                 _scan_buckets(data, scanned)
             metric = children.parent[some]
@@ -186,11 +194,13 @@ class OtlpReader:
                 context.outcomes.fail(request, "a data point that is not a message")
             noncanonical.update(np.unique(requests[scanned.is_noncanonical]).tolist())
             streams = np.full(len(some), NO_STREAM)
-            by_layout[layout] = PointColumns(scanned.columns, requests, number_of[metric], streams, family_of[metric])
+            by_layout[layout] = OtlpPointColumns(
+                scanned.columns, requests, number_of[metric], streams, family_of[metric]
+            )
         return _ReadMetrics(families, [self.namespace(family) for family in families], by_layout, noncanonical)
 
     def _families(
-        self, blob: bytes, metrics: list[MetricData], children: ChildMessages, context: DecodeContext
+        self, blob: bytes, metrics: list[OtlpMetricData], children: ChildMessages, context: DecodeContext
     ) -> tuple[list[Family], Ints]:
         """Returns the families of these metrics and the index of each metric's; puts aside what others own."""
         attributes_of = {(number, tag): value for number, tag, value in children.others}
@@ -211,7 +221,7 @@ class OtlpReader:
         return list(families), family_of
 
     @staticmethod
-    def _without(found: list[tuple[int, ScannedPoints]], failed: set[int]) -> list[tuple[int, ScannedPoints]]:
+    def _without(found: list[tuple[int, ScannedOtlpPoints]], failed: set[int]) -> list[tuple[int, ScannedOtlpPoints]]:
         if not failed:
             return found
         some = np.array(sorted(failed))
@@ -254,14 +264,14 @@ class _FamilyDescriber:
         if self._resource is None:
             if (size := len(family.resource) + len(family.scope)) > self._longest:
                 raise Refused(Refusal.LABELS, f"a resource of {size} bytes, at most {self._longest} are taken")
-            found = attributes(family.resource, self._nesting, tag=_ATTRIBUTES)
+            found = otlp_attributes(family.resource, self._nesting, tag=_ATTRIBUTES)
             self._resource = {name: found[name] for name in self._kept if name in found}
         kind, is_cumulative = _kind(family)
         try:
             name = family.name.decode()
         except UnicodeDecodeError as error:
             raise Refused(Refusal.MALFORMED, f"a metric's name that is no text: {error}") from None
-        return SeriesDescription(name, kind, is_cumulative, {**self._resource, **attributes(key, self._nesting)})
+        return SeriesDescription(name, kind, is_cumulative, {**self._resource, **otlp_attributes(key, self._nesting)})
 
 
 def _kind(family: Family) -> tuple[PointKind, bool]:
@@ -286,13 +296,13 @@ def _scan_buckets(data: Bytes, scanned: Scanned) -> None:
     is_fine = ~scanned.is_malformed & ~scanned.is_noncanonical
     for sign in ("positive", "negative"):
         starts, ends = (np.where(is_fine, columns[name], 0) for name in (sign, f"{sign}_end"))
-        inner = scan(data, starts, ends, _BUCKETS)
+        inner = scan_body_columns(data, starts, ends, _BUCKETS)
         columns.update({f"{sign}_{name}": column for name, column in inner.columns.items()})
         np.logical_or(scanned.is_malformed, inner.is_malformed, out=scanned.is_malformed)
         np.logical_or(scanned.is_noncanonical, inner.is_noncanonical, out=scanned.is_noncanonical)
 
 
-def _rewritten(body: bytes, request: int, outcomes: RequestOutcomes) -> bytes:
+def _rewritten(body: bytes, request: int, outcomes: DecodeOutcomes) -> bytes:
     """Returns the request with its metrics as protobuf writes them; empty if protobuf cannot read one.
 
     Resources and scopes stay as they came: they identify streams and their owners.
@@ -301,9 +311,9 @@ def _rewritten(body: bytes, request: int, outcomes: RequestOutcomes) -> bytes:
     from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
     try:
-        return as_request(
+        return otlp_request_of_parts(
             (resource, scope, Metric.FromString(body[start:end]).SerializeToString())
-            for (resource, scope, _), start, end in walk(body)
+            for (resource, scope, _), start, end in walk_otlp_metrics(body)
         )
     except DecodeError as error:
         outcomes.fail(request, f"not an ExportMetricsServiceRequest: {error}")

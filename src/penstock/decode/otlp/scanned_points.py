@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.decode.column_scan import Bytes, Ints, float64_at, texts, uint64_at
+from penstock.decode.column_scan import Bytes, Ints, decode_texts, float64_at, uint64_at
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.otlp.walk import Family
 from penstock.decode.outcome import Refusal
@@ -17,11 +17,11 @@ from penstock.decode.series import NO_STREAM, Namespace
 _NO_VALUE = 1  # the flag of a point that only says that its stream has ended
 
 Mask = NDArray[np.bool_]
-Learn = Callable[["ScannedPoints", Ints], None]
+Learn = Callable[["ScannedOtlpPoints", Ints], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ScannedPoints:
+class ScannedOtlpPoints:
     """Points of one layout: their fields as `scan` gives them, and their streams."""
 
     data: Bytes
@@ -35,7 +35,7 @@ class ScannedPoints:
     learn: Learn
     """Called with the stream of every point, NO_STREAM for those that were not taken."""
 
-    def take(self, rows: Any) -> "ScannedPoints":
+    def take(self, rows: Any) -> "ScannedOtlpPoints":
         return replace(
             self,
             fields={name: column[rows] for name, column in self.fields.items()},
@@ -47,7 +47,7 @@ class ScannedPoints:
 
     def keys(self) -> Any:
         """Returns the serialised attributes of every point as an Arrow array; empty where its stream is known."""
-        return texts(self.data, self.fields["attributes"], self.fields["attributes_end"])
+        return decode_texts(self.data, self.fields["attributes"], self.fields["attributes_end"])
 
     def times(self, context: DecodeContext) -> tuple[Ints, Mask]:
         """Returns the time of every point, and which points have a value and a time that is taken."""
@@ -91,12 +91,12 @@ class ScannedPoints:
         if not has_number.all():
             context.outcomes.reject(self.requests[is_valid & ~has_number], Refusal.VALUE, "a point without a value")
             is_valid &= has_number
-        starts = starts_at(self.data, self.fields)
+        starts = otlp_stream_starts(self.data, self.fields)
         streams = self.resolve_streams(is_valid, context)
         return DecodedNumbers.with_stream(Rows(self.requests, streams, times, values), starts)
 
 
-def starts_at(data: Bytes, fields: dict[str, Ints]) -> Ints:
+def otlp_stream_starts(data: Bytes, fields: dict[str, Ints]) -> Ints:
     """Returns when the stream of every point began; 0 where the point does not say."""
     at = fields["start"]
     return np.where(at > 0, uint64_at(data, at).view(np.int64), 0)

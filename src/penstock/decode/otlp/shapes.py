@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.decode.column_scan import Bytes, Ints, within
-from penstock.decode.otlp.scanned_points import ScannedPoints
-from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUM, SUMMARY, MetricData, MetricHead
+from penstock.decode.otlp.scanned_points import ScannedOtlpPoints
+from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUM, SUMMARY, MetricHead, OtlpMetricData
 from penstock.decode.series import NO_STREAM
 
 _ABSENT = -(1 << 30)  # a position that no request has, whatever is added to it
@@ -55,7 +55,7 @@ _KEPT[SUMMARY] = _KEPT[SUM]  # a summary is turned into numbers
 _FOR_LOOKUP = ("attributes", "attributes_end", "flags")
 
 
-class Shape:
+class OtlpShape:
     """One metric's bytes with holes, where the fields of its points are, and their streams."""
 
     __slots__ = (
@@ -123,7 +123,7 @@ class Shape:
         return True
 
 
-class ShapeCache:
+class OtlpShapeCache:
     """The shapes that are known, at most `max_bytes` of them.
 
     Threads: one at a time.
@@ -131,13 +131,13 @@ class ShapeCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._known: dict[MetricHead, list[Shape]] = {}
+        self._known: dict[MetricHead, list[OtlpShape]] = {}
         self.nbytes = 0
 
     def __len__(self) -> int:
         return sum(map(len, list(self._known.values())))
 
-    def find(self, head: MetricHead, body: bytes, data: Bytes, start: int, end: int) -> Shape | None:
+    def find(self, head: MetricHead, body: bytes, data: Bytes, start: int, end: int) -> OtlpShape | None:
         """Returns the shape of the metric there; `data` is `body` as numbers."""
         for shape in self._known.get(head, ()):
             if (
@@ -155,11 +155,11 @@ class ShapeCache:
             return False
         return sum(not shape.hits for shape in known) < _MAX_UNUSED
 
-    def add(self, shape: Shape) -> None:
+    def add(self, shape: OtlpShape) -> None:
         self._known.setdefault(shape.head, []).append(shape)
         self.nbytes += shape.nbytes
 
-    def learn(self, layout: int, read: Mapping[int, MetricData], scanned: ScannedPoints, streams: Ints) -> None:
+    def learn(self, layout: int, read: Mapping[int, OtlpMetricData], scanned: ScannedOtlpPoints, streams: Ints) -> None:
         """Makes shapes of the metrics that were read field by field and all of whose points were taken."""
         kept = _KEPT[layout]
         order = np.argsort(scanned.metrics, kind="stable")
@@ -178,7 +178,7 @@ class ShapeCache:
             values = np.stack([scanned.fields[name][rows] for name in kept.values]) if kept.values else places[:0]
             stands_for = SUM if layout == SUMMARY else layout
             data = scanned.data[start:end]
-            self.add(Shape(metric.head, stands_for, data, free, places, values, streams[rows].astype(np.int32)))
+            self.add(OtlpShape(metric.head, stands_for, data, free, places, values, streams[rows].astype(np.int32)))
 
     def sweep(self, gone: NDArray[np.bool_]) -> None:
         """Forgets shapes that are not used, sooner where there is little room, and those with a stream that is gone."""
@@ -195,14 +195,14 @@ class ShapeCache:
 class ShapeHit(NamedTuple):
     """A metric that has a known shape."""
 
-    shape: Shape
+    shape: OtlpShape
     start: int
     request: int
     number: int  # of the metric in its group
 
 
-class PointColumns(NamedTuple):
-    """The columns of `ScannedPoints` that come from shapes or from scanning."""
+class OtlpPointColumns(NamedTuple):
+    """The columns of `ScannedOtlpPoints` that come from shapes or from scanning."""
 
     fields: dict[str, Ints]
     requests: Ints
@@ -210,12 +210,12 @@ class PointColumns(NamedTuple):
     streams: Ints
     family: Ints
 
-    def take(self, rows: Ints) -> "PointColumns":
+    def take(self, rows: Ints) -> "OtlpPointColumns":
         fields = {name: column[rows] for name, column in self.fields.items()}
-        return PointColumns(fields, *(column[rows] for column in self[1:]))
+        return OtlpPointColumns(fields, *(column[rows] for column in self[1:]))
 
 
-def points_of(hits: Sequence[ShapeHit], layout: int) -> PointColumns:
+def otlp_points_of_shapes(hits: Sequence[ShapeHit], layout: int) -> OtlpPointColumns:
     """Returns the points of metrics whose shapes are known."""
     kept = _KEPT[layout]
     shapes = [hit.shape for hit in hits]
@@ -228,15 +228,15 @@ def points_of(hits: Sequence[ShapeHit], layout: int) -> PointColumns:
         fields |= dict(zip(kept.values, np.concatenate([shape.values for shape in shapes], axis=1)))
     zeros = np.zeros(len(starts), np.int64)
     fields |= dict.fromkeys(_FOR_LOOKUP, zeros)
-    return PointColumns(fields, requests, metrics, np.concatenate([shape.streams for shape in shapes]), zeros)
+    return OtlpPointColumns(fields, requests, metrics, np.concatenate([shape.streams for shape in shapes]), zeros)
 
 
-def merge_points(known: PointColumns, read: PointColumns, layout: int) -> PointColumns:
+def join_otlp_points(known: OtlpPointColumns, read: OtlpPointColumns, layout: int) -> OtlpPointColumns:
     """Returns the points of known shapes and those that were read, in the order of their metrics."""
     kept = _KEPT[layout]
     names = (*kept.places, *kept.values, *_FOR_LOOKUP)
     fields = {name: np.concatenate([known.fields[name], read.fields[name]]) for name in names}
-    both = PointColumns(fields, *(np.concatenate(pair) for pair in zip(known[1:], read[1:])))
+    both = OtlpPointColumns(fields, *(np.concatenate(pair) for pair in zip(known[1:], read[1:])))
     return both.take(np.argsort(both.metrics, kind="stable"))
 
 

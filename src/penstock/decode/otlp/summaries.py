@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.decode.column_scan import MessageLayout, float64_at, scan, uint64_at
+from penstock.decode.column_scan import MessageLayout, float64_at, scan_body_columns, uint64_at
 from penstock.decode.decode_context import DecodeContext
-from penstock.decode.message_spans import repeated_messages
-from penstock.decode.otlp.attributes import text_of
+from penstock.decode.message_spans import repeated_messages_in_bodies
+from penstock.decode.otlp.attributes import otlp_attribute_text
 from penstock.decode.otlp.otlp_reader import OtlpReader
-from penstock.decode.otlp.scanned_points import ScannedPoints, starts_at
+from penstock.decode.otlp.scanned_points import ScannedOtlpPoints, otlp_stream_starts
 from penstock.decode.otlp.walk import CUMULATIVE, GAUGE, SUM, Family
 from penstock.decode.outcome import TooMany
 from penstock.decode.rows import DecodedNumbers, Rows
@@ -27,7 +27,7 @@ _MAX_LABEL_BYTES = 512 << 20  # of the quantiles' labels: each has all of its po
 _PARTS = 3  # of each summary: its count, its sum, its quantiles
 
 
-def summary_numbers(points: ScannedPoints, context: DecodeContext, reader: OtlpReader) -> DecodedNumbers:
+def summary_numbers(points: ScannedOtlpPoints, context: DecodeContext, reader: OtlpReader) -> DecodedNumbers:
     """Returns the numbers that summaries are made of."""
     times, is_valid = points.times(context)
     columns, data = points.fields, points.data
@@ -36,14 +36,16 @@ def summary_numbers(points: ScannedPoints, context: DecodeContext, reader: OtlpR
     summaries = np.arange(len(times))
 
     keys = points.keys()
-    summary, begins, ends = repeated_messages(data, columns["quantiles"], columns["quantiles_end"])
+    summary, begins, ends = repeated_messages_in_bodies(data, columns["quantiles"], columns["quantiles_end"])
     if pc.sum(pc.binary_length(keys).take(summary), min_count=0).as_py() > _MAX_LABEL_BYTES:
         raise TooMany("more quantiles than can be told apart")
-    inner = scan(data, begins, ends, _QUANTILE).columns  # one that cannot be read is 0
+    inner = scan_body_columns(data, begins, ends, _QUANTILE).columns  # one that cannot be read is 0
     quantiles, of_quantile = np.unique(
         float64_at(data, inner["quantile"]) * (inner["quantile"] > 0), return_inverse=True
     )
-    labels = pa.array([_label("quantile", text_of(quantile)) for quantile in quantiles.tolist()], pa.binary())
+    labels = pa.array(
+        [_label("quantile", otlp_attribute_text(quantile)) for quantile in quantiles.tolist()], pa.binary()
+    )
     labelled = pc.binary_join_element_wise(keys.take(summary), labels.take(of_quantile), _EMPTY)
 
     rows = np.concatenate([summaries, summaries, summary])
@@ -69,7 +71,9 @@ def summary_numbers(points: ScannedPoints, context: DecodeContext, reader: OtlpR
     )
     values = np.concatenate([counts, sums, float64_at(data, inner["value"]) * (inner["value"] > 0)])
     streams = made.resolve_streams(is_valid[rows], context, pa.concat_arrays([keys, keys, labelled]))
-    return DecodedNumbers.with_stream(Rows(made.requests, streams, times[rows], values), starts_at(data, columns)[rows])
+    return DecodedNumbers.with_stream(
+        Rows(made.requests, streams, times[rows], values), otlp_stream_starts(data, columns)[rows]
+    )
 
 
 def _parts(family: Family) -> tuple[Family, Family, Family]:

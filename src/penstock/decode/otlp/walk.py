@@ -34,7 +34,7 @@ The name is with tag and length; it is empty if the metric does not start with i
 """
 
 
-class MetricData(NamedTuple):
+class OtlpMetricData(NamedTuple):
     """The points of a metric as one message, and where it is."""
 
     head: MetricHead
@@ -55,7 +55,7 @@ class MetricData(NamedTuple):
         return Family(*self.head[:2], self.name, self.kind, temporality, is_monotonic)
 
 
-class FieldBudget:
+class OtlpFieldBudget:
     """Bounds what the walk through one request may meet: each field takes a moment, and an empty one two bytes."""
 
     __slots__ = ("_left",)
@@ -70,12 +70,12 @@ class FieldBudget:
             raise TooMany(f"more than {_MAX_FIELDS} resources, scopes and fields of metrics")
 
 
-def walk(body: bytes, budget: FieldBudget | None = None) -> Iterator[tuple[MetricHead, int, int]]:
+def walk_otlp_metrics(body: bytes, budget: OtlpFieldBudget | None = None) -> Iterator[tuple[MetricHead, int, int]]:
     """Yields the metrics of one request, and where each starts and ends.
 
     ValueError or IndexError if it is no request, TooMany beyond a bound.
     """
-    budget = budget or FieldBudget()
+    budget = budget or OtlpFieldBudget()
     left = _MAX_METRICS
     for outer, at, end in fields(body):
         budget.spend()
@@ -97,7 +97,7 @@ def walk(body: bytes, budget: FieldBudget | None = None) -> Iterator[tuple[Metri
                 yield (resource, scope, name), start, stop
 
 
-def _scope(body: bytes, at: int, end: int, most: int, budget: FieldBudget) -> tuple[bytes, list[tuple[int, int]]]:
+def _scope(body: bytes, at: int, end: int, most: int, budget: OtlpFieldBudget) -> tuple[bytes, list[tuple[int, int]]]:
     """Returns a scope and where its metrics are. There are many metrics, so this loop makes no call for each."""
     scope, metrics = b"", []
     while at < end:
@@ -121,7 +121,7 @@ def _scope(body: bytes, at: int, end: int, most: int, budget: FieldBudget) -> tu
     return scope, metrics
 
 
-def data_of(body: bytes, start: int, end: int, budget: FieldBudget) -> tuple[bytes, int, int, int]:
+def otlp_data_of_metric(body: bytes, start: int, end: int, budget: OtlpFieldBudget) -> tuple[bytes, int, int, int]:
     """Returns a metric's name, the kind of its data, and where the data is; kind 0 if it has none."""
     name, kind, first, last = b"", 0, start, start
     for tag, at, stop in fields(body, start, end):
