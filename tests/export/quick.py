@@ -7,7 +7,7 @@ from typing import Any
 from penstock.export import BreakerConfig, FailoverConfig, PipelineSplitConfig, SendQueue, SendQueueConfig
 from penstock.export.send_gate import SendGate, SendPermit
 from penstock.spool import FastQueue
-from penstock.spool.dead_letters import unpack
+from penstock.spool.dead_letters import unpack_dead_letter
 from penstock.testing import FailingExporter, MemoryExporter
 
 
@@ -65,5 +65,5 @@ def numbered(count: int) -> list[bytes]:
 
 def dead_letters(path: Path) -> list[tuple[bytes, str]]:
     with FastQueue(path / "queue" / "dead-letters") as letters:
-        found = [unpack(lease.data) for lease in letters.lease(1000)]
+        found = [unpack_dead_letter(lease.data) for lease in letters.lease(1000)]
     return [(letter.data, letter.reason) for letter in found]

@@ -12,7 +12,7 @@ from penstock.export import SendQueue
 from penstock.export.exporters.remote_write_exporter import RemoteWriteConfig, RemoteWriteExporter, write_request
 from penstock.machine import cores
 from penstock.spool import FastQueue
-from penstock.spool.dead_letters import unpack
+from penstock.spool.dead_letters import unpack_dead_letter
 from penstock.testing import wait_until
 from tests.export.misbehaving import Misbehaving, answer
 from tests.export.quick import quick
@@ -66,7 +66,7 @@ def test_what_prometheus_refuses_is_a_dead_letter_with_its_words(prometheus: Pro
         wait_until(lambda: not len(sender))
         assert sender.stats().circuit_opened == 0
     with FastQueue(tmp_path / "queue" / "dead-letters") as letters:
-        found = [unpack(lease.data) for lease in letters.lease(10)]
+        found = [unpack_dead_letter(lease.data) for lease in letters.lease(10)]
     assert [letter.data for letter in found] == [bad, b"this is no protobuf at all"]
     assert found[0].reason == "400 Bad Request: out of order sample"
     assert found[1].reason.startswith("400 Bad Request: ")

@@ -45,7 +45,7 @@ def frame_ranges(folder: Path) -> list[tuple[Path, int, int]]:
     for path in chunk_paths(folder):
         data, at = path.read_bytes(), 0
         while at < len(data):
-            header = frames.parse_header(data, at, at, checked=True)
+            header = frames.parse_frame_header(data, at, at, checked=True)
             ranges.append((path, at, at + header.size))
             at += header.size
     return ranges
@@ -215,7 +215,7 @@ def test_a_missing_chunk_costs_its_own_blocks_and_they_are_counted(tmp_path: Pat
     blocks = filled(tmp_path, config)
     middle = chunk_paths(tmp_path)[1]
     lost = sum(
-        frames.parse_header(path.read_bytes(), start, 0, checked=True).block_count
+        frames.parse_frame_header(path.read_bytes(), start, 0, checked=True).block_count
         for path, start, _ in frame_ranges(tmp_path)
         if path == middle
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock import FastQueue, FastQueueConfig, Lease, QueueClosed
-from penstock.spool.block_condition import BlockCondition
+from penstock.spool.block_condition import SpoolCondition
 
 T = TypeVar("T")
 LONG = 60.0  # seconds: no test lasts as long, unless it waits for nothing
@@ -103,7 +103,7 @@ def test_close_wakes_a_coroutine_that_waits(tmp_path: Path) -> None:
 
 def test_a_loop_that_has_ended_disturbs_no_push() -> None:
     lock = threading.Lock()
-    condition = BlockCondition(lock)
+    condition = SpoolCondition(lock)
 
     async def begin_to_wait() -> None:
         with lock:

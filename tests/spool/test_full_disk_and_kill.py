@@ -108,7 +108,7 @@ def test_a_journal_that_was_closed_is_not_begun_again_where_no_meta_can_say_so()
     with FastQueue("q", DISK, files=files) as queue:
         queue.push_many([b"%d" % number for number in range(50)])
         assert [queue.pop() for _ in range(10)] == [b"%d" % number for number in range(10)]
-    assert not journal.generations(files, "q")
+    assert not journal.journal_generations(files, "q")
     files._fault = lambda call, number: errno.ENOSPC if call == "write" else None  # a journal fits, a meta does not
     queue = FastQueue("q", DISK, files=files)
     assert [queue.pop() for _ in range(10)] == [b"%d" % number for number in range(10, 20)]

@@ -170,7 +170,7 @@ def test_a_block_that_keeps_crashing_its_worker_becomes_a_dead_letter(tmp_path: 
         assert [lease.data for lease in queue.lease(5)] == [b"good"]
         assert (len(queue), queue.stats().dead_lettered) == (1, 1)
     with FastQueue(tmp_path / "q" / "dead-letters") as letters:
-        letter = dead_letters.unpack(letters.lease()[0].data)
+        letter = dead_letters.unpack_dead_letter(letters.lease()[0].data)
         assert (letter.data, letter.reason) == (b"poison", "too many attempts")
 
 
@@ -183,7 +183,7 @@ def test_a_rejected_block_keeps_its_reason_and_its_history(tmp_path: Path) -> No
         queue.reject(Lease(99, 1, b"", 0.0), "it is not out")
         assert len(queue) == 0
     with FastQueue(tmp_path / "dead") as letters:
-        assert dead_letters.unpack(letters.pop() or b"") == dead_letters.DeadLetter(
+        assert dead_letters.unpack_dead_letter(letters.pop() or b"") == dead_letters.DeadLetter(
             sequence, 1, 5000.0, 5010.0, "400 Bad Request", b"\x00bad\xff"
         )
         assert letters.pop() is None

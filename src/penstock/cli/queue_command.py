@@ -81,8 +81,10 @@ def queue_inspect_command(path: str, as_json: bool) -> None:
       penstock queue inspect ./queue
       penstock queue inspect rollup -c penstock.yaml --json
     """
-    found = examine.overview(path)
-    reasons = dead_letter_report.by_reason(path if dead_letter_report.holds_dead_letters(path) else _letters_of(path))
+    found = examine.overview_of_spool(path)
+    reasons = dead_letter_report.dead_letters_by_reason(
+        path if dead_letter_report.holds_dead_letters(path) else _letters_of(path)
+    )
     if as_json:
         click.echo(json.dumps({**asdict(found), "dead_letter_reasons": [asdict(one) for one in reasons]}))
         return
@@ -141,8 +143,8 @@ def queue_check_command(path: str, repair: bool, as_json: bool) -> None:
       penstock queue check ./queue
       penstock queue check ./queue --repair
     """
-    with _progress("Checking", examine.size_on_disk(path), as_json) as advance:
-        report = examine.check(path, repair=repair, advance=advance)
+    with _progress("Checking", examine.spool_size_on_disk(path), as_json) as advance:
+        report = examine.check_spool(path, repair=repair, advance=advance)
     if as_json:
         click.echo(report.as_json())
     else:
@@ -186,7 +188,7 @@ def queue_replay_command(
     folder = letters_path or _letters_of(path)
     replayed = kept = 0
     if os.path.isdir(folder):
-        waiting = examine.overview(folder).blocks
+        waiting = examine.overview_of_spool(folder).blocks
         config = replace(UNLIMITED, dead_letter=folder)
         with FastQueue(path, config) as target, _progress("Replaying", waiting, as_json) as advance:
             replayed, kept = target.replay_dead_letters(reason, advance=advance)

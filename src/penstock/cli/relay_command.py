@@ -20,7 +20,7 @@ from penstock.service.logs import HumanFormatter
 from penstock.service.queue_folder import is_queue_folder
 from penstock.spool.dead_letter_report import holds_dead_letters
 from penstock.spool.dead_letters import FOLDER_NAME
-from penstock.spool.examine import overview
+from penstock.spool.examine import overview_of_spool
 
 if TYPE_CHECKING:
     from penstock.export.exporters.otlp_http_exporter import Signal
@@ -204,7 +204,7 @@ def _run(sender: SendQueue, exporter: Exporter, folder: str, timeout: float) -> 
             signal.signal(number, handler)
     stats = sender.stats()
     fresh = stats.queue.dead_lettered
-    letters = max(overview(folder).dead_letters, fresh)  # some may have had to go, for want of room
+    letters = max(overview_of_spool(folder).dead_letters, fresh)  # some may have had to go, for want of room
     earlier = f", {letters - fresh} of them from before" if letters > fresh else ""
     click.echo(
         f"sent {stats.exported_batches} batches, {stats.exported_bytes} bytes; {stats.queue.size} wait; "

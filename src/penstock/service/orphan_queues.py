@@ -24,7 +24,7 @@ from penstock.service.queues import (
     stages_are_draining,
     wait_until_stages_drained,
 )
-from penstock.spool.examine import overview
+from penstock.spool.examine import overview_of_spool
 from penstock.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -215,6 +215,6 @@ def _inside(folder: Path) -> list[Path]:
 
 def _blocks_in(folder: Path) -> int:
     try:
-        return overview(str(folder)).blocks
+        return overview_of_spool(str(folder)).blocks
     except (QueueError, OSError):
         return 0  # no queue, or none that we may look into

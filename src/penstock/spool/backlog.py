@@ -17,7 +17,7 @@ from penstock.spool.files import Files, disk_error
 from penstock.spool.group_commit import StagedBlocks
 from penstock.spool.lease import FrameRef, Lease
 from penstock.spool.meta import Meta
-from penstock.spool.redeliveries import Redeliveries
+from penstock.spool.redeliveries import SpoolRedeliveries
 
 _LARGEST_PIECE = 4 << 20  # of a spill: as much as is written at once
 _sequence_of = itemgetter(0)
@@ -33,7 +33,7 @@ class Backlog:
     def __init__(self, files: Files, folder: str, config: FastQueueConfig, now: float) -> None:
         self.memory: deque[Lease] = deque()
         self.leased: dict[int, Lease | FrameRef] = {}  # a Lease: the block is in memory only
-        self.returned = Redeliveries()
+        self.returned = SpoolRedeliveries()
         self.store = DiskStore(files, folder, config, ChainMap(self.leased, self.returned.held), now)
         self.next_sequence = self.store.next_sequence
         self.sequence_limit = self.next_sequence  # the meta on the disk has reserved the sequences below
@@ -149,7 +149,7 @@ class Backlog:
             return
         if out:
             self.store.seen_below = max(self.store.seen_below, max(out).sequence + 1)
-        for run in lease_runs.split_for_spill(waiting):
+        for run in lease_runs.split_leases_for_spill(waiting):
             self._spill_in_pieces(run)
         self.flushes += 1
 
@@ -270,7 +270,7 @@ class Backlog:
             self.store.write_journal(journal.pack_leased(taken[0].sequence, 1, taken[0].attempts))
         else:
             self.store.write_journal(
-                b"".join([journal.pack_leased(*run) for run in lease_runs.group_by_attempts(taken)])
+                b"".join([journal.pack_leased(*run) for run in lease_runs.group_leases_by_attempts(taken)])
             )
 
     def finish(self, leases: Sequence[Lease]) -> int:
@@ -288,7 +288,7 @@ class Backlog:
         if not done:
             return 0
         self.count -= len(done)
-        self.bytes -= store.ack(lease_runs.group_with_bytes(done))
+        self.bytes -= store.ack(lease_runs.group_leases_with_bytes(done))
         return len(done)
 
     def give_back(self, lease: Lease, due_at: float | None) -> bool:

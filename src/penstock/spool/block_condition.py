@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 
-class BlockCondition(threading.Condition):
+class SpoolCondition(threading.Condition):
     """A condition whose `notify` wakes as many threads as it says, and every coroutine: each looks for itself.
 
     Threads: `waiting` and all methods but `wait_async` are used under its lock.

@@ -266,7 +266,7 @@ class ChunkLog:
     def _first_sequence(self, chunk: ChunkFile) -> int | None:
         data = self.read(chunk, chunk.start, frames.HEADER_SIZE)
         try:
-            return frames.parse_header(data, 0, chunk.start, checked=chunk.checked).first
+            return frames.parse_frame_header(data, 0, chunk.start, checked=chunk.checked).first
         except frames.DamagedFrame:
             return None
 
@@ -278,7 +278,7 @@ class ChunkLog:
         at = seen = 0
         while at < len(data) and seen < _LOOK_FRAMES:
             try:
-                header = frames.parse_header(data, at, chunk.start + at, checked=False)
+                header = frames.parse_frame_header(data, at, chunk.start + at, checked=False)
             except frames.DamagedFrame:
                 break
             if at + header.size > chunk.size:

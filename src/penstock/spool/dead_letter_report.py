@@ -5,10 +5,10 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from penstock.spool import dead_letters
-from penstock.spool.examine import ANY_CHUNK_SIZE, look_while_in_use
+from penstock.spool.examine import ANY_CHUNK_SIZE, look_at_spool_in_use
 from penstock.spool.files import Files, OsFiles
 from penstock.spool.frame_reader import FrameReader
-from penstock.spool.recovery import recover
+from penstock.spool.recovery import recover_spool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,17 +20,17 @@ class ReasonCount:
     bytes: int  # of the blocks as they were pushed
 
 
-def by_reason(folder: str, files: Files | None = None) -> list[ReasonCount]:
+def dead_letters_by_reason(folder: str, files: Files | None = None) -> list[ReasonCount]:
     """The dead letters in `folder`, those of the most frequent reason first; none if there is no such folder.
 
     Every letter is read. For a queue in use it is a snapshot: letters that come during the read may be missing.
     """
-    return look_while_in_use(_by_reason, files or OsFiles(), folder)
+    return look_at_spool_in_use(_by_reason, files or OsFiles(), folder)
 
 
 def holds_dead_letters(folder: str, files: Files | None = None) -> bool:
     """Whether the queue in `folder` is one of dead letters, by the first block that can be read."""
-    return look_while_in_use(_holds_letters, files or OsFiles(), folder)
+    return look_at_spool_in_use(_holds_letters, files or OsFiles(), folder)
 
 
 def _by_reason(files: Files, folder: str) -> list[ReasonCount]:
@@ -51,7 +51,7 @@ def _holds_letters(files: Files, folder: str) -> bool:
 
 def _read(block: bytes) -> tuple[str | None, int]:
     try:
-        letter = dead_letters.unpack(block)
+        letter = dead_letters.unpack_dead_letter(block)
     except (ValueError, RecursionError):  # a block that is no letter may be JSON of any depth
         return None, len(block)
     return (letter.reason, len(letter.data)) if isinstance(letter.reason, str) else (None, len(block))
@@ -59,7 +59,7 @@ def _read(block: bytes) -> tuple[str | None, int]:
 
 def _blocks(files: Files, folder: str) -> Generator[bytes, None, None]:
     """Those that are not acked, in order; damaged ones are passed over."""
-    state = recover(files, folder, ANY_CHUNK_SIZE, repair=False)
+    state = recover_spool(files, folder, ANY_CHUNK_SIZE, repair=False)
     try:
         reader = FrameReader(state.chunks, state.reader_offset, None)
         while (found := reader.next_header()) is not None:

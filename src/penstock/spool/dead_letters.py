@@ -39,7 +39,7 @@ class DeadLetter:
     data: bytes
 
 
-def pack(lease: Lease, reason: str, died_at: float) -> bytes:
+def pack_dead_letter(lease: Lease, reason: str, died_at: float) -> bytes:
     text = json.dumps(
         {
             "sequence": lease.sequence,
@@ -52,7 +52,7 @@ def pack(lease: Lease, reason: str, died_at: float) -> bytes:
     return LENGTH.pack(len(text)) + text + lease.data
 
 
-def unpack(block: bytes) -> DeadLetter:
+def unpack_dead_letter(block: bytes) -> DeadLetter:
     """ValueError if the block is no dead letter."""
     if len(block) < LENGTH.size:
         raise ValueError("too short for a dead letter")
@@ -81,7 +81,7 @@ def dead_letter_config(config: FastQueueConfig) -> FastQueueConfig:
 def _matching_letter(lease: Lease, reason: str, largest: int) -> DeadLetter | None:
     """The letter; None if its reason is another, if it is too large, or if the block is no letter."""
     try:
-        letter = unpack(lease.data)
+        letter = unpack_dead_letter(lease.data)
     except ValueError:
         return None
     return letter if reason in letter.reason and len(letter.data) <= largest else None
@@ -121,7 +121,7 @@ class DeadLetterQueue:
 
     def push(self, lease: Lease, reason: str) -> None:
         """Keep the block. Raises QueueError if it is not kept."""
-        letter = pack(lease, reason, self._clock.time())
+        letter = pack_dead_letter(lease, reason, self._clock.time())
         with self._lock:
             self._opened_locked().push(letter)
             self.pushed += 1

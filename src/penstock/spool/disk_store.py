@@ -15,8 +15,8 @@ from penstock.spool.frame_reader import FrameReader
 from penstock.spool.frames import Frame, FrameHeader
 from penstock.spool.journal import Journal
 from penstock.spool.lease import FrameRef, Lease
-from penstock.spool.recovery import recover
-from penstock.spool.sequence_set import SequenceSet
+from penstock.spool.recovery import recover_spool
+from penstock.spool.sequence_set import SpoolSequenceSet
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class DiskStore:
         self._write_bytes = min(_ONE_WRITE, parsed_bytes(config.chunk_size))
         self._keep_drained = min(_KEEP_DRAINED, parsed_bytes(config.chunk_size) // 2)
         self._held = held
-        state = recover(files, folder, parsed_bytes(config.chunk_size), now=now)
+        state = recover_spool(files, folder, parsed_bytes(config.chunk_size), now=now)
         self.chunks = state.chunks
         self.quarantine = state.quarantine
         self.acked = state.acked
@@ -83,7 +83,7 @@ class DiskStore:
             for start, stop in self._groups(blocks):
                 part = blocks if stop - start == len(blocks) else blocks[start:stop]
                 at = enqueued_at if times is None else times[start]
-                encoded = frames.encode(
+                encoded = frames.encode_frame(
                     part, first + start, self.log_end, at, self._codec, times and times[start:stop]
                 )  # fmt: skip
                 self.log_end = first + stop
@@ -116,7 +116,7 @@ class DiskStore:
     def append_one(self, block: bytes, first: int, at: float) -> FrameRef:
         """Write one block in a frame of its own. An OSError leaves everything as it was."""
         follows = self.log_end
-        header, body = frames.encode_one(block, first, follows, at, self._codec)
+        header, body = frames.encode_one_block_frame(block, first, follows, at, self._codec)
         length = len(header) + len(body)
         offset = self.chunks.append((header, body), length, first)
         self.log_end = end = first + 1
@@ -329,7 +329,7 @@ class DiskStore:
             clean=clean,
             low=self.acked.low,
             acked=self.acked.ranges,
-            attempts=meta.attempt_ranges(attempts),
+            attempts=meta.lease_attempt_ranges(attempts),
             seed_end=self.chunks.seed_end,
             journal=self._journal.generation if self._journal else self._journal_generation,
             journal_offset=self._journal.offset if self._journal else 0,
@@ -341,25 +341,25 @@ class DiskStore:
         return self._refs[0].offset if self._refs else self._reader.offset
 
     def write_meta(self, snapshot: meta.Meta) -> None:
-        meta.store(self._files, self.folder, snapshot)
+        meta.store_spool_meta(self._files, self.folder, snapshot)
         self.meta_syncs += 1
-        for generation in journal.generations(self._files, self.folder):
+        for generation in journal.journal_generations(self._files, self.folder):
             if generation < snapshot.journal or snapshot.clean:
                 with suppress(OSError):
-                    self._files.unlink(journal.path(self.folder, generation))
+                    self._files.unlink(journal.journal_path(self.folder, generation))
 
     def is_marked_closed(self) -> bool:
         """Whether the meta in the folder says that the queue was closed."""
         with suppress(meta.DamagedMeta):
-            known = meta.load(self._files, self.folder)
+            known = meta.load_spool_meta(self._files, self.folder)
             return known is not None and known.clean
         return False
 
-    def is_drained(self, acked: SequenceSet) -> bool:
+    def is_drained(self, acked: SpoolSequenceSet) -> bool:
         """Whether every block in the log is done, and some of it is still there."""
         return acked.low >= self.log_end and self.chunks.size_bytes > 0
 
-    def reclaim(self, acked: SequenceSet, *, is_disk_full: bool = False) -> int:
+    def reclaim(self, acked: SpoolSequenceSet, *, is_disk_full: bool = False) -> int:
         """Delete the chunks in which every block is in `acked`. Returns how many.
 
         That is what the meta on the disk says: sequences that a kill has skipped are in no journal. The last chunk

@@ -12,10 +12,10 @@ from penstock.spool import frames, meta
 from penstock.spool.chunk_files import ChunkFile
 from penstock.spool.dead_letters import FOLDER_NAME
 from penstock.spool.files import Files, OsFiles, write_all
-from penstock.spool.folder import is_locked, lock_folder
+from penstock.spool.folder import is_spool_locked, lock_spool_folder
 from penstock.spool.frame_reader import FrameReader
 from penstock.spool.meta import DamagedMeta
-from penstock.spool.recovery import RecoveredState, recover
+from penstock.spool.recovery import RecoveredState, recover_spool
 
 _MOST_LOOKS = 20
 Seen = TypeVar("Seen")
@@ -75,13 +75,13 @@ class CheckReport:
         return json.dumps({**asdict(self), "is_whole": self.is_whole})
 
 
-def overview(folder: str, files: Files | None = None) -> Overview:
+def overview_of_spool(folder: str, files: Files | None = None) -> Overview:
     """Look at a folder without changing it; QueueError if there is no queue."""
     files = files or OsFiles()
-    return look_while_in_use(_overview, files, folder)
+    return look_at_spool_in_use(_overview, files, folder)
 
 
-def look_while_in_use(look: Callable[[Files, str], Seen], files: Files, folder: str) -> Seen:
+def look_at_spool_in_use(look: Callable[[Files, str], Seen], files: Files, folder: str) -> Seen:
     """`look` again while chunks vanish under it: the queue's owner deletes those that are done."""
     for _ in range(_MOST_LOOKS):
         with suppress(FileNotFoundError):
@@ -100,10 +100,10 @@ def _overview(files: Files, folder: str) -> Overview:
     state.chunks.close()
     letters = 0
     with suppress(QueueError):
-        letters = overview(f"{folder}/{FOLDER_NAME}", files).blocks
+        letters = overview_of_spool(f"{folder}/{FOLDER_NAME}", files).blocks
     return Overview(
         path=folder,
-        is_in_use=is_locked(files, folder),
+        is_in_use=is_spool_locked(files, folder),
         meta=version,
         was_closed_properly=not state.unclean,
         blocks=state.count,
@@ -119,7 +119,7 @@ def _overview(files: Files, folder: str) -> Overview:
     )
 
 
-def check(
+def check_spool(
     folder: str, *, repair: bool = False, advance: Callable[[int], object] | None = None, files: Files | None = None
 ) -> CheckReport:
     """Read every frame. With `repair`, which wants the queue to be closed (QueueLocked), leave the folder whole:
@@ -128,10 +128,10 @@ def check(
     replaced by a frame of the same length that says which blocks are gone. `advance` gets the bytes read.
     """
     files = files or OsFiles()
-    lock = lock_folder(files, folder) if repair and files.names(folder) else None
+    lock = lock_spool_folder(files, folder) if repair and files.names(folder) else None
     try:
-        report = CheckReport(path=folder, is_in_use=lock is None and is_locked(files, folder))
-        state, report.meta = look_while_in_use(_read_state, files, folder)
+        report = CheckReport(path=folder, is_in_use=lock is None and is_spool_locked(files, folder))
+        state, report.meta = look_at_spool_in_use(_read_state, files, folder)
         expected: int | None = None
         for chunk in list(state.chunks.chunks):
             try:
@@ -141,7 +141,7 @@ def check(
             if advance is not None:
                 advance(chunk.size)
         if repair and report.meta == "damaged":
-            recover(files, folder, ANY_CHUNK_SIZE).chunks.close()
+            recover_spool(files, folder, ANY_CHUNK_SIZE).chunks.close()
             files.unlink(f"{folder}/{meta.META_NAME}")
             report.meta = "missing"
         state.chunks.close()
@@ -210,7 +210,7 @@ def _mend(
 ) -> bool:
     """Put a frame of holes in the place of damaged bytes; False if they are too few for one."""
     start, end = span
-    filler = frames.encode_holes(end - start, first, lost) if chunk.checked else None
+    filler = frames.encode_frame_of_holes(end - start, first, lost) if chunk.checked else None
     if filler is None:
         return False
     state.quarantine.keep(state.chunks, chunk, start, end, reason)
@@ -221,17 +221,17 @@ def _mend(
 
 def _read_state(files: Files, folder: str) -> tuple[RecoveredState, str]:
     try:
-        known = meta.load(files, folder)
+        known = meta.load_spool_meta(files, folder)
         version = "missing" if known is None else f"version {known.version}"
     except DamagedMeta:
         version = "damaged"
-    state = recover(files, folder, ANY_CHUNK_SIZE, repair=False)
+    state = recover_spool(files, folder, ANY_CHUNK_SIZE, repair=False)
     if version == "missing" and not state.chunks.chunks:
         raise QueueError(f"there is no queue in {folder}")
     return state, version
 
 
-def size_on_disk(folder: str) -> int:
+def spool_size_on_disk(folder: str) -> int:
     """Bytes of the files in it, for progress bars."""
     with os.scandir(folder) as entries:
         return sum(entry.stat().st_size for entry in entries if entry.is_file())

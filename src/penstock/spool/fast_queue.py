@@ -22,8 +22,8 @@ from penstock.spool.capacity_policy import Demand, SequencesExhausted
 from penstock.spool.config import Durability, FastQueueConfig, parsed_seconds
 from penstock.spool.dead_letters import DeadLetterQueue
 from penstock.spool.files import DISK_FULL, Files, OsFiles, disk_error
-from penstock.spool.lease import Lease, as_block
-from penstock.spool.queue_state import QueueState
+from penstock.spool.lease import Lease, pushed_as_block
+from penstock.spool.queue_state import SpoolState
 from penstock.spool.stats import QueueStats
 from penstock.spool.syncer import Syncer
 
@@ -60,11 +60,11 @@ class FastQueue:
         self._block_timeout = parsed_seconds(self.config.block_timeout)
         self._dead = DeadLetterQueue(self._open_dead_letters, self._clock)
         self._dead_letters_refused = False
-        with folder.name_in_errors(self.path):
-            self._folder_lock = folder.lock_folder(self._files, self.path)
+        with folder.name_spool_in_errors(self.path):
+            self._folder_lock = folder.lock_spool_folder(self._files, self.path)
         try:
-            with folder.name_in_errors(self.path):
-                self._state = QueueState(self._files, self.path, self.config, self._clock)
+            with folder.name_spool_in_errors(self.path):
+                self._state = SpoolState(self._files, self.path, self.config, self._clock)
         except BaseException:
             self._files.close(self._folder_lock)
             raise
@@ -81,12 +81,12 @@ class FastQueue:
             self._state.end_close()
             self._files.close(self._folder_lock)
             raise
-        open_queues.register(self)
+        open_queues.register_open_spool(self)
 
     @property
     def id(self) -> str:
         """What tells this queue's sequences from every other queue's, for as long as its folder lives."""
-        return folder.read_or_create_id(self._files, self.path)
+        return folder.read_or_create_spool_id(self._files, self.path)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -97,14 +97,14 @@ class FastQueue:
         sync at FSYNC it may be delivered all the same).
         """
         if type(block) is not bytes:
-            block = as_block(block)
+            block = pushed_as_block(block)
         if not self._syncs and (sequence := self._state.push_one(block)) >= 0:
             return sequence
         return self._push_batch((block,), timeout)
 
     def push_many(self, blocks: Iterable[bytes], *, timeout: float | None = None) -> range:
         """Take all of the blocks or none. Returns their sequences. Raises as `push` does."""
-        batch = [block if type(block) is bytes else as_block(block) for block in blocks]
+        batch = [block if type(block) is bytes else pushed_as_block(block) for block in blocks]
         if not batch:
             return range(0)
         first = self._push_batch(batch, timeout)
@@ -117,7 +117,7 @@ class FastQueue:
         done at once. A block that has to wait for room, or for the memory layer to be spilled, waits in a thread, and
         later ones may overtake it. After a cancellation the block may have been taken or not.
         """
-        block = as_block(block)
+        block = pushed_as_block(block)
         if not self._syncs:
             sequence = self._state.push_one(block)
             if sequence >= 0:
@@ -347,7 +347,7 @@ class FastQueue:
             self._state.reopen()
             raise
         self._syncer.close()
-        open_queues.unregister(self)
+        open_queues.unregister_open_spool(self)
         self._state.end_close()
         self._files.close(self._folder_lock)
 

@@ -144,7 +144,7 @@ def write_all(files: Files, handle: int, buffers: Buffers, offset: int) -> int:
     return wanted
 
 
-def read_file(files: Files, path: str) -> bytes:
+def read_spool_file(files: Files, path: str) -> bytes:
     """The whole of a small file."""
     handle = files.open(path)
     try:

@@ -138,7 +138,7 @@ class FrameReader:
             body = self._window[inside : inside + length]
         else:
             body = self._chunks.read(chunk, at, length)
-        return frames.decode(offset, header, body)
+        return frames.decode_frame(offset, header, body)
 
     def _header(self, chunk: ChunkFile, offset: int) -> FrameHeader:
         inside = offset - self._window_at if self._window_of is chunk else -1
@@ -146,7 +146,7 @@ class FrameReader:
             self._window = self._chunks.read(chunk, offset, self._read_size)
             self._window_at, self._window_of = offset, chunk
             inside = 0
-        header = frames.parse_header(self._window, inside, offset, checked=chunk.checked)
+        header = frames.parse_frame_header(self._window, inside, offset, checked=chunk.checked)
         if offset + header.size > chunk.end:
             raise DamagedFrame("cut frame")
         return header

@@ -96,7 +96,7 @@ class Frame(NamedTuple):
     times: list[float] | None
 
 
-def encode(
+def encode_frame(
     blocks: Sequence[bytes | None],
     first: int,
     follows: int,
@@ -107,7 +107,7 @@ def encode(
     """The frame of some blocks: its header and its body."""
     count = len(blocks)
     if count == 1 and blocks[0] is not None:
-        return encode_one(blocks[0], first, follows, enqueued_at, codec)
+        return encode_one_block_frame(blocks[0], first, follows, enqueued_at, codec)
     flags = LENGTHS
     lengths = [HOLE if block is None else len(block) for block in blocks]
     whole = [block for block in blocks if block is not None]
@@ -124,7 +124,7 @@ def encode(
     return _header(body, codec, flags, holes, first, follows, enqueued_at, count, payload_bytes), body
 
 
-def encode_one(block: bytes, first: int, follows: int, at: float, codec: int) -> tuple[bytes, bytes]:
+def encode_one_block_frame(block: bytes, first: int, follows: int, at: float, codec: int) -> tuple[bytes, bytes]:
     """The frame of a single block: its header and its body."""
     body = block if codec == _NONE else _compress(block, codec)
     if len(body) >= len(block):
@@ -145,7 +145,7 @@ def _header(
     return header + CRC.pack(google_crc32c.value(header))
 
 
-def encode_holes(size: int, first: int, count: int) -> bytes | None:
+def encode_frame_of_holes(size: int, first: int, count: int) -> bytes | None:
     """A frame of exactly `size` bytes that holds nothing but holes; None if that is too small for them."""
     lengths = struct.pack(f"<{count}I", *[HOLE] * count)
     if not 0 < count <= MOST_HOLES or HEADER_SIZE + len(lengths) > size:
@@ -154,7 +154,7 @@ def encode_holes(size: int, first: int, count: int) -> bytes | None:
     return _header(body, _NONE, LENGTHS, count, first, first, 0.0, count, 0) + body
 
 
-def parse_header(data: bytes, at: int, offset: int, *, checked: bool) -> FrameHeader:
+def parse_frame_header(data: bytes, at: int, offset: int, *, checked: bool) -> FrameHeader:
     """The header at `data[at:]`, which lies at `offset` of the log; DamagedFrame if it is none.
 
     `checked` says which of the two formats the chunk has; a frame of the seed has its offset as its sequence.
@@ -176,13 +176,13 @@ def parse_header(data: bytes, at: int, offset: int, *, checked: bool) -> FrameHe
     return FrameHeader._make((SEED_HEADER.size + (prefix & LENGTH_MASK), *fields, True))
 
 
-def begins_behind(data: bytes, log_end: int) -> bool:
+def frame_begins_behind(data: bytes, log_end: int) -> bool:
     """Whether `data` is how the frame behind the blocks before `log_end` begins, as much of its header as there is."""
     follows = data[_FOLLOWS_AT : _FOLLOWS_AT + SEED_HEADER.size]
     return data[MAGIC_AT : MAGIC_AT + len(MAGIC)] == MAGIC and SEED_HEADER.pack(log_end).startswith(follows)
 
 
-def decode(offset: int, header: FrameHeader, body: bytes) -> Frame:
+def decode_frame(offset: int, header: FrameHeader, body: bytes) -> Frame:
     """The blocks of a frame; DamagedFrame if the body is not what was written."""
     if header.checked and google_crc32c.value(body) != header.body_crc:
         raise DamagedFrame("damaged body")
@@ -191,7 +191,7 @@ def decode(offset: int, header: FrameHeader, body: bytes) -> Frame:
     count = header.block_count
     lengths_size = 4 * count if header.flags & LENGTHS else 0
     start = lengths_size * 2 if header.flags & TIMES else lengths_size
-    raw = decompress(body, header.codec, header.payload_bytes + start if header.checked else None)
+    raw = decompress_frame(body, header.codec, header.payload_bytes + start if header.checked else None)
     if not header.flags & LENGTHS:
         return Frame(offset, header, [raw], None)
     lengths = struct.unpack_from(f"<{count}I", raw)
@@ -219,8 +219,8 @@ def _compress(raw: bytes, codec: int) -> bytes:
     return bytes(cramjam.zstd.compress(raw, _ZSTD_LEVEL))
 
 
-def decompress(body: bytes, codec: int, length: int | None) -> bytes:
-    """The body as it was before `encode` compressed it; DamagedFrame if it is not `length` bytes.
+def decompress_frame(body: bytes, codec: int, length: int | None) -> bytes:
+    """The body as it was before `encode_frame` compressed it; DamagedFrame if it is not `length` bytes.
 
     The length is None for a frame of the seed, which has no other codec than snappy.
     """

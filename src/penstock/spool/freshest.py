@@ -15,7 +15,7 @@ from penstock.spool.frame_reader import FrameReader
 from penstock.spool.lease import FrameRef, Lease
 
 
-class BackwardReader:
+class BackwardFrameReader:
     """Walks the log from its end to its beginning; frames that are appended in the meantime come next."""
 
     def __init__(self, store: DiskStore) -> None:
@@ -95,7 +95,7 @@ class FreshestBacklog(Backlog):
 
     def __init__(self, files: Files, folder: str, config: FastQueueConfig, now: float) -> None:
         super().__init__(files, folder, config, now)
-        self._backward = BackwardReader(self.store)
+        self._backward = BackwardFrameReader(self.store)
         self._refs: dict[int, FrameRef] = {}  # of the blocks in `_ready`
         self._oldest: deque[Lease] = deque()  # read from the other end, to be dropped
 

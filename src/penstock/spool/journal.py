@@ -66,12 +66,12 @@ class Journal:
     def __init__(self, files: Files, folder: str, generation: int) -> None:
         self.generation = generation
         self.offset = 0
-        handle = files.open(path(folder, generation), create=True)
+        handle = files.open(journal_path(folder, generation), create=True)
         try:
             self._mapped = files.map(handle, FILE_BYTES)
         except OSError:
             with suppress(OSError):  # a full disk needs every byte back
-                files.unlink(path(folder, generation))
+                files.unlink(journal_path(folder, generation))
             raise
         finally:
             files.close(handle)
@@ -90,11 +90,11 @@ class Journal:
         self._mapped.close()
 
 
-def path(folder: str, generation: int) -> str:
+def journal_path(folder: str, generation: int) -> str:
     return f"{folder}/{PREFIX}{generation:08x}"
 
 
-def generations(files: Files, folder: str) -> list[int]:
+def journal_generations(files: Files, folder: str) -> list[int]:
     """The generations that lie in the folder, oldest first."""
     found = []
     for name in files.names(folder):
@@ -104,9 +104,9 @@ def generations(files: Files, folder: str) -> list[int]:
     return sorted(found)
 
 
-def replay(files: Files, folder: str, generation: int, offset: int) -> Iterator[JournalRecord | None]:
+def replay_journal(files: Files, folder: str, generation: int, offset: int) -> Iterator[JournalRecord | None]:
     """The records behind `offset`; None for one that is damaged. A torn last record was never acknowledged."""
-    name = path(folder, generation)
+    name = journal_path(folder, generation)
     try:
         handle = files.open(name)
     except FileNotFoundError:

@@ -29,7 +29,7 @@ class FrameRef(NamedTuple):
     end: int
 
 
-def as_block(value: object) -> bytes:
+def pushed_as_block(value: object) -> bytes:
     """The pushed value as bytes; TypeError if it is none of bytes, bytearray and memoryview."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)

@@ -9,7 +9,7 @@ _LARGEST_HOLE = 64  # acked blocks inside a run that is spilled: holes are cheap
 _LONGEST_RUN = 30 * 86400.0  # seconds from its first block to its last; a frame counts their milliseconds in 32 bits
 
 
-def split_for_spill(leases: list[Lease]) -> Iterator[list[Lease]]:
+def split_leases_for_spill(leases: list[Lease]) -> Iterator[list[Lease]]:
     """Split leases in order of sequence where a gap is too large for holes, and where the clock was set."""
     start = 0
     for index, (lease, following) in enumerate(pairwise(leases), 1):
@@ -20,7 +20,7 @@ def split_for_spill(leases: list[Lease]) -> Iterator[list[Lease]]:
     yield leases[start:]
 
 
-def group_by_attempts(leases: list[Lease]) -> list[tuple[int, int, int]]:
+def group_leases_by_attempts(leases: list[Lease]) -> list[tuple[int, int, int]]:
     """(first, count, attempts) of neighbours that were handed out equally often."""
     runs: list[tuple[int, int, int]] = []
     first, count, attempts = leases[0].sequence, 0, leases[0].attempts
@@ -32,7 +32,7 @@ def group_by_attempts(leases: list[Lease]) -> list[tuple[int, int, int]]:
     return [*runs, (first, count, attempts)]
 
 
-def group_with_bytes(leases: list[Lease]) -> list[tuple[int, int, int]]:
+def group_leases_with_bytes(leases: list[Lease]) -> list[tuple[int, int, int]]:
     """(first, count, bytes) of neighbours, whatever order they come in."""
     runs: list[tuple[int, int, int]] = []
     leases = sorted(leases)

@@ -5,7 +5,7 @@ from collections import deque
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import BlockTooLarge, ConfigError
-from penstock.spool.lease import as_block
+from penstock.spool.lease import pushed_as_block
 from penstock.units import parse_bytes
 
 
@@ -35,7 +35,7 @@ class MemoryQueue:
     def push(self, block: bytes) -> int:
         """Take the block. Returns how many old ones were evicted for it. Raises BlockTooLarge if it can never fit."""
         if type(block) is not bytes:
-            block = as_block(block)
+            block = pushed_as_block(block)
         if len(block) > self.max_bytes:
             raise BlockTooLarge(f"a block of {len(block)} bytes exceeds max_bytes = {self.max_bytes}")
         with self._lock:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import google_crc32c
 
 from penstock.errors import QueueError
-from penstock.spool.files import Files, read_file, write_all
+from penstock.spool.files import Files, read_spool_file, write_all
 
 META_NAME = "fastqueue.meta"
 VERSION = 3
@@ -57,10 +57,10 @@ class Meta:
     journal_offset: int = 0
 
 
-def load(files: Files, folder: str) -> Meta | None:
+def load_spool_meta(files: Files, folder: str) -> Meta | None:
     """The folder's meta, None if there is none; DamagedMeta if it is not whole, QueueError if it is newer."""
     try:
-        text = read_file(files, f"{folder}/{META_NAME}")
+        text = read_spool_file(files, f"{folder}/{META_NAME}")
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -68,7 +68,7 @@ def load(files: Files, folder: str) -> Meta | None:
     return _parse(text)
 
 
-def store(files: Files, folder: str, meta: Meta) -> None:
+def store_spool_meta(files: Files, folder: str, meta: Meta) -> None:
     """Replace the folder's meta; after a crash there is the old one or the new one, on the disk, never half of one."""
     fields = {name: getattr(meta, name) for name in Meta.__slots__}
     text = json.dumps({"name": "fastqueue", **fields}).encode()
@@ -121,7 +121,7 @@ def _offset(value: object) -> int:
     return value
 
 
-def attempt_ranges(attempts: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+def lease_attempt_ranges(attempts: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """(sequence, attempts) pairs as [first, end, attempts], neighbours of one count together."""
     ranges: list[tuple[int, int, int]] = []
     for sequence, count in sorted(attempts):

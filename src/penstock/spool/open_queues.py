@@ -9,7 +9,7 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 
-class OpenQueue(Protocol):
+class OpenSpool(Protocol):
     path: str
 
     def close(self) -> None: ...
@@ -17,16 +17,16 @@ class OpenQueue(Protocol):
     def leave_to_parent(self, parent: int) -> None: ...
 
 
-_open: "weakref.WeakSet[OpenQueue]" = weakref.WeakSet()
+_open: "weakref.WeakSet[OpenSpool]" = weakref.WeakSet()
 _pid = os.getpid()
 
 
-def register(queue: OpenQueue) -> None:
+def register_open_spool(queue: OpenSpool) -> None:
     """Close the queue when the interpreter ends, unless it was closed before; take it from every forked child."""
     _open.add(queue)
 
 
-def unregister(queue: OpenQueue) -> None:
+def unregister_open_spool(queue: OpenSpool) -> None:
     _open.discard(queue)
 
 

@@ -1,6 +1,6 @@
 """The state of one queue behind its one lock: every critical section of the queue is a method here.
 
-`FastQueue` and `Syncer` call these methods and never see the lock. The parts of `QueueState` (`Backlog`, `DiskStore`,
+`FastQueue` and `Syncer` call these methods and never see the lock. The parts of `SpoolState` (`Backlog`, `DiskStore`,
 `CapacityPolicy`, ...) are plain state: they have no lock and start nothing.
 """
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 from penstock.clock import Clock
 from penstock.errors import QueueClosed, QueueError
 from penstock.spool.backlog import Backlog
-from penstock.spool.block_condition import BlockCondition
+from penstock.spool.block_condition import SpoolCondition
 from penstock.spool.capacity_policy import CapacityPolicy, Demand, SequencesExhausted
 from penstock.spool.chunk_files import ChunkFile
 from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, parsed_seconds
@@ -21,13 +21,13 @@ from penstock.spool.freshest import FreshestBacklog
 from penstock.spool.group_commit import StagedBlocks, SyncRound
 from penstock.spool.lease import Lease
 from penstock.spool.meta import Meta
-from penstock.spool.sequence_set import SequenceSet
-from penstock.spool.stats import Counters, QueueStats, snapshot
+from penstock.spool.sequence_set import SpoolSequenceSet
+from penstock.spool.stats import Counters, QueueStats, spool_snapshot
 
 _DISK_RETRY = 0.25  # how often a blocked push looks whether the disk has room again
 
 
-class QueueState:
+class SpoolState:
     """Blocks, limits and counters of one queue.
 
     Threads: every method may be called from any thread.
@@ -48,7 +48,7 @@ class QueueState:
         #   - every sequence that was given is below `backlog.sequence_limit`, which a meta on the disk has reserved;
         #   - every write that no sync has covered is in a chunk that is dirty or being synced.
         self._lock = threading.Lock()
-        self._not_empty = BlockCondition(self._lock)
+        self._not_empty = SpoolCondition(self._lock)
         self._not_full = threading.Condition(self._lock)
         self._waiting_to_push = 0
         self._is_closed, self._closed_because = False, "is closed"
@@ -316,7 +316,7 @@ class QueueState:
         store = self.backlog.store
         with self._lock:
             self.backlog.sequence_limit = written.next_sequence
-            store.reclaim(SequenceSet(written.low, written.acked), is_disk_full=is_disk_full)
+            store.reclaim(SpoolSequenceSet(written.low, written.acked), is_disk_full=is_disk_full)
             return store.chunks.take_deleted_handles()
 
     def forget_reserved_sequences(self) -> None:
@@ -391,4 +391,4 @@ class QueueState:
             with suppress(QueueError):
                 oldest = self.backlog.peek(self._monotonic()) if not self._is_closed else None
             age = max(0.0, self._time() - oldest.enqueued_at) if oldest is not None else 0.0
-            return snapshot(self.backlog, self.capacity, self._counters, age, **outside)
+            return spool_snapshot(self.backlog, self.capacity, self._counters, age, **outside)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from penstock.spool import frames, journal, meta
 from penstock.spool.chunk_files import ChunkLog
-from penstock.spool.files import Files, read_file
+from penstock.spool.files import Files, read_spool_file
 from penstock.spool.frame_reader import FrameReader
 from penstock.spool.meta import DamagedMeta, Meta
 from penstock.spool.quarantine import Quarantine
-from penstock.spool.sequence_set import SequenceSet
+from penstock.spool.sequence_set import SpoolSequenceSet
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class RecoveredState:
 
     chunks: ChunkLog
     quarantine: Quarantine
-    acked: SequenceSet
+    acked: SpoolSequenceSet
     attempts: dict[int, int] = field(default_factory=dict)
     reader_offset: int = 0
     log_end: int = 0
@@ -43,7 +43,9 @@ class RecoveredState:
     unclean: bool = False
 
 
-def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, repair: bool = True) -> RecoveredState:
+def recover_spool(
+    files: Files, folder: str, chunk_size: int, *, now: float = 0.0, repair: bool = True
+) -> RecoveredState:
     """Read the folder's state. With `repair`, torn tails are cut; without, nothing is written but to the quarantine.
 
     If no meta says which sequences were given, they begin again at the microseconds of `now` (seconds since the epoch).
@@ -53,7 +55,7 @@ def recover(files: Files, folder: str, chunk_size: int, *, now: float = 0.0, rep
     is_ours = known is not None and known.version == meta.VERSION
     chunks = ChunkLog(files, folder, chunk_size, known.seed_end if known is not None and is_ours else None)
     quarantine.foreign_files = _foreign_files(files, folder)
-    state = RecoveredState(chunks, quarantine, SequenceSet())
+    state = RecoveredState(chunks, quarantine, SpoolSequenceSet())
     if known is None:
         _start_without_meta(state)
         if not _is_new(files, folder):
@@ -94,11 +96,11 @@ def _foreign_files(files: Files, folder: str) -> int:
 
 def _load_meta(files: Files, folder: str, quarantine: Quarantine, repair: bool) -> Meta | None:
     try:
-        return meta.load(files, folder)
+        return meta.load_spool_meta(files, folder)
     except DamagedMeta as damage:
         if repair:
             with suppress(OSError):
-                quarantine.keep_bytes(meta.META_NAME, read_file(files, f"{folder}/{meta.META_NAME}"), str(damage))
+                quarantine.keep_bytes(meta.META_NAME, read_spool_file(files, f"{folder}/{meta.META_NAME}"), str(damage))
         else:
             quarantine.regions += 1
         return None
@@ -140,7 +142,7 @@ def _seed_reader_offset(chunks: ChunkLog, known: Meta) -> int:
 def _start_from_meta(state: RecoveredState, known: Meta) -> None:
     # Where the last chunks have vanished the log goes on below the reader: it has to be there first.
     state.reader_offset = min(known.reader_offset, state.chunks.end)
-    state.acked = SequenceSet(known.low, known.acked)
+    state.acked = SpoolSequenceSet(known.low, known.acked)
     state.attempts = {s: count for first, end, count in known.attempts for s in range(first, end)}
     state.log_end = known.log_end
     state.next_sequence = known.next_sequence
@@ -162,12 +164,12 @@ def _replay_journals(
     log_end = state.log_end
     # A journal of which a meta has a part is not begun again: what it says until the next meta would be passed over.
     state.journal_generation = known.journal + bool(known.journal_offset) if known is not None else 0
-    for generation in journal.generations(files, folder):
+    for generation in journal.journal_generations(files, folder):
         state.journal_generation = max(state.journal_generation, generation + 1)
         if known is not None and generation < known.journal:
             continue
         offset = known.journal_offset if known is not None and generation == known.journal else 0
-        for record in journal.replay(files, folder, generation, offset):
+        for record in journal.replay_journal(files, folder, generation, offset):
             if record is None:
                 damaged += 1
             elif record.kind == journal.ACKED:
@@ -206,7 +208,7 @@ def _count_tail(state: RecoveredState, known: Meta | None, late: list[journal.Jo
     if recounts:
         start, expected, state.count, state.bytes, late = state.reader_offset, state.acked.low, 0, 0, []
     reader = FrameReader(chunks, start, None)
-    counted = SequenceSet()
+    counted = SpoolSequenceSet()
     sizes: list[tuple[int, int, int]] = []  # (first, end, bytes) of the frames
     last_good = reader.offset
     while (found := reader.next_header()) is not None:
@@ -272,4 +274,4 @@ def _frame_follows_at(chunks: ChunkLog, offset: int, log_end: int) -> bool:
     # Torn or whole, it says what it follows.
     chunk = chunks.chunk_at(offset)
     data = chunks.read(chunk, max(offset, chunk.start), frames.HEADER_SIZE) if chunk is not None else b""
-    return frames.begins_behind(data, log_end)
+    return frames.frame_begins_behind(data, log_end)

@@ -5,7 +5,7 @@ import heapq
 from penstock.spool.lease import FrameRef, Lease
 
 
-class Redeliveries:
+class SpoolRedeliveries:
     """The nacked blocks of one queue. Not thread-safe: the queue's lock guards it.
 
     `held` has every block by its sequence: a Lease where the block is in memory only, else its place in the log.

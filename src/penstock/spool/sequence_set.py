@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 
-class SequenceSet:
+class SpoolSequenceSet:
     """A set of sequences that grows from below and is nearly always one number.
 
     `low`: everything below it is in the set. Above it lie ranges that do not touch one another.

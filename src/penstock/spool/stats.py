@@ -82,7 +82,7 @@ class Counters:
     redelivered: int = 0
 
 
-def snapshot(
+def spool_snapshot(
     backlog: Backlog,
     capacity: CapacityPolicy,
     counters: Counters,

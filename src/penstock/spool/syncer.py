@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from penstock.spool.disk_store import DiskStore
 from penstock.spool.files import Files
 from penstock.spool.group_commit import GroupCommit, SyncRound
-from penstock.spool.queue_state import QueueState
+from penstock.spool.queue_state import SpoolState
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Syncer:
     Threads: every method may be called from any thread. No sync runs under the queue's lock.
     """
 
-    def __init__(self, state: QueueState, store: DiskStore, files: Files) -> None:
+    def __init__(self, state: SpoolState, store: DiskStore, files: Files) -> None:
         self._state = state
         self._store = store
         self._files = files
