@@ -261,7 +261,7 @@ def test_p9_statistics_are_computed_when_asked_for_and_never_on_the_way(monkeypa
     with open_queue() as queue:
         handler = Recorder()
         queue.add_handler(A, handler)
-        monkeypatch.setattr(stats, "snapshot", not_now)
+        monkeypatch.setattr(stats, "batch_queue_snapshot", not_now)
         monkeypatch.setattr(Partition, "used", not_now)
         monkeypatch.setattr(Partition, "counts", not_now)
         queue.produce_many([A()] * 100)

@@ -18,7 +18,7 @@ from penstock import (
     ThreadPolicy,
 )
 from penstock.batch.idle import IdleExclusion
-from penstock.batch.scheduler import SharedScheduler, SharedTask
+from penstock.batch.scheduler import SharedDrainScheduler, SharedDrainTask
 from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, config, item_types, join_all, open_queue, run_threads
 
@@ -179,22 +179,22 @@ def test_the_exclusion_lets_many_in_together_or_one_alone() -> None:
 def test_a_consumer_on_shared_threads_is_called_however_late_its_queue_comes_to_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    add, until_idle_is_due = SharedScheduler.add, SharedScheduler._until_idle_is_due
+    add, until_idle_is_due = SharedDrainScheduler.add, SharedDrainScheduler._until_idle_is_due
     sleepers: set[threading.Thread] = set()
 
-    def look(scheduler: SharedScheduler) -> float | None:
+    def look(scheduler: SharedDrainScheduler) -> float | None:
         pause = until_idle_is_due(scheduler)
         if pause is None:
             sleepers.add(threading.current_thread())
         return pause
 
-    def late(scheduler: SharedScheduler, task: SharedTask) -> None:
+    def late(scheduler: SharedDrainScheduler, task: SharedDrainTask) -> None:
         # The threads have looked for idle calls, found none, and sleep until something comes.
         wait_until(lambda: len(sleepers) == 2 and scheduler._ready.empty())
         add(scheduler, task)
 
-    monkeypatch.setattr(SharedScheduler, "_until_idle_is_due", look)
-    monkeypatch.setattr(SharedScheduler, "add", late)
+    monkeypatch.setattr(SharedDrainScheduler, "_until_idle_is_due", look)
+    monkeypatch.setattr(SharedDrainScheduler, "add", late)
     manager = BatchQueueManager()
     consumer = Recorder()
     manager.create("late", config(shared_scheduler=("io", ThreadPolicy.fixed(2)), consumer=consumer))

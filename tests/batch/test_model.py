@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock import BatchQueueConfig, PartitionPolicy, ThreadPolicy
 from penstock.batch.drain import DrainTask, wake_owner
-from penstock.batch.layout import Layout
+from penstock.batch.layout import PartitionLayout
 from penstock.batch.partition import Partition
-from penstock.batch.waiting import Waiter
+from penstock.batch.waiting import ProduceWaiter
 from penstock.testing import FakeClock
 from tests.batch.support import Item, item_types
 from tests.examples import examples
@@ -27,7 +27,7 @@ TASKS = 3
 CAPACITY = 4
 
 
-class PatientProducer(Waiter):
+class PatientProducer(ProduceWaiter):
     """A waiter without a thread."""
 
     def __init__(self, lane: Any, items: list[Item], queue_number: int) -> None:
@@ -59,7 +59,7 @@ class QueueMachine(RuleBasedStateMachine):
             DrainTask("model", index, config, clock, merges=False, on_quiet=self.quiet.append, on_cycle=None)
             for index in range(TASKS)
         )
-        self.layout = Layout(config, self.tasks, TASKS)
+        self.layout = PartitionLayout(config, self.tasks, TASKS)
 
     def consume(self, batch: list[Item]) -> None:
         self.handed[type(batch[0])] += batch

@@ -6,18 +6,18 @@ from typing import Any
 
 from penstock import BatchQueueConfig, BatchQueueManager, PartitionPolicy, PartitionSelector, ThreadPolicy
 from penstock.batch.drain import DrainTask, wake_owner
-from penstock.batch.layout import Layout
+from penstock.batch.layout import PartitionLayout
 from penstock.batch.partition import Partition
-from penstock.batch.waiting import ThreadWaiter
+from penstock.batch.waiting import ThreadProduceWaiter
 from penstock.testing import FakeClock, wait_until
 from tests.batch.support import A, B, Recorder, join_all, open_queue, run_threads
 
 
-def task_without_a_thread(**settings: Any) -> tuple[DrainTask, Layout]:
+def task_without_a_thread(**settings: Any) -> tuple[DrainTask, PartitionLayout]:
     config = BatchQueueConfig(threads=ThreadPolicy.fixed(1), **settings)
     merges = config.resolved_selector.kind != "type_hash"
     task = DrainTask("test", 0, config, FakeClock(), merges=merges, on_quiet=lambda partition: None, on_cycle=None)
-    return task, Layout(config, (task,), config.partitions.resolve(1))
+    return task, PartitionLayout(config, (task,), config.partitions.resolve(1))
 
 
 class InterruptedPlace(list[Partition]):
@@ -51,13 +51,13 @@ def test_an_item_that_comes_just_before_the_token_is_put_back_is_drained() -> No
     assert [item.number for item in handler.items] == [0, 1]
 
 
-def two_tasks_without_threads() -> tuple[DrainTask, DrainTask, Layout]:
+def two_tasks_without_threads() -> tuple[DrainTask, DrainTask, PartitionLayout]:
     config = BatchQueueConfig(threads=ThreadPolicy.fixed(2), partitions=PartitionPolicy.fixed(2))
     first, second = (
         DrainTask("test", index, config, FakeClock(), merges=False, on_quiet=lambda partition: None, on_cycle=None)
         for index in range(2)
     )
-    return first, second, Layout(config, (first, second), 2)
+    return first, second, PartitionLayout(config, (first, second), 2)
 
 
 def received(task: DrainTask) -> list[Partition]:
@@ -310,7 +310,7 @@ def test_no_credit_is_handed_out_while_a_producer_is_in_line() -> None:
 
     partition.credits = Watched()
     partition.offer(lane, [A(), A(), A(), A()], None, None)
-    waiters = [ThreadWaiter(lane, (A(),), None) for _ in range(2)]
+    waiters = [ThreadProduceWaiter(lane, (A(),), None) for _ in range(2)]
     for waiter in waiters:
         partition.offer(lane, waiter.items, None, waiter)
     _, woken, _ = partition.take(lane, None)

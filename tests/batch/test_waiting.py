@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from penstock.batch import waiting
-from penstock.batch.waiting import AsyncWaiter, ThreadWaiter
+from penstock.batch.waiting import AsyncProduceWaiter, ThreadProduceWaiter
 from penstock.testing import wait_until
 from tests.batch.support import A, Recorder, join_all, open_queue, run_threads
 
@@ -20,7 +20,7 @@ def test_a_waiter_that_is_not_woken_waits_for_as_long_as_it_said(monkeypatch: py
             waited.append(timeout)
             return False
 
-    waiter = ThreadWaiter(None, ("item",), None)  # type: ignore[arg-type]
+    waiter = ThreadProduceWaiter(None, ("item",), None)  # type: ignore[arg-type]
     waiter._woken = Lock()  # type: ignore[assignment]
     waiter.wait(0.6)
     assert waited == [0.25, 0.25, pytest.approx(0.1)]
@@ -62,7 +62,9 @@ def test_all_waiters_are_woken_by_one_drain_and_by_closing() -> None:
 
 def test_a_coroutine_that_was_not_woken_sees_for_itself_that_it_has_got_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "RECHECK", 0.001)
-    monkeypatch.setattr(AsyncWaiter, "wake", lambda waiter: None)  # as if its thread had been interrupted just before
+    monkeypatch.setattr(
+        AsyncProduceWaiter, "wake", lambda waiter: None
+    )  # as if its thread had been interrupted just before
     release = threading.Event()
     handler = Recorder(release)
 

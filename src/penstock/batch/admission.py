@@ -7,10 +7,10 @@ from typing import Any
 
 from penstock.batch.config import BatchQueueConfig, BufferStrategy
 from penstock.batch.drain import wake_owner
-from penstock.batch.layout import Layout
+from penstock.batch.layout import PartitionLayout
 from penstock.batch.partition import Lane
 from penstock.batch.scheduler import drains_for
-from penstock.batch.waiting import AsyncWaiter, ThreadWaiter
+from penstock.batch.waiting import AsyncProduceWaiter, ThreadProduceWaiter
 from penstock.clock import Clock
 from penstock.errors import BlockTooLarge
 
@@ -23,7 +23,9 @@ class Admission:
     Threads: every method may be called from any thread.
     """
 
-    def __init__(self, queue_name: str, config: BatchQueueConfig, layout: Layout, clock: Clock, served: object) -> None:
+    def __init__(
+        self, queue_name: str, config: BatchQueueConfig, layout: PartitionLayout, clock: Clock, served: object
+    ) -> None:
         self.interrupted = False  # a producer may have been interrupted between taking a slot and using it
         self._queue_name = queue_name
         self._layout = layout
@@ -40,8 +42,8 @@ class Admission:
             return max(0.0, timeout)
         return self._patience
 
-    def deadline(self, patience: float | None) -> "Deadline":
-        return Deadline(patience, self._clock)
+    def deadline(self, patience: float | None) -> "ProduceDeadline":
+        return ProduceDeadline(patience, self._clock)
 
     def admit(self, lane: Lane, items: Sequence[Any], timeout: float | None) -> int:
         """How many of `items` were accepted, always the first of them."""
@@ -86,7 +88,7 @@ class Admission:
 
     def _wait(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, patience: float | None) -> int:
         partition = lane.partition
-        waiter = ThreadWaiter(lane, items, sizes)
+        waiter = ThreadProduceWaiter(lane, items, sizes)
         try:
             if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
                 wake_owner(partition.asleep)
@@ -101,7 +103,7 @@ class Admission:
         self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, patience: float | None
     ) -> int:
         partition = lane.partition
-        waiter = AsyncWaiter(lane, items, sizes)
+        waiter = AsyncProduceWaiter(lane, items, sizes)
         try:
             if partition.offer(lane, items, sizes, waiter) < len(items) and not partition.closed:
                 wake_owner(partition.asleep)
@@ -156,7 +158,7 @@ class Admission:
             )  # fmt: skip
 
 
-class Deadline:
+class ProduceDeadline:
     """One timeout, spent by several waits."""
 
     __slots__ = ("_at", "_clock", "patience")

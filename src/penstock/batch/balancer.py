@@ -11,7 +11,7 @@ from penstock.clock import Clock
 
 if TYPE_CHECKING:
     from penstock.batch.config import BatchQueueConfig
-    from penstock.batch.layout import Layout
+    from penstock.batch.layout import PartitionLayout
     from penstock.batch.partition import Partition
 
 log = logging.getLogger("penstock.batch")
@@ -67,7 +67,7 @@ class Rebalancer:
     Threads: every method may be called from any thread; one look at a time, a second one does nothing.
     """
 
-    def __init__(self, queue_name: str, config: "BatchQueueConfig", layout: "Layout", clock: Clock) -> None:
+    def __init__(self, queue_name: str, config: "BatchQueueConfig", layout: "PartitionLayout", clock: Clock) -> None:
         self._queue_name = queue_name
         self._balancer = config.balancer
         self._interval = config.balance_interval or math.inf

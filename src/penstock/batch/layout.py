@@ -12,7 +12,7 @@ from penstock.batch.policies import stable_hash
 from penstock.errors import QueueClosed
 
 
-class Layout:
+class PartitionLayout:
     """Partitions, lanes, registrations and owners.
 
     Even: a type goes to the partition with the least weight, the first of them; so the same registrations in the same
@@ -39,7 +39,7 @@ class Layout:
         self._grow_locked(partitions)
         if config.consumer is not None:
             everything = self._registration_locked(object)
-            everything.consume, everything.on_idle = callbacks(config.consumer)
+            everything.consume, everything.on_idle = batch_handler_callbacks(config.consumer)
             self._feed_locked(everything)
 
     # Producers
@@ -107,7 +107,7 @@ class Layout:
                 raise QueueClosed("a closed queue takes no handlers")
             registration = self._registration_locked(kind)
             registration.weight = weight
-            registration.consume, registration.on_idle = callbacks(handler)
+            registration.consume, registration.on_idle = batch_handler_callbacks(handler)
             registration.unregistered_logged = False
             total = sum(other.weight for other in self.registrations.values() if other.consume is not None)
             wanted = self._config.partitions.resolve(len(self.tasks), total)
@@ -203,7 +203,7 @@ class Layout:
         self._tell_tasks_locked()  # the parent may have been moving some
 
 
-def callbacks(handler: Handler) -> tuple[Callable[..., object], Callable[[], object] | None]:
+def batch_handler_callbacks(handler: Handler) -> tuple[Callable[..., object], Callable[[], object] | None]:
     """`consume` and, if it does anything, `on_idle` of what was registered."""
     consume: Callable[..., object] = getattr(handler, "consume", handler)  # type: ignore[arg-type]
     on_idle = getattr(handler, "on_idle", None)

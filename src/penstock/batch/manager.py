@@ -10,7 +10,7 @@ from dataclasses import fields
 from penstock.batch.config import BatchQueueConfig
 from penstock.batch.policies import ThreadPolicy
 from penstock.batch.queue import BatchQueue
-from penstock.batch.scheduler import SharedScheduler
+from penstock.batch.scheduler import SharedDrainScheduler
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError, QueueConflict, QueueExists
 from penstock.telemetry import Sample
@@ -30,7 +30,7 @@ class BatchQueueManager:
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._queues: dict[str, BatchQueue] = {}
-        self._schedulers: dict[str, SharedScheduler] = {}
+        self._schedulers: dict[str, SharedDrainScheduler] = {}
         _managers.add(self)
 
     def create(self, name: str, config: BatchQueueConfig) -> BatchQueue:
@@ -82,10 +82,10 @@ class BatchQueueManager:
         self._queues[name] = queue
         return queue
 
-    def _scheduler_locked(self, name: str, policy: ThreadPolicy) -> SharedScheduler:
+    def _scheduler_locked(self, name: str, policy: ThreadPolicy) -> SharedDrainScheduler:
         scheduler = self._schedulers.get(name)
         if scheduler is None:
-            scheduler = self._schedulers[name] = SharedScheduler(name, policy, self._clock)
+            scheduler = self._schedulers[name] = SharedDrainScheduler(name, policy, self._clock)
         elif scheduler.policy != policy:
             log.warning(
                 "Scheduler exists with another policy. scheduler=%s threads=%s asked=%s", name, scheduler.policy, policy

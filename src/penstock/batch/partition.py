@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.batch.idle import IdleExclusion
-from penstock.batch.waiting import Waiter
+from penstock.batch.waiting import ProduceWaiter
 
 if TYPE_CHECKING:
     from penstock.batch.drain import DrainTask
@@ -97,7 +97,7 @@ class Partition:
         self._lock = threading.Lock()
         self._spare = capacity
         self._bytes = 0
-        self._waiters: deque[Waiter] = deque()
+        self._waiters: deque[ProduceWaiter] = deque()
         self._dropping = False
         self._takes_many = byte_capacity is None  # at once; so until it closes
         self.closed = False
@@ -115,7 +115,7 @@ class Partition:
             held += items  # no call: the interpreter may switch threads in one, and other producers pile up at the lock
         return True
 
-    def offer(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, waiter: Waiter | None) -> int:
+    def offer(self, lane: Lane, items: Sequence[Any], sizes: Sequence[int] | None, waiter: ProduceWaiter | None) -> int:
         """Append as many of `items` as there is room for, in order; with the rest, `waiter` stands in line.
 
         Nothing is appended while others wait, and nothing waits once the partition is closed.
@@ -130,7 +130,7 @@ class Partition:
                     self._waiters.append(waiter)
         return granted
 
-    def withdraw(self, waiter: Waiter) -> int:
+    def withdraw(self, waiter: ProduceWaiter) -> int:
         """Leave the line; how many items of `waiter` were appended in the end."""
         with self._lock:
             if waiter in self._waiters:
@@ -202,7 +202,7 @@ class Partition:
                 return True
         return False
 
-    def take(self, lane: Lane, limit: int | None) -> tuple[list[Any], list[Waiter], bool]:
+    def take(self, lane: Lane, limit: int | None) -> tuple[list[Any], list[ProduceWaiter], bool]:
         """Move up to `limit` items out, and let the waiters have the room.
 
         Also returns the waiters that got all of it, to be woken once no lock is held, and whether dropping has ended.
@@ -226,7 +226,7 @@ class Partition:
                 self._dropping = False
         return batch, woken, recovered
 
-    def _serve_locked(self) -> list[Waiter]:
+    def _serve_locked(self) -> list[ProduceWaiter]:
         served = []
         while self._waiters and not self.closed:
             waiter = self._waiters[0]

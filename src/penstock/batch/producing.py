@@ -8,16 +8,18 @@ from penstock.batch.drain import wake_owner
 
 if TYPE_CHECKING:
     from penstock.batch.admission import Admission
-    from penstock.batch.layout import Layout
+    from penstock.batch.layout import PartitionLayout
     from penstock.batch.partition import Lane
     from penstock.batch.queue import BatchProducer, Producer
 
 T = TypeVar("T")
 
 
-def put_many(layout: "Layout", admission: "Admission", items: Iterable[object], timeout: float | None) -> int:
+def produce_many_into(
+    layout: "PartitionLayout", admission: "Admission", items: Iterable[object], timeout: float | None
+) -> int:
     """Put `items` in; how many were accepted."""
-    batch: list[object] = items if type(items) is list else as_list(items)
+    batch: list[object] = items if type(items) is list else produced_as_list(items)
     if not batch:
         return 0
     kind, count = type(batch[0]), len(batch)
@@ -33,7 +35,7 @@ def put_many(layout: "Layout", admission: "Admission", items: Iterable[object], 
     return count
 
 
-def _put_mixed(layout: "Layout", admission: "Admission", batch: list[object], timeout: float | None) -> int:
+def _put_mixed(layout: "PartitionLayout", admission: "Admission", batch: list[object], timeout: float | None) -> int:
     """The same for items of several types, or of one type that goes to several partitions."""
     routes: dict[type, tuple[list[list[Any]], list[Any]]] = layout.routes
     admission.check_sizes(batch)
@@ -45,7 +47,7 @@ def _put_mixed(layout: "Layout", admission: "Admission", batch: list[object], ti
             asleep = credits.pop()
             items.append(item)
         except (KeyError, IndexError):
-            if put_without_route(layout, admission, item, deadline.left()):
+            if produce_without_route(layout, admission, item, deadline.left()):
                 accepted += 1
             elif deadline.patience != 0:  # time is up, or the queue has closed
                 admission.refuse_all(batch[accepted + 1 :])
@@ -60,7 +62,9 @@ def _put_mixed(layout: "Layout", admission: "Admission", batch: list[object], ti
     return accepted
 
 
-def put_without_route(layout: "Layout", admission: "Admission", item: object, timeout: float | None) -> bool:
+def produce_without_route(
+    layout: "PartitionLayout", admission: "Admission", item: object, timeout: float | None
+) -> bool:
     """Put `item` in: the first of its type, one that goes to another lane each time, or one that found no credit."""
     lane = layout.lane_for(item)
     credits, items = lane.route
@@ -102,7 +106,7 @@ def batch_producer_of(lane: "Lane", admission: "Admission") -> "BatchProducer[T]
     """A `produce_many` that knows the lane."""
 
     def emit(items: Iterable[T], timeout: float | None = None) -> int:
-        batch = items if type(items) is list or type(items) is tuple else as_list(items)
+        batch = items if type(items) is list or type(items) is tuple else produced_as_list(items)
         count = len(batch)
         partition = lane.partition
         if not count or not partition.put_all(lane, batch, count):
@@ -114,7 +118,7 @@ def batch_producer_of(lane: "Lane", admission: "Admission") -> "BatchProducer[T]
     return emit
 
 
-def as_list(items: Iterable[T]) -> list[T]:
+def produced_as_list(items: Iterable[T]) -> list[T]:
     """The items as a list; TypeError for a text, most likely one item that was to be listed."""
     if isinstance(items, (str, bytes, bytearray)):
         raise TypeError(f"produce_many takes a list of items, got one {type(items).__name__}: produce it, or list it")

@@ -29,11 +29,17 @@ from penstock.batch.admission import Admission
 from penstock.batch.balancer import Rebalancer
 from penstock.batch.config import BatchQueueConfig, HandlerConsumer, check_handler
 from penstock.batch.drain import DrainTask, call_on_idle, report_batch, wake_owner
-from penstock.batch.layout import Layout
+from penstock.batch.layout import PartitionLayout
 from penstock.batch.partition import Partition
-from penstock.batch.producing import as_list, batch_producer_of, producer_of, put_many, put_without_route
-from penstock.batch.scheduler import OwnTask, SharedScheduler, SharedTask, drains_for
-from penstock.batch.stats import BatchQueueStats, snapshot
+from penstock.batch.producing import (
+    batch_producer_of,
+    produce_many_into,
+    produce_without_route,
+    produced_as_list,
+    producer_of,
+)
+from penstock.batch.scheduler import OwnDrainTask, SharedDrainScheduler, SharedDrainTask, drains_for
+from penstock.batch.stats import BatchQueueStats, batch_queue_snapshot
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError, QueueClosed
 
@@ -76,7 +82,7 @@ class BatchQueue:
         name: str,
         config: BatchQueueConfig,
         *,
-        scheduler: SharedScheduler | None = None,
+        scheduler: SharedDrainScheduler | None = None,
         clock: Clock | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
@@ -93,7 +99,7 @@ class BatchQueue:
         self._scheduler = scheduler
         self._served: object = scheduler or self
         self._tasks, partitions = self._resolve()
-        self._layout = Layout(config, self._tasks, partitions)
+        self._layout = PartitionLayout(config, self._tasks, partitions)
         self._routes = self._layout.routes
         self._admission = Admission(name, config, self._layout, self._clock, self._served)
         self._rebalancer = Rebalancer(name, config, self._layout, self._clock)
@@ -105,10 +111,10 @@ class BatchQueue:
         self._abandoned = 0
         try:
             for task in self._tasks:
-                if isinstance(task, SharedTask) and scheduler is not None:
+                if isinstance(task, SharedDrainTask) and scheduler is not None:
                     scheduler.start()
                     scheduler.add(task)
-                elif isinstance(task, OwnTask):
+                elif isinstance(task, OwnDrainTask):
                     task.start()
         except BaseException:  # no more threads: the started ones must end
             self._end_tasks()
@@ -136,9 +142,9 @@ class BatchQueue:
             }
             arguments = (self.name, index, config, self._clock)
             if self._scheduler is None:
-                tasks.append(OwnTask(*arguments, served=self._served, **named))
+                tasks.append(OwnDrainTask(*arguments, served=self._served, **named))
             else:
-                tasks.append(SharedTask(*arguments, scheduler=self._scheduler, **named))
+                tasks.append(SharedDrainTask(*arguments, scheduler=self._scheduler, **named))
         return tuple(tasks), partitions
 
     # Handlers
@@ -179,7 +185,7 @@ class BatchQueue:
             asleep = credits.pop()
             items.append(item)
         except (KeyError, IndexError):
-            return put_without_route(self._layout, self._admission, item, timeout)
+            return produce_without_route(self._layout, self._admission, item, timeout)
         except BaseException:
             self._admission.interrupted = True
             raise
@@ -192,7 +198,7 @@ class BatchQueue:
 
         Where a full partition is waited for, those are the first so many; otherwise each one that found room.
         """
-        return put_many(self._layout, self._admission, items, timeout)
+        return produce_many_into(self._layout, self._admission, items, timeout)
 
     def producer(self, type: type[T]) -> Producer[T]:
         """A `produce` for items of one type that has nothing to look up."""
@@ -222,7 +228,7 @@ class BatchQueue:
     ) -> int:
         """`produce_many` for a coroutine."""
         deadline = self._admission.deadline(self._admission.patience(timeout))
-        accepted, tried, everything = 0, 0, as_list(items)
+        accepted, tried, everything = 0, 0, produced_as_list(items)
         self._admission.check_sizes(everything)
         for lane, run in groupby(everything, self._layout.lane_for):
             batch = list(run)
@@ -247,7 +253,7 @@ class BatchQueue:
 
     def stats(self) -> BatchQueueStats:
         """What it holds and what became of the rest, at this moment."""
-        return snapshot(self.name, self._layout, self._rebalancer.moves)
+        return batch_queue_snapshot(self.name, self._layout, self._rebalancer.moves)
 
     # Closing
 
@@ -282,7 +288,7 @@ class BatchQueue:
             self._abandon()
             return False
         for task in self._tasks:
-            if isinstance(task, OwnTask) and task.thread is not None:
+            if isinstance(task, OwnDrainTask) and task.thread is not None:
                 task.thread.join(max(0.0, deadline - self._clock.monotonic()))
         return self._abandoned == 0
 
@@ -300,9 +306,9 @@ class BatchQueue:
 
     def _end_tasks(self) -> None:
         for task in self._tasks:
-            if isinstance(task, OwnTask):
+            if isinstance(task, OwnDrainTask):
                 task.stop()
-            elif isinstance(task, SharedTask) and self._scheduler is not None:
+            elif isinstance(task, SharedDrainTask) and self._scheduler is not None:
                 self._scheduler.remove(task)
 
     def _reclaim_lost_slots(self) -> None:

@@ -25,7 +25,7 @@ def drains_for(served: object) -> bool:
     return getattr(threading.current_thread(), "served", None) is served
 
 
-class OwnTask(DrainTask):
+class OwnDrainTask(DrainTask):
     """A task with a thread of its own."""
 
     def __init__(self, *arguments: Any, served: object, **named: Any) -> None:
@@ -70,10 +70,10 @@ class OwnTask(DrainTask):
                     self.cycle(partition)
 
 
-class SharedTask(DrainTask):
+class SharedDrainTask(DrainTask):
     """All partitions of one queue, drained by whichever thread of the scheduler is free, by one at a time."""
 
-    def __init__(self, *arguments: Any, scheduler: "SharedScheduler", **named: Any) -> None:
+    def __init__(self, *arguments: Any, scheduler: "SharedDrainScheduler", **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._scheduler = scheduler
         self.turn = threading.Lock()  # the thread that holds it runs the task
@@ -116,7 +116,7 @@ class SharedTask(DrainTask):
         self.turn = threading.Lock()
 
 
-class SharedScheduler:
+class SharedDrainScheduler:
     """Threads that run the tasks of several queues, each task on one thread at a time.
 
     Threads: every method may be called from any thread.
@@ -130,7 +130,7 @@ class SharedScheduler:
         self._stopping = False
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._tasks: tuple[SharedTask, ...] = ()
+        self._tasks: tuple[SharedDrainTask, ...] = ()
         self.threads: list[DrainThread] = []
 
     def start(self) -> None:
@@ -143,12 +143,12 @@ class SharedScheduler:
                 thread.start()
                 self.threads.append(thread)  # only now: if there are no more threads, those that run have to do
 
-    def add(self, task: SharedTask) -> None:
+    def add(self, task: SharedDrainTask) -> None:
         with self._lock:
             self._tasks = (*self._tasks, task)
         task.nudge()  # a thread has to see that it has idle calls
 
-    def remove(self, task: SharedTask) -> None:
+    def remove(self, task: SharedDrainTask) -> None:
         with self._lock:
             self._tasks = tuple(other for other in self._tasks if other is not task)
         if self._stopping:

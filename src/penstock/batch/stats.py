@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.batch.drain import SIZE_CLASSES
-from penstock.batch.layout import Layout
+from penstock.batch.layout import PartitionLayout
 from penstock.telemetry import Sample
 
 
@@ -114,7 +114,7 @@ class BatchQueueStats:
 SIZE_NAMES = (*(str(bound) for bound in SIZE_CLASSES), "more")
 
 
-def snapshot(name: str, layout: Layout, rebalances: int) -> BatchQueueStats:
+def batch_queue_snapshot(name: str, layout: PartitionLayout, rebalances: int) -> BatchQueueStats:
     """Read everything, one lock at a time."""
     partitions = []
     for partition in layout.partitions:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 RECHECK = 1.0  # seconds after which a waiter looks for itself: the thread that granted room may have been interrupted
 
 
-class Waiter(ABC):
+class ProduceWaiter(ABC):
     """One `produce` in line for room. The thread that makes room appends the item and only then wakes the producer.
 
     So waiters are served in the order in which they came, and no later producer overtakes them.
@@ -33,7 +33,7 @@ class Waiter(ABC):
         """All is granted, or the queue has closed. May be called again."""
 
 
-class ThreadWaiter(Waiter):
+class ThreadProduceWaiter(ProduceWaiter):
     """A thread that waits."""
 
     __slots__ = ("_woken",)
@@ -56,7 +56,7 @@ class ThreadWaiter(Waiter):
             left -= RECHECK
 
 
-class AsyncWaiter(Waiter):
+class AsyncProduceWaiter(ProduceWaiter):
     """A coroutine that waits; woken from any thread."""
 
     __slots__ = ("_loop", "future")
