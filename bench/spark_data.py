@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.model.function import AVG, Function
-from penstock.model.partial import PARTIALS, merged, of_columns
+from penstock.model.partial import PARTIALS, merged, partials_of_columns
 from penstock.model.segment import Segment, seal
 
 PERCENTILE = Function.parse("percentile")
@@ -54,7 +54,7 @@ def points(shape: Shape, number: int) -> pa.Table:
 
 def as_partials(raw: pa.Table, function: Function = AVG) -> pa.Table:
     """One row a point: what L1 would have merged."""
-    made = of_columns("", function, raw["entity"], raw["time"], raw["value"]).cast(PARTIALS)
+    made = partials_of_columns("", function, raw["entity"], raw["time"], raw["value"]).cast(PARTIALS)
     return made.set_column(0, made.schema.field("metric"), raw["metric"])
 
 

@@ -33,9 +33,9 @@ from bench.spark_growth import growth
 from bench.spark_kept import kept
 from bench.spark_peers import KEYS, duckdb_roll_up, merged, noop, peers, polars_rolled_up, spark_rolled_up
 from bench.spark_start import starts
-from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
+from penstock.model.exponential import DEFAULT_SCALE, percentile_relative_error
 from penstock.model.partial import PARTIALS
-from penstock.model.segment import read_encoded
+from penstock.model.segment import read_segment_encoded
 from penstock.spark import read_segments
 from penstock.spark.job import JobConfig, start_job
 from penstock.spark.pieces import Piece
@@ -65,7 +65,7 @@ class UnmergedReader(SegmentReader):
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Piece)
         for name in partition.names:
-            yield from read_encoded(self._folder.folder / name, partition.share).cast(PARTIALS).to_batches()
+            yield from read_segment_encoded(self._folder.folder / name, partition.share).cast(PARTIALS).to_batches()
 
 
 def timed(arms: dict[str, Callable[[], Any]], rounds: int, rows: int) -> None:
@@ -143,7 +143,7 @@ def percentiles(spark: SparkSession, folder: Path, rounds: int, shape: Shape) ->
     error = ", ".join(f"max(abs(found.p{rank} / exact.p{rank} - 1))" for rank in ranks)
     join = f"from found join ({sql('quantile_disc')}) exact using (metric, entity, bucket)"
     answer = duckdb.sql(f"select count(*), sum(found.count), {error} {join}").fetchall()[0]
-    bound = relative_error_of(DEFAULT_SCALE)
+    bound = percentile_relative_error(DEFAULT_SCALE)
     if answer[0] != found.num_rows or answer[1] != shape.rows or max(answer[2:]) > bound * (1 + 1e-9):
         raise AssertionError(f"percentiles: got groups, points, errors = {answer}, {found.num_rows} groups of ours")
     print(f"  largest error of p50, p95, p99 over {answer[0]:,} groups: {max(answer[2:]):.3%} (stated {bound:.3%})")

@@ -6,10 +6,10 @@ import pyarrow as pa
 
 from penstock.batch import BatchQueue
 from penstock.errors import QueueFull
-from penstock.model.columns import columns_of
+from penstock.model.columns import chunk_columns_of
 from penstock.model.definition_file import parse_definitions
 from penstock.model.point import Chunk, chunk_type
-from penstock.model.segment import decode
+from penstock.model.segment import decode_partials_block
 from penstock.testing import wait_until
 
 Cpu, Rps = chunk_type("cpu"), chunk_type("rps")
@@ -22,7 +22,7 @@ def as_it_is(chunk: Chunk) -> Chunk:
 
 def coded(chunk: Chunk) -> Chunk:
     """The same as receivers make it: with codes in place of texts."""
-    return type(chunk)(columns_of(chunk.points))
+    return type(chunk)(chunk_columns_of(chunk.points))
 
 
 class Downstream:
@@ -56,7 +56,7 @@ class Downstream:
         self.pushes.append(list(blocks))
 
     def rows(self) -> pa.Table:
-        return pa.concat_tables([decode(block) for blocks in self.pushes for block in blocks])
+        return pa.concat_tables([decode_partials_block(block) for blocks in self.pushes for block in blocks])
 
     def counts(self) -> dict[str, int]:
         """Points by metric."""

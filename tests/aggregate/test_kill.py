@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock import FastQueue
-from penstock.model.segment import decode
+from penstock.model.segment import decode_partials_block
 from penstock.testing import wait_until
 from tests.aggregate.kill_child import METRICS, POINTS, config_of
 
@@ -35,7 +35,7 @@ def campaign(folder: Path, durability: str, kills: int) -> None:
     with FastQueue(folder, config_of(durability)) as queue:
         while leases := queue.lease(500):
             for lease in leases:
-                for row in decode(lease.data).to_pylist():
+                for row in decode_partials_block(lease.data).to_pylist():
                     number = int(row["entity"].split('"')[3])
                     counts = found.setdefault(number, dict.fromkeys(METRICS, 0))
                     counts[row["metric"]] += row["count"]

@@ -19,7 +19,7 @@ from penstock.model import point
 from penstock.model.definition import Definitions
 from penstock.model.definition_file import parse_definitions
 from penstock.model.point import Chunk, chunk_type
-from penstock.model.segment import decode
+from penstock.model.segment import decode_partials_block
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
 from tests.aggregate.support import DEFINED, Blocker, Cpu, Downstream, Rps, Sender, as_it_is, coded, points
@@ -40,7 +40,7 @@ def test_points_of_all_metrics_leave_merged_in_one_block_every_half_a_second() -
     assert all(len(blocks) == 1 for blocks in downstream.pushes)
     assert downstream.counts() == {"cpu": 90, "rps": 90}
     for (block,) in downstream.pushes:
-        series = [(row["metric"], row["entity"]) for row in decode(block).to_pylist()]
+        series = [(row["metric"], row["entity"]) for row in decode_partials_block(block).to_pylist()]
         assert len(series) == len(set(series))
     assert len(series) == 6 or len(downstream.pushes) > 1  # a busy machine may let an interval end before we are done
 

@@ -21,7 +21,7 @@ from penstock.model.chunk_partials import KEPT, LATEST, Kept, newest_of_chunks, 
 from penstock.model.finals import nearest_rank
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.model.point import Chunk, PointKind, chunk_type, entity_of
 from penstock.tables import delta
 from penstock.tables.port import TOP_N, Batch, Tables, open_tables
@@ -49,7 +49,7 @@ def partials(metric: str, function: Function) -> pa.Table:
     rows = list(points())
     times = pa.array([moment for _, moment, _ in rows], pa.timestamp("us", tz="UTC"))
     entities = pa.array([entity_of(labels) for labels, _, _ in rows])
-    return merged(of_columns(metric, function, entities, times, pa.array([value for _, _, value in rows])))
+    return merged(partials_of_columns(metric, function, entities, times, pa.array([value for _, _, value in rows])))
 
 
 def add(tables: delta.DeltaTables, name: str, rows: pa.Table, part: str) -> None:

@@ -15,7 +15,7 @@ from penstock.cli.main import main
 from penstock.cli.query_screen import metrics_on_screen, plot_on_screen, rows_on_screen
 from penstock.model.function import AVG
 from penstock.model.level import Level
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.model.point import entity_of
 from penstock.tables import delta
 from penstock.tables.query import QueryRow
@@ -39,7 +39,7 @@ def location(tmp_path_factory: pytest.TempPathFactory) -> str:
     now = datetime.now(UTC)  # not when the file was loaded: in a long run, all would be too old by now
     times = pa.array([now] * 2, pa.timestamp("us", tz="UTC"))
     entities = pa.array([entity_of(ODD), entity_of({"host": "a"})])
-    rows = merged(of_columns("[bold]odd", AVG, entities, times, pa.array([1.0, 3.0])))
+    rows = merged(partials_of_columns("[bold]odd", AVG, entities, times, pa.array([1.0, 3.0])))
     for level in Level:
         add(made, level.value, rows, "one")
     return made.location

@@ -17,7 +17,7 @@ from penstock.export import SendQueue
 from penstock.export.exporters.segment_exporter import SegmentExporter
 from penstock.model.chunk_partials import partials_of_chunks
 from penstock.model.point import chunk_type
-from penstock.model.segment import QUARANTINE, encode, read, sealed
+from penstock.model.segment import QUARANTINE, encode_partials_block, read_segment, sealed
 from penstock.spool import Durability, FastQueue, FastQueueConfig, Lease
 from penstock.telemetry import Telemetry
 from penstock.testing import wait_until
@@ -37,11 +37,11 @@ SendQueue(queue, SegmentExporter(Path(sys.argv[1]) / "segments", max_blocks=int(
 
 
 def block(number: int) -> bytes:
-    return encode(partials_of_chunks([chunk_type("cpu").of([f"e{number}"], [0], [float(number)])]))
+    return encode_partials_block(partials_of_chunks([chunk_type("cpu").of([f"e{number}"], [0], [float(number)])]))
 
 
 def entities(folder: Path) -> list[str]:
-    tables = [read(folder / segment.name) for segment in sealed(folder)]
+    tables = [read_segment(folder / segment.name) for segment in sealed(folder)]
     return pa.concat_tables(tables)["entity"].to_pylist() if tables else []
 
 

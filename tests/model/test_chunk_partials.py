@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.model.chunk_partials import KEPT, LATEST, PERCENTILE, Kept, newest_of_chunks, partials_of_chunks
-from penstock.model.columns import Columns
+from penstock.model.columns import ChunkColumns
 from penstock.model.definition import Definition
 from penstock.model.function import AVG
 from penstock.model.partial import ENCODED, IDENTITY, merged, merged_encoded
@@ -35,7 +35,7 @@ def chunks(draw: st.DrawFn) -> list[Chunk]:
         states: dict[str, Any] = {}
         if kind.kind is PointKind.DISTRIBUTION:
             states = {"count": np.arange(len(codes)), "sum": values * 2, "min": values - 1, "max": values + 1}
-        columns = Columns(
+        columns = ChunkColumns(
             codes.astype(np.int32), draw(st.sampled_from([forward, backward])), times.astype(np.int64), values, states
         )
         made.append(kind(columns if draw(st.booleans()) else kind(columns).points))
@@ -83,7 +83,7 @@ def test_the_newest_points_are_those_that_merging_leaves(made: list[Chunk]) -> N
 def test_only_texts_that_are_needed_travel() -> None:
     kind = chunk_type("cpu")
     many = pa.array([str(number) for number in range(1000)])
-    columns = Columns(np.array([7, 7], np.int32), many, np.zeros(2, np.int64), np.ones(2))
+    columns = ChunkColumns(np.array([7, 7], np.int32), many, np.zeros(2, np.int64), np.ones(2))
 
     (column,) = partials_of_chunks([kind(columns)])["entity"].chunks
 
@@ -94,7 +94,9 @@ def test_only_texts_that_are_needed_travel() -> None:
 def test_a_chunk_of_columns_is_a_table_on_request(kind: PointKind) -> None:
     some = {name: np.ones(2) for name in ("sum", "min", "max")}
     states = {"count": np.ones(2, np.int64), **some} if kind is PointKind.DISTRIBUTION else {}
-    columns = Columns(np.array([1, 0], np.int32), pa.array(["a", "b"]), np.array([5, 6]), np.array([1.0, 2.0]), states)
+    columns = ChunkColumns(
+        np.array([1, 0], np.int32), pa.array(["a", "b"]), np.array([5, 6]), np.array([1.0, 2.0]), states
+    )
     chunk = chunk_type("cpu", kind)(columns)
 
     assert len(chunk) == chunk.points.num_rows == 2

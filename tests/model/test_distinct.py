@@ -11,7 +11,7 @@ from datasketches import hll_sketch, hll_union, tgt_hll_type
 from penstock.errors import MissingRequirement
 from penstock.model.definition import Definition
 from penstock.model.definition_file import parse_definitions
-from penstock.model.distinct import image_of, lg_k_for, relative_error_of
+from penstock.model.distinct import distinct_relative_error, image_of, lg_k_for
 from penstock.model.finals import with_finals
 from penstock.model.function import Function
 from penstock.model.level import Level
@@ -66,7 +66,7 @@ def test_the_estimate_is_within_three_standard_errors(count: int) -> None:
 
     assert (row["metric"], row["function"], row["entity"]) == ("users", "distinct(12)", '{"service":"shop"}')
     assert row["count"] == count
-    assert row["value"] == pytest.approx(count, rel=3 * relative_error_of(12), abs=0.5)
+    assert row["value"] == pytest.approx(count, rel=3 * distinct_relative_error(12), abs=0.5)
     assert row["p50"] is None
 
 

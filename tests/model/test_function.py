@@ -12,11 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.model.exponential import middles_of, parts_of, relative_error_of, scale_for
+from penstock.model.exponential import (
+    percentile_part_middles,
+    percentile_parts_of,
+    percentile_relative_error,
+    percentile_scale_for,
+)
 from penstock.model.finals import nearest_rank, rank_name, with_finals
 from penstock.model.function import RANKS, Function
 from penstock.model.level import Level
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from tests.examples import examples
 
 Point = tuple[str, int, float]  # entity, microseconds, value
@@ -40,7 +45,7 @@ def partials_of(function: Function, rows: Sequence[Point]) -> pa.Table:
     values = pa.array([value for _, _, value in rows], pa.float64())
     times = pa.array([time for _, time, _ in rows], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     entities = pa.array([entity for entity, _, _ in rows], pa.string())
-    return merged(of_columns("m", function, entities, times, function.scores(values)))
+    return merged(partials_of_columns("m", function, entities, times, function.scores(values)))
 
 
 def plain(function: Function, rows: list[Point]) -> float:
@@ -95,7 +100,7 @@ def test_however_points_are_split_and_merged_the_final_value_is_that_of_all_poin
         if function.name == "percentile":
             for rank in RANKS:
                 exact = nearest_rank([value for _, _, value in members], rank)
-                assert row[f"p{rank}"] == pytest.approx(exact, rel=relative_error_of(6) + 1e-9, abs=1e-300)
+                assert row[f"p{rank}"] == pytest.approx(exact, rel=percentile_relative_error(6) + 1e-9, abs=1e-300)
 
 
 @settings(max_examples=examples(40))
@@ -128,7 +133,7 @@ def test_a_top_n_keeps_exactly_the_greatest_records_whatever_order_they_come_in(
         moments = pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
         one = pa.array(["svc"] * len(some))
         records = pa.array(list(entities), pa.string())
-        return of_columns("m", function, one, moments, pa.array(values, pa.float64()), records=records)
+        return partials_of_columns("m", function, one, moments, pa.array(values, pa.float64()), records=records)
 
     best: dict[int, dict[str, float]] = defaultdict(dict)
     for record, time, value in rows:
@@ -153,7 +158,7 @@ def test_a_rate_divides_what_matches_one_condition_by_what_matches_another() -> 
     numerator, denominator = pa.array([1.0, 0.0, 1.0, 0.0]), pa.array([1, 1, 1, 0], pa.int64())
     entities = pa.array(["a", "a", "a", "b"])
     states = {"count": denominator, "sum": numerator, "min": numerator, "max": numerator}
-    partials = of_columns("m", Function("rate"), entities, times, numerator, states=states)
+    partials = partials_of_columns("m", Function("rate"), entities, times, numerator, states=states)
 
     values = {row["entity"]: row["value"] for row in with_finals(partials, Level.HOUR).to_pylist()}
 
@@ -162,19 +167,19 @@ def test_a_rate_divides_what_matches_one_condition_by_what_matches_another() -> 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_value_lies_in_its_bucket_within_the_relative_error(value: float) -> None:
-    part = parts_of(pa.array([value], pa.float64()), 6)
-    middle = middles_of(part, 6)[0].as_py() if value else 0.0
+    part = percentile_parts_of(pa.array([value], pa.float64()), 6)
+    middle = percentile_part_middles(part, 6)[0].as_py() if value else 0.0
     if abs(value) > 1e-300 and abs(value) < 1e300:
-        assert middle == pytest.approx(value, rel=relative_error_of(6) * (1 + 1e-6))
+        assert middle == pytest.approx(value, rel=percentile_relative_error(6) * (1 + 1e-6))
     assert (part[0].as_py() > 0) == (value > 0)
     assert (part[0].as_py() == 0) == (value == 0)
 
 
 def test_the_scale_follows_from_the_relative_error_that_is_asked_for() -> None:
-    assert scale_for(0.01) == 6
-    assert scale_for(0.02) == 5
+    assert percentile_scale_for(0.01) == 6
+    assert percentile_scale_for(0.02) == 5
     with pytest.raises(ConfigError, match=r"relative_error must be at least 0\.00068, got 0\.0001"):
-        scale_for(0.0001)
+        percentile_scale_for(0.0001)
 
 
 @pytest.mark.parametrize("text", [*FUNCTIONS, "percent", "rate", "top_n(20)", "histogram(0.1,12345.678,1e+07)"])
@@ -212,8 +217,8 @@ def test_rows_with_and_without_a_record_merge_side_by_side() -> None:
     moment = pa.array([0], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     one, value = pa.array(["e"]), pa.array([1.0])
     tables = [
-        of_columns("m", Function.parse("top_n(2)"), one, moment, value, records=pa.array(["r"])),
-        of_columns("m", Function.parse("avg"), one, moment, value),
+        partials_of_columns("m", Function.parse("top_n(2)"), one, moment, value, records=pa.array(["r"])),
+        partials_of_columns("m", Function.parse("avg"), one, moment, value),
     ]
     rows = merged(pa.concat_tables(tables * 2)).to_pylist()
     assert {(row["function"], row["record"], row["count"]) for row in rows} == {("top_n(2)", "r", 2), ("avg", None, 2)}
@@ -226,7 +231,7 @@ def test_a_percentile_at_any_rank_is_within_its_error_of_an_independent_count(ra
         values = [float(n) for n in range(1, count + 1)]
         rows = with_finals(partials_of(Function.parse("percentile"), [("e", 0, v) for v in values]), Level.DAY, [rank])
         exact = values[max(1, math.ceil(Fraction(str(rank)) * count / 100)) - 1]
-        assert rows[rank_name(rank)][0].as_py() == pytest.approx(exact, rel=relative_error_of(6) * 1.000001)
+        assert rows[rank_name(rank)][0].as_py() == pytest.approx(exact, rel=percentile_relative_error(6) * 1.000001)
         assert nearest_rank(values, rank) == exact
 
 
@@ -235,7 +240,7 @@ def test_a_count_that_no_double_holds_can_still_be_read(count: int) -> None:
     states = {"count": pa.array([count]), **{name: pa.array([1.0]) for name in ("sum", "min", "max")}}
     times = pa.array([0], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     for text in ("avg", "cpm", "percentile"):
-        made = of_columns("m", Function.parse(text), pa.array(["e"]), times, pa.array([1.0]), states=states)
+        made = partials_of_columns("m", Function.parse(text), pa.array(["e"]), times, pa.array([1.0]), states=states)
         (row,) = with_finals(made, Level.MINUTE).to_pylist()
         assert row["count"] == count
         assert row["cpm"] == pytest.approx(count)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.model.grouping import grouped
+from penstock.model.grouping import grouped_partials
 
 KEYS = ("entity", "bucket", "part", "record")
 AGGREGATES = [("count", "sum"), ("value", "count"), ("value", "sum"), ("value", "min"), ("value", "max")]
@@ -62,7 +62,7 @@ def found_in(table: pa.Table) -> dict[Row, Row]:
 @example([("a", 0, 0, None, 2**62, 0.0), ("a", 0, 0, None, 1, 0.0)], False, 1)  # exact where a double is not
 @example([("a", 0, 0, "x", 1, 1.0), ("b", 2**30 * 60_000_000, 2**31 - 1, "y", 1, 2.0)], False, 1)  # beyond 63 bits
 def test_groups_are_those_of_a_schoolbook(rows: list[Row], encoded: bool, pieces: int) -> None:
-    table = grouped(table_of(rows, encoded=encoded, pieces=pieces), KEYS, AGGREGATES)
+    table = grouped_partials(table_of(rows, encoded=encoded, pieces=pieces), KEYS, AGGREGATES)
 
     found, expected = found_in(table), schoolbook(rows)
     assert found.keys() == expected.keys()
@@ -81,7 +81,7 @@ def test_groups_are_those_of_a_schoolbook(rows: list[Row], encoded: bool, pieces
 def test_what_is_no_number_is_left_out_of_the_least_and_greatest(missing: float | None) -> None:
     rows = [("a", 0, 0, None, 1, 1.0), ("a", 0, 0, None, 1, missing), ("a", 0, 0, None, 1, 3.0)]
 
-    [(_, _, _, least, greatest)] = found_in(grouped(table_of(rows), KEYS, AGGREGATES)).values()
+    [(_, _, _, least, greatest)] = found_in(grouped_partials(table_of(rows), KEYS, AGGREGATES)).values()
 
     assert (least, greatest) == (1.0, 3.0)
 
@@ -89,6 +89,6 @@ def test_what_is_no_number_is_left_out_of_the_least_and_greatest(missing: float 
 def test_lists_hold_every_row_of_their_group() -> None:
     rows = [("ab"[n % 2], 0, 0, None, n, 0.0) for n in range(6)]
 
-    found = found_in(grouped(table_of(rows), KEYS, [("count", "list")]))
+    found = found_in(grouped_partials(table_of(rows), KEYS, [("count", "list")]))
 
     assert {key[0]: sorted(values) for key, (values,) in found.items()} == {"a": [0, 2, 4], "b": [1, 3, 5]}

@@ -24,8 +24,8 @@ from penstock.model.definition_file import parse_definitions
 from penstock.model.finals import nearest_rank, with_finals
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS
-from penstock.model.resolution import rank_ranges
-from penstock.model.segment import decode
+from penstock.model.resolution import percentile_ranges_of_partials
+from penstock.model.segment import decode_partials_block
 from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
 from penstock.receive.grpc_receiver import GrpcReceiver
 from penstock.receive.http_receiver import HttpReceiver
@@ -69,7 +69,7 @@ class Edge:
 
     def partials_of_a_day(self) -> pa.Table:
         leases = self.queue.lease(10_000)
-        partials = pa.concat_tables([decode(lease.data) for lease in leases])
+        partials = pa.concat_tables([decode_partials_block(lease.data) for lease in leases])
         days = pa.array([0] * partials.num_rows, pa.int64()).cast(PARTIALS.field("bucket").type)
         return partials.set_column(PARTIALS.get_field_index("bucket"), "bucket", days)
 
@@ -189,7 +189,7 @@ def test_seconds_in_the_default_buckets_of_the_sdk_are_known_to_be_unresolved(ed
     provider.shutdown()
 
     true = nearest_rank(seconds, 95)
-    ((of_explicit,), (of_exponential,)) = rank_ranges(partials, (95,))
+    ((of_explicit,), (of_exponential,)) = percentile_ranges_of_partials(partials, (95,))
     assert of_exponential is None or of_exponential[1] < 1.25 * of_exponential[0]
     assert of_explicit is not None
     assert of_explicit[0] <= true <= of_explicit[1]

@@ -18,7 +18,7 @@ import psutil
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_DELTA
 
-from penstock.model.segment import read, sealed
+from penstock.model.segment import read_segment, sealed
 from penstock.testing import wait_until
 from tests.servers import free_port
 
@@ -115,7 +115,7 @@ def sealed_sum(folder: Path, metric: str) -> float:
     """What the segments say of a metric, all of its series and minutes together."""
     total = 0.0
     for segment in sealed(folder):
-        for row in read(folder / segment.name).to_pylist():
+        for row in read_segment(folder / segment.name).to_pylist():
             total += row["sum"] if row["metric"] == metric else 0.0
     return total
 

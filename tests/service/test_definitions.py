@@ -19,7 +19,7 @@ from penstock.errors import MissingRequirement
 from penstock.model.finals import with_finals
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS
-from penstock.model.segment import read, sealed
+from penstock.model.segment import read_segment, sealed
 from penstock.testing import wait_until
 from tests.conftest import missing
 from tests.scrapers import ScrapingPrometheus
@@ -38,7 +38,7 @@ metrics:
 
 def day_of(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """Final values of everything that is sealed, as of one day, by metric and entity."""
-    partials = pa.concat_tables([read(folder / segment.name) for segment in sealed(folder)])
+    partials = pa.concat_tables([read_segment(folder / segment.name) for segment in sealed(folder)])
     place = PARTIALS.get_field_index("bucket")
     days = pa.array([0] * partials.num_rows, pa.int64()).cast(PARTIALS.field("bucket").type)
     rows = with_finals(partials.set_column(place, "bucket", days), Level.DAY).to_pylist()

@@ -20,7 +20,7 @@ from penstock.errors import BlockTooLarge, ConfigError, PenstockError, Permanent
 from penstock.export.config import SendQueueConfig
 from penstock.export.send_queue import SendQueue
 from penstock.model.point import chunk_type, entity_of
-from penstock.model.segment import read, sealed
+from penstock.model.segment import read_segment, sealed
 from penstock.receive.answers import PROTOBUF
 from penstock.service import queues as queues_module
 from penstock.service.edge import Edge
@@ -132,7 +132,7 @@ def test_points_that_were_answered_for_are_sealed_when_it_has_closed(rig: Callab
     assert one.edge.close(soon()) == []
 
     segments = tmp_path / "segments"
-    rows = [read(segments / segment.name) for segment in sealed(segments)]
+    rows = [read_segment(segments / segment.name) for segment in sealed(segments)]
     assert sum(sum(table["count"].to_pylist()) for table in rows) == 100
 
 

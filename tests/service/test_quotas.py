@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 
-from penstock.model.segment import read, sealed
+from penstock.model.segment import read_segment, sealed
 from penstock.testing import wait_until
 from tests.service.running import Running
 from tests.service.test_health import EDGE_ONLY, event, ready, value
@@ -152,6 +152,6 @@ def counts_in(folder: Path) -> Counter[tuple[str, str]]:
     """The points of each series in the segments."""
     found: Counter[tuple[str, str]] = Counter()
     for segment in sealed(folder):
-        for row in read(folder / segment.name).to_pylist():
+        for row in read_segment(folder / segment.name).to_pylist():
             found[row["metric"], row["entity"]] += row["count"]
     return found

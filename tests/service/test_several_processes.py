@@ -24,7 +24,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from penstock.decode.otlp.walk import CUMULATIVE, SUM, Family, walk_otlp_metrics
 from penstock.decode.stream_owners import StreamOwners
 from penstock.export.exporters.remote_write_exporter import write_request
-from penstock.model.segment import read, sealed
+from penstock.model.segment import read_segment, sealed
 from penstock.testing import wait_until
 from tests.receive.support import attribute, counter
 from tests.servers import RabbitMQ, free_port
@@ -116,7 +116,7 @@ def totals(folder: Path, metric: str, column: str = "sum", label: str = "service
     """What the segments say, by program."""
     found: dict[str, float] = {}
     for segment in sealed(folder / "segments"):
-        for row in read(folder / "segments" / segment.name).to_pylist():
+        for row in read_segment(folder / "segments" / segment.name).to_pylist():
             if row["metric"] == metric:
                 name = json.loads(row["entity"])[label]
                 found[name] = found.get(name, 0.0) + row[column]

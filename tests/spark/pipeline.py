@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.model import share_batches
-from penstock.model.exponential import DEFAULT_SCALE, relative_error_of
+from penstock.model.exponential import DEFAULT_SCALE, percentile_relative_error
 from penstock.model.finals import nearest_rank, rank_name
 from penstock.model.function import AVG, RANKS, Function
 from penstock.model.level import Level
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.model.segment import Segment, seal
 from penstock.spark.job import JobConfig, start_job
 from penstock.tables.labels import entity_from_table_labels
@@ -28,7 +28,7 @@ from penstock.tables.port import Tables, open_tables, read_level, read_top_n
 from penstock.tables.table_rows import VALUES
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
-ERROR = 1.000001 * relative_error_of(DEFAULT_SCALE)  # and what rounding adds
+ERROR = 1.000001 * percentile_relative_error(DEFAULT_SCALE)  # and what rounding adds
 Key = tuple[str, str, str, int]
 Row = tuple[str, str, str, int, float]  # metric, function, entity, microseconds, value
 
@@ -71,7 +71,7 @@ class Edge:
         moments = pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
         tables = []
         for function in self.functions:
-            tables.append(of_columns(metric, function, pa.array(entities), moments, pa.array(values)))
+            tables.append(partials_of_columns(metric, function, pa.array(entities), moments, pa.array(values)))
             self.points += [(metric, str(function), *row) for row in zip(entities, times, values)]
         folder, first = folder or self.folder, self._next[writer]
         folder.mkdir(exist_ok=True)

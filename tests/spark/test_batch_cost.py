@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import TableConflict
-from penstock.model.segment import Segment, outline_of
+from penstock.model.segment import Segment, outline_of_segment
 from penstock.spark import segment_folder
 from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.spark.source import LIMITS, SegmentSource
@@ -108,7 +108,7 @@ def test_a_backlog_is_worked_off_in_batches_that_are_bounded_in_files_rows_and_b
     first = stream.latestOffset({}, stream.getDefaultReadLimit())
     assert first["edge"]["segments"] == LIMITS["files"]
 
-    rows, size = outline_of(path).rows, path.stat().st_size
+    rows, size = outline_of_segment(path).rows, path.stat().st_size
     for limit, most in (("Rows", 10 * rows), ("Bytes", 10 * size)):
         options = {"path": str(tmp_path), f"max{limit}PerTrigger": str(most + 1)}
         bounded: Any = SegmentSource(options).streamReader(None)  # type: ignore[arg-type]

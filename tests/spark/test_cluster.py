@@ -19,7 +19,7 @@ import pytest
 from penstock.cli import spark_command
 from penstock.model.function import AVG
 from penstock.model.level import Level
-from penstock.model.partial import of_columns
+from penstock.model.partial import partials_of_columns
 from penstock.model.segment import Segment, seal
 from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.tables.port import SCHEMAS, Batch, Tables, open_tables, read_level
@@ -194,7 +194,7 @@ def seal_many(segments: Path, number: int, rows: int) -> pa.Table:
     entities = pa.array([f"e{n}" for n in range(5_000)]).take(pa.array(numbers * 7919 % 5_000))
     times = pa.array(numbers * 1_300).cast(pa.timestamp("us", tz="UTC"))  # three quarters of an hour in all
     values = pa.array((numbers % 1_009).astype(float))
-    seal(segments, Segment("edge", number, number), of_columns("many", AVG, entities, times, values))
+    seal(segments, Segment("edge", number, number), partials_of_columns("many", AVG, entities, times, values))
     return pa.table({"entity": entities, "time": times, "value": values})
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
 from penstock.model.packed import PACKED
-from penstock.model.partial import IDENTITY, PARTIALS, merged, of_columns
+from penstock.model.partial import IDENTITY, PARTIALS, merged, partials_of_columns
 from penstock.model.point import POINTS
 from penstock.model.segment import Segment, seal
 from penstock.spark import job as spark_job
@@ -114,7 +114,7 @@ def test_executors_stage_rows_in_postgresql_and_one_transaction_takes_a_batch_of
         many = 120_000
         times = pa.repeat(pa.scalar(0, POINTS.field("time").type), many)
         entities = pa.array([f"e{n}" for n in range(many)])
-        partials = of_columns("many", AVG, entities, times, pa.array([1.0] * many))
+        partials = partials_of_columns("many", AVG, entities, times, pa.array([1.0] * many))
         seal(edge.folder, Segment("other", 0, 0), merged(partials))
         job.run()
 
@@ -158,7 +158,7 @@ def test_spark_rolls_up_as_the_model_does_whatever_the_time_zone_of_the_session(
     entities = pa.array(["a", "b"] * (len(times) // 2))
     for n, function in enumerate(functions * 2):
         records = entities if function.name == "top_n" else None
-        partials = of_columns("m", function, entities, moments, values, records=records)
+        partials = partials_of_columns("m", function, entities, moments, values, records=records)
         seal(tmp_path / "segments", Segment("edge", n, n), partials)
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
     try:

@@ -12,7 +12,7 @@ from penstock.model.definition_file import load_definitions, parse_definitions
 from penstock.model.finals import ORDER, with_finals
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
-from penstock.model.partial import SERIES, merged, of_columns
+from penstock.model.partial import SERIES, merged, partials_of_columns
 from penstock.model.point import POINTS, chunk_type, entity_of
 from penstock.model.segment import Segment, seal
 from penstock.service.generator import Day, generate_demo_points
@@ -65,7 +65,7 @@ def test_any_split_order_and_pre_merging_gives_the_same_tables(spark: SparkSessi
     for name in FUNCTIONS:
         taken = pa.array([float(n % 20 + 1) for n in range(400)]) if name == "distinct" else values
         function = Function.parse(texts.get(name, name))
-        made.append(of_columns(name, function, pa.array(entities), moments, taken, **more.get(name, {})))
+        made.append(partials_of_columns(name, function, pa.array(entities), moments, taken, **more.get(name, {})))
     points = pa.concat_tables(made)
     splits: dict[str, list[pa.Table]] = {"whole": [merged(points)], "split": []}
     order = list(range(points.num_rows))

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import ConfigError, SegmentVanished, TableConflict
 from penstock.model.chunk_partials import partials_of_chunks
-from penstock.model.packed import PACKED, packed
+from penstock.model.packed import PACKED, packed_partials
 from penstock.model.partial import PARTIALS, merged
 from penstock.model.point import chunk_type
 from penstock.model.segment import QUARANTINE, Segment, seal, sealed
@@ -184,7 +184,7 @@ def test_a_batch_larger_than_a_task_may_hold_is_merged_in_steps(
     batches = list(read_piece(folder.folder, Piece(names(folder))))
     assert all(batch.schema == PARTIALS for batch in batches)
     assert counted(iter(batches)) == 8
-    packs = list(read_piece(folder.folder, Piece(names(folder)), packed))
+    packs = list(read_piece(folder.folder, Piece(names(folder)), packed_partials))
     assert all(batch.schema == PACKED for batch in packs)
     assert counted(iter(packs)) == 8
 

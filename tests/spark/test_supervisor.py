@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import MissingRequirement, TableConflict
 from penstock.model.function import Function
 from penstock.model.level import Level
-from penstock.model.segment import read
+from penstock.model.segment import read_segment
 from penstock.spark import backfill as backfilling
 from penstock.spark import job as spark_job
 from penstock.spark import supervisor, table_sink
@@ -112,7 +112,7 @@ def test_a_backfill_minds_what_each_metric_would_lose_and_not_how_often_the_late
     backfill(spark, tables, tmp_path / "segments", *days)
     assert_exact(tables, edge)
     # What the expiry of one metric makes up for must not hide what another has lost.
-    metrics = {path: read(path)["metric"][0].as_py() for path in paths}
+    metrics = {path: read_segment(path)["metric"][0].as_py() for path in paths}
     lost, other = metrics[paths[0]], {"cpu": "rps", "rps": "cpu"}[metrics[paths[0]]]
     assert other in metrics.values()
     paths[0].unlink()

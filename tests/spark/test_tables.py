@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, MissingRequirement, TableConflict, Tabl
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
 from penstock.model.name import LONGEST_NAME
-from penstock.model.partial import merged, of_columns
+from penstock.model.partial import merged, partials_of_columns
 from penstock.model.point import entity_of
 from penstock.tables import parquet, postgres
 from penstock.tables.delta import DeltaTables
@@ -59,7 +59,7 @@ def postgres_server(shared_postgres: PostgreSQL) -> Iterator[PostgreSQL]:
 def rows(value: float, day: int = 0, metric: str = "m", function: str = "avg", second: int = 0) -> Any:
     moment = int((DAY + timedelta(days=day, seconds=second)).timestamp() * 1_000_000)
     times = pa.array([moment], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    made = of_columns(metric, Function.parse(function), pa.array(["e"]), times, pa.array([value]))
+    made = partials_of_columns(metric, Function.parse(function), pa.array(["e"]), times, pa.array([value]))
     return merged(made)
 
 
@@ -300,7 +300,7 @@ def test_no_more_of_a_top_n_is_read_than_is_kept(tables: Tables) -> None:
         add(tables, TOP_N, _top("x", record, 1.0), batch(n))
     moments = pa.array([DAY] * 12, pa.timestamp("us", tz="UTC"))
     entities = pa.array([f"e{n:02}" for n in range(12)])
-    add(tables, "minute", merged(of_columns("m", AVG, entities, moments, pa.array([1.0] * 12))), batch(0))
+    add(tables, "minute", merged(partials_of_columns("m", AVG, entities, moments, pa.array([1.0] * 12))), batch(0))
 
     found = read_top_n(tables, 15)
     assert found.filter(pc.is_null(found["record"]))["entity"].to_pylist() == [f"e{n:02}" for n in range(10)]
@@ -331,7 +331,9 @@ def test_odd_names_are_kept_apart_and_exactly(tables: Tables) -> None:
     times = pa.array([DAY] * len(labels), pa.timestamp("us", tz="UTC"))
     for n in range(2):
         made = [
-            of_columns(name, AVG, pa.array([entity_of(some) for some in labels]), times, pa.array([1.0] * len(labels)))
+            partials_of_columns(
+                name, AVG, pa.array([entity_of(some) for some in labels]), times, pa.array([1.0] * len(labels))
+            )
             for name in names
         ]
         assert add(tables, "minute", merged(pa.concat_tables(made)), batch(n))

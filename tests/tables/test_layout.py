@@ -17,7 +17,7 @@ from penstock.errors import TablesOutdated
 from penstock.model.finals import nearest_rank, with_finals
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
-from penstock.model.partial import SERIES, merged, of_columns
+from penstock.model.partial import SERIES, merged, partials_of_columns
 from penstock.model.point import entity_of
 from penstock.tables import fold
 from penstock.tables.fold import fold_rows, run_folds_here
@@ -54,7 +54,7 @@ def partials_of(points: list[tuple[str, datetime, float]], *functions: str) -> p
     entities = pa.array([entity_of({"shop": shop, "region": "eu"}) for shop, _, _ in points])
     times = pa.array([moment for _, moment, _ in points], pa.timestamp("us", tz="UTC"))
     values = pa.array([value for _, _, value in points])
-    made = [of_columns(text, Function.parse(text), entities, times, values) for text in functions]
+    made = [partials_of_columns(text, Function.parse(text), entities, times, values) for text in functions]
     return merged(pa.concat_tables(made))
 
 
@@ -198,7 +198,7 @@ def test_folding_increments_in_any_grouping_gives_the_values_of_one_plain_merge(
         more = {"parts": pa.array([second % 16])} if name == "distinct" else {}
         taken = pa.array([float(second % 20 + 1)]) if name == "distinct" else pa.array([value])
         function = Function.parse(TEXTS.get(name, name))
-        made[number].append(of_columns(name, function, pa.array([entity]), times, taken, **more))
+        made[number].append(partials_of_columns(name, function, pa.array([entity]), times, taken, **more))
     rows = LEVEL_ROWS.empty_table()
     for number in sorted(made):  # each fold takes in what the folds before have made final
         rows = pa.concat_tables([rows, increment_table_rows(packed_table_rows(merged(pa.concat_tables(made[number]))))])
@@ -232,7 +232,7 @@ def test_a_task_takes_a_share_of_the_series_where_all_would_be_too_much(
     tables, taken = open_tables(str(tmp_path / "tables")), []
     times = pa.array([DAY] * 500, pa.timestamp("us", tz="UTC"))
     entities = pa.array([entity_of({"host": str(n)}) for n in range(500)])
-    rows = merged(of_columns("m", Function.parse("avg"), entities, times, pa.array([1.0] * 500)))
+    rows = merged(partials_of_columns("m", Function.parse("avg"), entities, times, pa.array([1.0] * 500)))
     for number in range(2):
         add(tables, "minute", rows, Batch("src", {"w": number - 1} if number else {}, {"w": number}))
 

@@ -10,7 +10,7 @@ from penstock.aggregate.pending import PendingPoints, PushRound
 from penstock.errors import QueueClosed
 from penstock.model.chunk_partials import Kept, newest_of_chunks, partials_of_chunks
 from penstock.model.partial import merged_encoded
-from penstock.model.segment import encode
+from penstock.model.segment import encode_partials_block
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Pusher:
     def _push_blocks(self, blocks: Sequence[pa.Table], requests: bytes = b"") -> None:
         """Push all of them or none. The last has the digests of the requests."""
         if blocks:
-            self._push([*map(encode, blocks[:-1]), encode(blocks[-1], requests)])
+            self._push([*map(encode_partials_block, blocks[:-1]), encode_partials_block(blocks[-1], requests)])
             self.blocks += len(blocks)
             self.partials += sum(block.num_rows for block in blocks)
 

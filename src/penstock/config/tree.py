@@ -95,9 +95,9 @@ class SegmentsConfig:
 
             object.__setattr__(self, "location", local_tables_folder(self.location, "location"))
         if self.writer != DEFAULT_WRITER:
-            from penstock.model.segment import check_writer  # brings pyarrow, which a relay does without
+            from penstock.model.segment import check_segment_writer  # brings pyarrow, which a relay does without
 
-            check_writer(self.writer)
+            check_segment_writer(self.writer)
         object.__setattr__(self, "interval", parse_duration(self.interval, "interval"))
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes"))
         _check_at_least(self, max_blocks=1, max_bytes=1)

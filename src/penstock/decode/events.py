@@ -22,7 +22,7 @@ from penstock.decode.outcome import Refusal, TooMany
 from penstock.decode.rows import Rows
 from penstock.decode.series import NO_STREAM, Namespace, Refused
 from penstock.decode.series_description import SeriesDescription
-from penstock.model.name import is_encodable, name_fault
+from penstock.model.name import is_encodable_name, metric_name_fault
 from penstock.model.point import PointKind, entity_of
 
 _MAX_EVENTS = 200_000  # of one request: each takes microseconds, also one that is refused
@@ -93,7 +93,7 @@ def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:
     if not isinstance(metric, str) or not metric:
         raise Refused(Refusal.MALFORMED, f"metric must be a text, got {_shown(metric)}")
     if _SEPARATOR in metric:
-        raise Refused(Refusal.LABELS, name_fault(metric))
+        raise Refused(Refusal.LABELS, metric_name_fault(metric))
     if not _is_number(value):
         raise Refused(Refusal.VALUE, f"value must be a number, got {_shown(value)}")
     if not isinstance(labels, dict) or any(isinstance(label, (dict, list)) for label in labels.values()):
@@ -111,9 +111,9 @@ def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:
 
 def _halved(metric: str, labels: dict[str, str]) -> str:
     """Names the text of an event that UTF-8 cannot write."""
-    if not is_encodable(metric):
+    if not is_encodable_name(metric):
         return "metric"
-    return f"label {_shown(next(name for name, text in labels.items() if not is_encodable(name + text)))}"
+    return f"label {_shown(next(name for name, text in labels.items() if not is_encodable_name(name + text)))}"
 
 
 def _nanoseconds(time: Any) -> int:

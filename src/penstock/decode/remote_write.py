@@ -37,7 +37,7 @@ from penstock.decode.rows import DecodedNumbers, Rows
 from penstock.decode.series import NO_STREAM, Namespace, Refused
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import SERIES, StreamOwners
-from penstock.model.name import name_fault
+from penstock.model.name import metric_name_fault
 from penstock.model.point import PointKind
 from penstock.protobuf import fields
 
@@ -199,7 +199,7 @@ class RemoteWriteReader:
                 family = body[start:stop].decode("utf-8", "surrogateescape")
         if not kind or self.types.get(family) == kind or len(self.types) >= _MAX_TYPES:
             return
-        if name_fault(family, self._config.longest_name):  # all of its series are refused
+        if metric_name_fault(family, self._config.longest_name):  # all of its series are refused
             return
         names = [family, *(family + ending for ending in _ENDINGS)]
         before = [self._kind_of(name, has_bound=True) for name in names]

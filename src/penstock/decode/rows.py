@@ -14,7 +14,7 @@ from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Deltas
 from penstock.decode.outcome import Refusal
 from penstock.decode.series import NO_STREAM, KnownSeries
-from penstock.model.columns import Columns
+from penstock.model.columns import ChunkColumns
 from penstock.model.point import Chunk
 
 
@@ -55,7 +55,7 @@ class Rows:
             order = np.argsort(metrics, kind="stable")
             rows, metrics = rows.take(order), metrics[order]
         codes, texts = table.entities_of(rows.streams)
-        columns = Columns(codes, texts, rows.times // 1000, rows.values, rows.states)
+        columns = ChunkColumns(codes, texts, rows.times // 1000, rows.values, rows.states)
         starts = np.concatenate([[0], np.flatnonzero(metrics[1:] != metrics[:-1]) + 1, [len(metrics)]]).tolist()
         return [table.metrics[metrics[start]].chunk(columns.take(slice(start, end))) for start, end in pairwise(starts)]
 

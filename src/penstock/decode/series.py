@@ -23,7 +23,7 @@ from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import StreamOwners
 from penstock.decode.stream_quotas import StreamSenders, widest_label
 from penstock.decode.text_dictionary import SeriesTextDictionary
-from penstock.model.name import name_fault
+from penstock.model.name import metric_name_fault
 from penstock.model.point import Chunk, PointKind, chunk_type, entity_of
 
 OVERFLOW = entity_of({"otel.metric.overflow": "true"})  # OpenTelemetry's name for the same
@@ -338,7 +338,7 @@ class KnownSeries:
                 Refusal.METRICS,
                 f"{described.metric[:100]!r} is one more than {self._config.max_metrics} metrics (intake.max_metrics)",
             )
-        if fault := name_fault(described.metric, self._config.longest_name):
+        if fault := metric_name_fault(described.metric, self._config.longest_name):
             raise Refused(Refusal.LABELS, fault)
         chunk = chunk_type(described.metric, described.kind)
         if self._unused:

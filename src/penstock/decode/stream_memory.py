@@ -26,7 +26,7 @@ from penstock.decode.deltas import DeltaClocks, StreamState, StreamStates
 from penstock.decode.otlp.walk import Family
 from penstock.decode.series import KnownSeries, Namespace
 from penstock.decode.stream_owners import StreamOwners
-from penstock.model.segment import sync_folder
+from penstock.model.segment import sync_segment_folder
 
 log = logging.getLogger(__name__)
 FORMAT = 2  # raise it when streams are identified, or get owners, in another way: older files are then ignored
@@ -236,7 +236,7 @@ def write_streams(path: Path, snapshot: Snapshot) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(scratch, path)
-    sync_folder(path.parent)
+    sync_segment_folder(path.parent)
 
 
 def read_streams(path: Path) -> Snapshot:
@@ -272,5 +272,5 @@ def take_streams(path: Path) -> Snapshot | None:
         log.warning("What was known of streams cannot be read and is set aside. path=%s reason=%s", aside, error)
         return None
     path.unlink()
-    sync_folder(path.parent)
+    sync_segment_folder(path.parent)
     return snapshot

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.model.columns import Columns, columns_of, joined
+from penstock.model.columns import ChunkColumns, chunk_columns_of, joined_chunk_columns
 from penstock.model.function import AVG, Function
 from penstock.model.grouping import MINUTE_US
 from penstock.model.partial import CODED, ENCODED
@@ -99,7 +99,7 @@ class _AlikeChunks:
         return _table(columns, _encoded(owners, self._metrics), function, pa.array(columns.times), states)
 
 
-def _table(columns: Columns, metrics: Any, functions: Any, parts: Any, states: list[Any]) -> pa.Table:
+def _table(columns: ChunkColumns, metrics: Any, functions: Any, parts: Any, states: list[Any]) -> pa.Table:
     used = pa.array(columns.codes).dictionary_encode()
     found = [
         metrics,
@@ -113,10 +113,14 @@ def _table(columns: Columns, metrics: Any, functions: Any, parts: Any, states: l
     return pa.table(found, schema=ENCODED)
 
 
-def _columns(chunks: list[Chunk]) -> Columns:
+def _columns(chunks: list[Chunk]) -> ChunkColumns:
     """The points of all chunks. Arrow tables are concatenated first, so that their texts are encoded once."""
     columns = [chunk.columns for chunk in chunks if chunk.columns is not None]
-    return joined(columns) if columns else columns_of(pa.concat_tables([chunk.points for chunk in chunks]))
+    return (
+        joined_chunk_columns(columns)
+        if columns
+        else chunk_columns_of(pa.concat_tables([chunk.points for chunk in chunks]))
+    )
 
 
 def _encoded(numbers: NDArray[Any], texts: list[str]) -> Any:

@@ -14,7 +14,7 @@ _MICROSECONDS = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ChunkColumns:
     """Points or distributions of one metric. The entity of row i is texts[codes[i]]; no text occurs twice.
 
     `texts` may hold far more than these rows need. Many chunks share it, so it is never changed.
@@ -33,10 +33,10 @@ class Columns:
     def nbytes(self) -> int:
         return len(self.values) * (_WIDTH + _WIDTH_OF_STATES if self.states else _WIDTH)
 
-    def take(self, rows: Any) -> "Columns":
+    def take(self, rows: Any) -> "ChunkColumns":
         """The rows of a slice, a mask, or a list of row numbers."""
         states = {name: column[rows] for name, column in self.states.items()}
-        return Columns(self.codes[rows], self.texts, self.times[rows], self.values[rows], states)
+        return ChunkColumns(self.codes[rows], self.texts, self.times[rows], self.values[rows], states)
 
     def table(self, schema: pa.Schema) -> pa.Table:
         """The rows as an Arrow table with its texts written out."""
@@ -49,20 +49,20 @@ class Columns:
         return pa.table([found[name] for name in schema.names], schema=schema)
 
 
-def joined(pieces: list[Columns]) -> Columns:
+def joined_chunk_columns(pieces: list[ChunkColumns]) -> ChunkColumns:
     """The rows of all pieces, which share their texts and have the same states."""
     first = pieces[0]
     states = {name: np.concatenate([piece.states[name] for piece in pieces]) for name in first.states}
     codes, times, values = (
         np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("codes", "times", "values")
     )
-    return Columns(codes, first.texts, times, values, states)
+    return ChunkColumns(codes, first.texts, times, values, states)
 
 
-def columns_of(points: pa.Table) -> Columns:
+def chunk_columns_of(points: pa.Table) -> ChunkColumns:
     """The rows of an Arrow table, its texts encoded."""
     encoded = points["entity"].combine_chunks().dictionary_encode()
     numbers = {name: points[name].combine_chunks().to_numpy(zero_copy_only=False) for name in points.column_names[2:]}
     times = points["time"].combine_chunks().cast(pa.int64()).to_numpy(zero_copy_only=False)
     codes = encoded.indices.to_numpy(zero_copy_only=False)
-    return Columns(codes, encoded.dictionary, times, numbers.pop("value"), numbers)
+    return ChunkColumns(codes, encoded.dictionary, times, numbers.pop("value"), numbers)

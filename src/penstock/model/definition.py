@@ -13,7 +13,7 @@ from penstock.model.chunk_partials import KEPT, Kept
 from penstock.model.distinct import register_of
 from penstock.model.function import AVG, Function
 from penstock.model.level import Level
-from penstock.model.partial import of_columns
+from penstock.model.partial import partials_of_columns
 from penstock.model.point import STATED, PointKind, entity_of
 
 BOUNDS = {"above": pc.greater, "at_least": pc.greater_equal, "below": pc.less, "at_most": pc.less_equal}
@@ -75,7 +75,7 @@ class Definition:
         entities, times, values = (points[name] for name in ("entity", "time", "value"))
         states = {name: points[name] for name in STATED} if "count" in points.column_names else None
         if self._takes_all:
-            return of_columns(self.name, self.function, entities, times, values, states=states)
+            return partials_of_columns(self.name, self.function, entities, times, values, states=states)
         known = entities.combine_chunks().dictionary_encode()
         views = self._views_of(known.dictionary.to_pylist())
 
@@ -103,7 +103,7 @@ class Definition:
                 counts = pc.cast(pc.round(values), pa.int64(), safe=False)
             states = _states_of(scores, counts, denominators)
         entities = column([view.entity for view in views], pa.string())
-        rows = of_columns(
+        rows = partials_of_columns(
             self.name, self.function, entities, times, values, states=states, records=records, parts=parts
         )
         return rows.filter(passes)

@@ -33,7 +33,7 @@ from penstock.model.chunk_partials import KEPT, LATEST, PERCENTILE, Kept
 from penstock.model.definition import BOUNDS, EVERYTHING, Condition, Definition, Definitions
 from penstock.model.function import FUNCTIONS, Function
 from penstock.model.level import Level
-from penstock.model.name import is_encodable, name_fault
+from penstock.model.name import is_encodable_name, metric_name_fault
 from penstock.model.point import PointKind
 from penstock.units import parse_duration
 from penstock.yaml_bounds import load_plain
@@ -113,7 +113,7 @@ def _definition(place: str, entry: Any) -> Definition:
     if not isinstance(entry, dict):
         raise ConfigError(f"{place}: a mapping is expected, got {type(entry).__name__}")
     name = _text(f"{place}.name", entry.get("name"))
-    if fault := name_fault(name):
+    if fault := metric_name_fault(name):
         raise ConfigError(f"{place}.name: {fault}")
     place = f"{place} ({name})"
     kind = _text(f"{place}.function", entry.get("function", "avg"))
@@ -211,7 +211,7 @@ def _texts(place: str, given: Any) -> tuple[str, ...] | None:
 
 
 def _whole(place: str, text: str) -> str:
-    if not is_encodable(text):  # no table can hold it
+    if not is_encodable_name(text):  # no table can hold it
         raise ConfigError(f"{place}: half a character in {text!r}")
     return text
 

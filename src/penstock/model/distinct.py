@@ -30,12 +30,12 @@ _COUPON = slice(8, 12)  # where a sketch of one text has its register (26 bits) 
 def lg_k_for(relative_error: float) -> int:
     """The smallest sketch whose standard error is within `relative_error`."""
     for lg_k in range(SMALLEST, GREATEST + 1):
-        if relative_error_of(lg_k) <= relative_error:
+        if distinct_relative_error(lg_k) <= relative_error:
             return lg_k
-    raise ConfigError(f"relative_error must be at least {relative_error_of(GREATEST):.4f}, got {relative_error}")
+    raise ConfigError(f"relative_error must be at least {distinct_relative_error(GREATEST):.4f}, got {relative_error}")
 
 
-def relative_error_of(lg_k: int) -> float:
+def distinct_relative_error(lg_k: int) -> float:
     """One standard deviation of the estimate, relative to the true number."""
     return float(1.04 / (1 << lg_k) ** 0.5)
 

@@ -24,22 +24,22 @@ DEFAULT_SCALE = 6
 _ZERO, _NO_PART, _FIRST = pa.scalar(0.0, pa.float64()), pa.scalar(0, pa.int64()), pa.scalar(OFFSET - 1, pa.int64())
 
 
-def scale_for(relative_error: float) -> int:
+def percentile_scale_for(relative_error: float) -> int:
     """The coarsest scale that keeps within `relative_error`."""
     for scale in range(GREATEST_SCALE + 1):
-        if relative_error_of(scale) <= relative_error:
+        if percentile_relative_error(scale) <= relative_error:
             return scale
-    smallest = relative_error_of(GREATEST_SCALE)
+    smallest = percentile_relative_error(GREATEST_SCALE)
     raise ConfigError(f"relative_error must be at least {smallest:.5f}, got {relative_error}")
 
 
-def relative_error_of(scale: int) -> float:
+def percentile_relative_error(scale: int) -> float:
     """How far a bucket's middle may be from a value in it, relative to that value."""
     base = math.pow(2.0, math.pow(2.0, -scale))
     return (base - 1) / (base + 1)
 
 
-def parts_of(values: Any, scale: int) -> Any:
+def percentile_parts_of(values: Any, scale: int) -> Any:
     """The part of every value of an Arrow array."""
     logs = pc.log2(pc.abs(values))  # -inf for zero, replaced below
     finite = pc.if_else(pc.is_finite(logs), logs, _ZERO)
@@ -49,7 +49,7 @@ def parts_of(values: Any, scale: int) -> Any:
     return pc.if_else(pc.greater(values, _ZERO), part, below)
 
 
-def middles_of(parts: Any, scale: Any) -> Any:
+def percentile_part_middles(parts: Any, scale: Any) -> Any:
     """The value that stands for each part of an Arrow array; `scale` is a number or an array of them."""
     magnitude = pc.cast(pc.subtract(pc.abs(parts), OFFSET), pa.float64())
     width = pc.power(2.0, pc.negate(pc.cast(scale, pa.float64())))

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.distinct import estimate_of
-from penstock.model.exponential import middles_of
+from penstock.model.exponential import percentile_part_middles
 from penstock.model.function import COUNT_PER_MINUTE, MEAN, RANKS, Final, functions_in, is_function
 from penstock.model.grouping import Codes, group_starts
 from penstock.model.level import Level
@@ -39,11 +39,11 @@ class Entries:
 
 def with_finals(partials: pa.Table, level: Level, ranks: Sequence[float] = RANKS) -> pa.Table:
     """One row per series and bucket with its final values, sorted by series and bucket."""
-    rows, entries = series_rows(partials)
-    return with_values(rows, entries, level, ranks)
+    rows, entries = merged_series_of_partials(partials)
+    return partials_with_values(rows, entries, level, ranks)
 
 
-def series_rows(partials: pa.Table) -> tuple[pa.Table, Entries]:
+def merged_series_of_partials(partials: pa.Table) -> tuple[pa.Table, Entries]:
     """One row per series and bucket with its states, sorted by series and bucket, and their distributions."""
     partials = merged(partials)
     partials = partials.filter(pc.is_null(partials["record"])).sort_by([*ORDER, ("part", "ascending")])
@@ -57,7 +57,7 @@ def series_rows(partials: pa.Table) -> tuple[pa.Table, Entries]:
     return rows, Entries(np.r_[starts, partials.num_rows], partials["part"].to_numpy(), number.to_numpy())
 
 
-def with_values(rows: pa.Table, entries: Entries, level: Level, ranks: Sequence[float] = RANKS) -> pa.Table:
+def partials_with_values(rows: pa.Table, entries: Entries, level: Level, ranks: Sequence[float] = RANKS) -> pa.Table:
     """Rows, one per series and bucket, with their final values."""
     rows = rows.append_column("avg", _final(rows, MEAN, level))
     rows = rows.append_column("cpm", _final(rows, COUNT_PER_MINUTE, level))
@@ -114,7 +114,7 @@ def _with_ranks(rows: pa.Table, entries: Entries, ranks: Sequence[float]) -> pa.
         # Divided last: 55 / 100 is a little more than its double says.
         wanted = np.clip(np.ceil(total * float(rank) / 100), 1, total).astype(np.int64)
         hit = np.minimum(np.searchsorted(upto, before + wanted), len(upto) - 1)  # of rows without entries: any
-        middles = middles_of(pa.array(entries.indexes[hit]), pa.array(scales)).to_numpy()
+        middles = percentile_part_middles(pa.array(entries.indexes[hit]), pa.array(scales)).to_numpy()
         within = np.fmin(np.fmax(middles, least), greatest)  # never outside of what the series really holds
         rows = rows.append_column(rank_name(rank), pa.array(within, mask=scales < 0))
     return rows

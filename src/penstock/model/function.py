@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
 from penstock.model.distinct import DEFAULT_LG_K, GREATEST, SMALLEST, hll, lg_k_for
-from penstock.model.exponential import DEFAULT_SCALE, GREATEST_SCALE, parts_of, scale_for
+from penstock.model.exponential import DEFAULT_SCALE, GREATEST_SCALE, percentile_parts_of, percentile_scale_for
 
 Parameters = tuple[float, ...]
 State = Literal["count", "sum", "min", "max"]
@@ -117,11 +117,11 @@ def _percentile_complaint(parameters: Parameters) -> str:
 
 
 def _percentile_parameters(entry: Mapping[str, Any]) -> Parameters:
-    return (float(scale_for(float(entry.get("relative_error", 0.01)))),)
+    return (float(percentile_scale_for(float(entry.get("relative_error", 0.01)))),)
 
 
 def _percentile_part(parameters: Parameters, values: Any, times: Any) -> Any:
-    return parts_of(values, int(parameters[0]))
+    return percentile_parts_of(values, int(parameters[0]))
 
 
 def _histogram_complaint(parameters: Parameters) -> str:
@@ -265,7 +265,7 @@ class Function:
         return values if self.spec.score is None else self.spec.score(self.parameters, values)
 
 
-def names_where(claim: Callable[[FunctionSpec], bool]) -> list[str]:
+def function_names_where(claim: Callable[[FunctionSpec], bool]) -> list[str]:
     """The names of the functions of which `claim` holds, for engines that compare texts."""
     return [name for name, spec in FUNCTIONS.items() if claim(spec)]
 

@@ -24,7 +24,7 @@ _SPREAD = 2  # indices a row; with more of them most would be empty
 _EMPTY = {"min": np.inf, "max": -np.inf}
 
 
-def grouped(table: pa.Table, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> pa.Table:
+def grouped_partials(table: pa.Table, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> pa.Table:
     """One row for each combination of keys, in any order: the keys, then a column like `sum_max` for each aggregate.
 
     The table has at least one row. Its texts may be encoded or not; those of the result are.

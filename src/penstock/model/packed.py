@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.function import functions_in
-from penstock.model.grouping import grouped, one_array
+from penstock.model.grouping import grouped_partials, one_array
 from penstock.model.partial import PARTIALS, SERIES, STATES, merged
 
 COUNT_BITS = 40  # a trillion points in one bucket, and room for the greatest part
@@ -23,7 +23,7 @@ _LIST = pa.list_(pa.field("element", pa.int64(), nullable=False))
 PACKED = PARTIALS.remove(PARTIALS.get_field_index("record")).append(pa.field("parts", _LIST))
 
 
-def packed(partials: pa.Table) -> pa.Table:
+def packed_partials(partials: pa.Table) -> pa.Table:
     """Packed partials. They may be merged or not, encoded or not; records of a top-n are left out."""
     if partials["record"].null_count < partials.num_rows:
         partials = partials.filter(pc.is_null(partials["record"]))
@@ -46,7 +46,7 @@ def _listed(partials: pa.Table) -> pa.Table:
     counts = pc.min_element_wise(partials["count"], _MOST)  # more would overflow into the part
     entry = pc.bit_wise_or(pc.shift_left(partials["part"], _SHIFT), counts)
     raw = partials.append_column("parts", entry)
-    found = grouped(raw, SERIES, [*((state.name, state.merge) for state in STATES), ("parts", "list")])
+    found = grouped_partials(raw, SERIES, [*((state.name, state.merge) for state in STATES), ("parts", "list")])
     columns: dict[str, Any] = {name: found[name] for name in SERIES}
     columns |= {state.name: found[f"{state.name}_{state.merge}"] for state in STATES}
     columns |= {

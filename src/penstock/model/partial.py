@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.function import Function, functions_in, is_function
-from penstock.model.grouping import among_the_greatest, group_starts, grouped
+from penstock.model.grouping import among_the_greatest, group_starts, grouped_partials
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ CODED = pa.dictionary(pa.int32(), pa.string())
 ENCODED = pa.schema([field.with_type(CODED) if field.name in TEXTS else field for field in PARTIALS])
 
 
-def of_columns(
+def partials_of_columns(
     metric: str,
     function: Function,
     entities: Any,
@@ -91,7 +91,7 @@ def of_columns(
         "record": pa.nulls(rows, CODED) if records is None else records,
         **states,
     }
-    return encoded(pa.table([found[name] for name in PARTIALS.names], names=PARTIALS.names))
+    return encoded_partials(pa.table([found[name] for name in PARTIALS.names], names=PARTIALS.names))
 
 
 def _repeated(text: str, rows: int) -> Any:
@@ -106,13 +106,13 @@ def merged(partials: pa.Table) -> pa.Table:
 def merged_encoded(partials: pa.Table) -> pa.Table:
     """`merged` with encoded texts."""
     if not partials.num_rows:
-        return encoded(partials)
-    found = grouped(partials, IDENTITY, [(state.name, state.merge) for state in STATES])
+        return encoded_partials(partials)
+    found = grouped_partials(partials, IDENTITY, [(state.name, state.merge) for state in STATES])
     columns = [found[name] for name in IDENTITY] + [found[f"{state.name}_{state.merge}"] for state in STATES]
     return _pruned(pa.table(columns, names=PARTIALS.names).cast(ENCODED))
 
 
-def encoded(partials: pa.Table) -> pa.Table:
+def encoded_partials(partials: pa.Table) -> pa.Table:
     """Partials with their texts as codes, whether they were before or not."""
     for text in TEXTS:
         column = partials[text]
@@ -141,7 +141,7 @@ def _pruned(partials: pa.Table) -> pa.Table:
     for function in pruned:
         rows = partials.filter(pc.equal(partials["function"], pa.scalar(str(function), pa.string())))
         pieces.append(first_of_each(rows, SERIES, TOP_N_ORDER, int(function.parameters[0])))
-    return encoded(pa.concat_tables(pieces))
+    return encoded_partials(pa.concat_tables(pieces))
 
 
 def first_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[tuple[str, str]], n: int) -> pa.Table:

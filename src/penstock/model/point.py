@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import pyarrow as pa
 
-from penstock.model.columns import Columns
+from penstock.model.columns import ChunkColumns
 
 POINTS = pa.schema(
     [
@@ -56,9 +56,9 @@ class Chunk:
     metric: ClassVar[str]
     kind: ClassVar[PointKind] = PointKind.GAUGE
 
-    def __init__(self, points: pa.Table | Columns) -> None:
-        self.columns = points if isinstance(points, Columns) else None
-        self._points: pa.Table | None = None if isinstance(points, Columns) else points
+    def __init__(self, points: pa.Table | ChunkColumns) -> None:
+        self.columns = points if isinstance(points, ChunkColumns) else None
+        self._points: pa.Table | None = None if isinstance(points, ChunkColumns) else points
         expected = DISTRIBUTIONS if self.kind is PointKind.DISTRIBUTION else POINTS
         if self._points is not None and not self._points.schema.equals(expected):
             raise ValueError(f"points of {self.metric!r} must have the schema\n{expected}\ngot\n{self._points.schema}")

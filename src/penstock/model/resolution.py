@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.exponential import middles_of, parts_of
+from penstock.model.exponential import percentile_part_middles, percentile_parts_of
 from penstock.model.finals import ORDER
 from penstock.model.function import functions_in
 from penstock.model.grouping import group_starts
@@ -21,7 +21,7 @@ Range = tuple[float, float]
 _NEXT_TO = 1  # parts: the end of a bucket as fine as ours is the end of the part beside it
 
 
-def rank_ranges(partials: pa.Table, ranks: Sequence[float]) -> list[list[Range | None]]:
+def percentile_ranges_of_partials(partials: pa.Table, ranks: Sequence[float]) -> list[list[Range | None]]:
     """For each series and bucket, in the order of `finals.with_finals`, and each rank: between what the value is.
 
     None where the value is as exact as the function says.
@@ -43,11 +43,11 @@ def rank_ranges(partials: pa.Table, ranks: Sequence[float]) -> list[list[Range |
 
 def _ranges(own: pa.Table, scale: int, ranks: Sequence[float]) -> list[Range | None]:
     least, greatest = pc.min(own["min"]), pc.max(own["max"])
-    first, last = parts_of(pa.array([least.as_py(), greatest.as_py()], pa.float64()), scale).to_pylist()
+    first, last = percentile_parts_of(pa.array([least.as_py(), greatest.as_py()], pa.float64()), scale).to_pylist()
     parts, upto = own["part"].to_numpy(), np.cumsum(own["count"].to_numpy())
     if first >= parts[0] - _NEXT_TO and last <= parts[-1] + _NEXT_TO:
         return [None] * len(ranks)
-    values = [least.as_py(), *middles_of(own["part"], scale).to_pylist(), greatest.as_py()]
+    values = [least.as_py(), *percentile_part_middles(own["part"], scale).to_pylist(), greatest.as_py()]
     found: list[Range | None] = []
     for rank in ranks:
         place = int(np.searchsorted(upto, np.clip(np.ceil(upto[-1] * float(rank) / 100), 1, upto[-1])))

@@ -21,9 +21,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.model.partial import ENCODED, PARTIALS, encoded
+from penstock.model.partial import ENCODED, PARTIALS, encoded_partials
 from penstock.model.share import ALL, Share
-from penstock.model.share_batches import in_shares, of_share
+from penstock.model.share_batches import partials_in_shares, partials_of_share
 
 FORMAT = b"1"
 QUARANTINE = "quarantine"
@@ -48,7 +48,7 @@ class Outline:
     """What a segment's header says: its rows, when most of them are, whether shares are kept apart, and the queue."""
 
     span: Span | None = None
-    in_shares: bool = False
+    partials_in_shares: bool = False
     rows: int = 0
     origin: Origin | None = None
 
@@ -66,7 +66,7 @@ class Segment:
         return f"{self.writer}-{self.first:016x}-{self.last:016x}.arrow"
 
 
-def parse_name(name: str) -> Segment | None:
+def parse_segment_name(name: str) -> Segment | None:
     """The segment of that name; None for anything else that may lie in the folder."""
     match = _NAME.fullmatch(name)
     return Segment(match[1], int(match[2], 16), int(match[3], 16)) if match else None
@@ -74,41 +74,41 @@ def parse_name(name: str) -> Segment | None:
 
 def sealed(folder: Path) -> list[Segment]:
     """The segments in `folder`, those of one writer in the order of their sequences."""
-    return sorted(segment for entry in os.scandir(folder) if (segment := parse_name(entry.name)))
+    return sorted(segment for entry in os.scandir(folder) if (segment := parse_segment_name(entry.name)))
 
 
-def check_writer(name: str) -> str:
+def check_segment_writer(name: str) -> str:
     """`name` if it can stand in a segment's name."""
     if not _WRITER.fullmatch(name):
         raise ConfigError(f"must be letters, digits, '_' and '.', got {name!r}", field="segments.writer")
     return name
 
 
-def encode(partials: pa.Table, requests: bytes = b"") -> bytes:
+def encode_partials_block(partials: pa.Table, requests: bytes = b"") -> bytes:
     """Partials, their texts encoded or not, as one block for the durable queue; with the digests of their requests."""
     sink = pa.BufferOutputStream()
     schema = ENCODED.with_metadata({_REQUESTS: requests}) if requests else ENCODED
     with pa.ipc.new_stream(sink, schema) as writer:  # not compressed: the queue does that, for many blocks at once
-        writer.write_table(encoded(partials.combine_chunks()))  # a stream has one dictionary for each column
+        writer.write_table(encoded_partials(partials.combine_chunks()))  # a stream has one dictionary for each column
     return bytes(sink.getvalue())
 
 
-def decode(block: bytes) -> pa.Table:
-    """What `encode` was given, in exactly the schema `PARTIALS`."""
-    return decode_encoded(block).cast(PARTIALS)
+def decode_partials_block(block: bytes) -> pa.Table:
+    """What `encode_partials_block` was given, in exactly the schema `PARTIALS`."""
+    return decode_partials_block_encoded(block).cast(PARTIALS)
 
 
-def decode_encoded(block: bytes) -> pa.Table:
+def decode_partials_block_encoded(block: bytes) -> pa.Table:
     """The partials of a block, their texts encoded; a block whose texts were written out is read as well."""
-    return encoded(pa.ipc.open_stream(block).read_all())
+    return encoded_partials(pa.ipc.open_stream(block).read_all())
 
 
-def requests_of(block: bytes) -> bytes:
+def requests_of_partials_block(block: bytes) -> bytes:
     """The digests of the requests of a block."""
     return bytes((pa.ipc.open_stream(block).schema.metadata or {}).get(_REQUESTS, b""))
 
 
-def sealed_requests(path: Path) -> bytes:
+def requests_of_segment(path: Path) -> bytes:
     """The digests of the requests of a segment."""
     with pa.memory_map(str(path)) as file:
         return bytes((pa.ipc.open_file(file).schema.metadata or {}).get(_REQUESTS, b""))
@@ -122,7 +122,7 @@ def seal(
     FileExistsError if there is one of that name: it never changes.
     """
     path, scratch = folder / segment.name, folder / f".{segment.name}"
-    partials = encoded(partials.combine_chunks())
+    partials = encoded_partials(partials.combine_chunks())
     metadata = {b"penstock.segment": FORMAT, _ROWS: str(partials.num_rows).encode(), _SPAN: _span_of(partials)}
     batches = [partials]
     if shared := _shared(partials, metadata[_SPAN]):
@@ -142,14 +142,14 @@ def seal(
         os.link(scratch, path)  # unlike a rename, it does not replace
     finally:
         scratch.unlink()
-    sync_folder(folder)
+    sync_segment_folder(folder)
     return path
 
 
 def _shared(partials: pa.Table, span: bytes) -> tuple[list[pa.RecordBatch], list[int]] | None:
     """Its shares, if tasks are likely to want them and it pays."""
     first, last = map(int, span.split() or (0, _FEW_MINUTES))
-    return in_shares(partials) if last - first < _FEW_MINUTES else None
+    return partials_in_shares(partials) if last - first < _FEW_MINUTES else None
 
 
 def _span_of(partials: pa.Table) -> bytes:
@@ -161,7 +161,7 @@ def _span_of(partials: pa.Table) -> bytes:
     return f"{ordered[len(ordered) // 10]} {ordered[-1 - len(ordered) // 10]}".encode()
 
 
-def sync_folder(folder: Path) -> None:
+def sync_segment_folder(folder: Path) -> None:
     """Make renames in `folder` survive a power cut."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -170,12 +170,12 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def read(path: Path) -> pa.Table:
+def read_segment(path: Path) -> pa.Table:
     """The partials of a segment, in exactly the schema `PARTIALS`."""
-    return read_encoded(path).cast(PARTIALS)
+    return read_segment_encoded(path).cast(PARTIALS)
 
 
-def read_encoded(path: Path, share: Share = ALL) -> pa.Table:
+def read_segment_encoded(path: Path, share: Share = ALL) -> pa.Table:
     """The rows of a share of a segment, their texts encoded; ValueError if the segment is damaged.
 
     All of it is read, whatever the share is. So the readers of all shares see damage, or none does.
@@ -187,10 +187,10 @@ def read_encoded(path: Path, share: Share = ALL) -> pa.Table:
     if schema.names != PARTIALS.names:
         raise ValueError(f"{path.name} is no segment of this format: columns {schema.names}")
     ends = [int(end) for end in (schema.metadata or {}).get(_SHARES, b"").split()]
-    return of_share(batches, ends, share) if ends else share.of(pa.Table.from_batches(batches, schema))
+    return partials_of_share(batches, ends, share) if ends else share.of(pa.Table.from_batches(batches, schema))
 
 
-def outline_of(path: Path) -> Outline:
+def outline_of_segment(path: Path) -> Outline:
     """What is known of a segment from its header alone."""
     with pa.memory_map(str(path)) as file:
         metadata = pa.ipc.open_file(file).schema.metadata or {}

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.model.share import BY_ENTITY, BY_SERIES, Share, numbers_of
+from penstock.model.share import BY_ENTITY, BY_SERIES, Share, share_numbers_of
 
 SHARES = 4  # for two or four tasks
 _MANY_ROWS = 1 << 16  # with fewer, filtering costs less than sorting
 _MANY_ENTITIES = 1 << 12  # with fewer, shares differ too much in size
 
 
-def in_shares(partials: pa.Table) -> tuple[list[pa.RecordBatch], list[int]] | None:
+def partials_in_shares(partials: pa.Table) -> tuple[list[pa.RecordBatch], list[int]] | None:
     """The batches of encoded partials, and where their texts end; None for too few rows or uneven shares."""
     if partials.num_rows < _MANY_ROWS or any(partials[text].null_count for text in BY_SERIES):
         return None
     entities, metrics = partials["entity"].combine_chunks(), partials["metric"].combine_chunks()
-    owners = numbers_of(entities.dictionary) % SHARES
+    owners = share_numbers_of(entities.dictionary) % SHARES
     old = entities.indices.to_numpy()
     shares = owners[old]
     rows = np.bincount(shares, minlength=SHARES)
@@ -42,8 +42,8 @@ def in_shares(partials: pa.Table) -> tuple[list[pa.RecordBatch], list[int]] | No
     return [batch.slice(start, end - start) for start, end in pairwise([0, *np.cumsum(rows).tolist()])], ends
 
 
-def of_share(batches: list[pa.RecordBatch], ends: list[int], share: Share) -> pa.Table:
-    """The rows of a share, from the batches of `in_shares`; ValueError if they are not such batches."""
+def partials_of_share(batches: list[pa.RecordBatch], ends: list[int], share: Share) -> pa.Table:
+    """The rows of a share, from the batches of `partials_in_shares`; ValueError if they are not such batches."""
     if len(batches) != len(ends):
         raise ValueError(f"{len(batches)} batches for {len(ends)} shares")
     found = [_with_entities(batch, _cut(batch["entity"], *at)) for batch, at in zip(batches, pairwise([0, *ends]))]

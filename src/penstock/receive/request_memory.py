@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from penstock.model.segment import sealed, sealed_requests
+from penstock.model.segment import requests_of_segment, sealed
 from penstock.receive.recent_requests import DIGEST, RecentRequests
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ def _restore(recent: RecentRequests, path: Path, window: float) -> int:
         sealed_at = os.stat(path).st_mtime
         if abs(time.time() - sealed_at) > window:
             return 0
-        packed = sealed_requests(path)
+        packed = requests_of_segment(path)
     except (OSError, ValueError) as error:  # gone, or damaged: the job sets it aside
         log.warning("A segment cannot say which requests it has. segment=%s reason=%s", path.name, error)
         return 0

@@ -15,7 +15,7 @@ from penstock.decode.outcome import Format
 from penstock.errors import PenstockError
 from penstock.model.chunk_partials import KEPT
 from penstock.model.point import PointKind
-from penstock.model.segment import read, sealed
+from penstock.model.segment import read_segment, sealed
 from penstock.receive.config import HttpReceiverConfig
 from penstock.receive.http_receiver import HttpReceiver
 from penstock.receive.intake import Intake
@@ -64,7 +64,7 @@ def try_on_segments(trial: DefinitionTrial, folder: Path, oldest: float) -> None
             f"{folder}: {error.strerror}: name the folder of sealed segments with --segments"
         ) from error
     for path in recent:
-        partials = read(path)
+        partials = read_segment(path)
         for function, kind in _KIND_OF.items():
             rows = partials.filter(pc.equal(partials["function"], pa.scalar(function)))
             for metric in pc.unique(rows["metric"]).to_pylist():

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import SegmentVanished
 from penstock.model.partial import PARTIALS, merged, merged_encoded
-from penstock.model.segment import QUARANTINE, read_encoded
+from penstock.model.segment import QUARANTINE, read_segment_encoded
 from penstock.model.share import Share
 from penstock.spark.pieces import Piece
 
@@ -52,7 +52,7 @@ def read_piece(folder: Path, piece: Piece, merge: Merge = merged) -> Iterator[pa
 def _read(folder: Path, name: str, share: Share) -> pa.Table | None:
     path = folder / name
     try:
-        return read_encoded(path, share)
+        return read_segment_encoded(path, share)
     except FileNotFoundError:
         if (folder / QUARANTINE / name).exists():
             return None

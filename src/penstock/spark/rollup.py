@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
-from penstock.model.function import FunctionSpec, names_where
+from penstock.model.function import FunctionSpec, function_names_where
 from penstock.model.level import Level
 from penstock.model.partial import IDENTITY, SERIES, STATES
 from penstock.tables.port import TOP_N
@@ -77,7 +77,7 @@ def rollup_series_of(partials: DataFrame) -> DataFrame:
 
 def function_is(claim: Callable[[FunctionSpec], bool]) -> Column:
     """Whether `claim` holds of a row's function."""
-    return F.substring_index("function", "(", 1).isin(*names_where(claim))
+    return F.substring_index("function", "(", 1).isin(*function_names_where(claim))
 
 
 def _states() -> list[Column]:

@@ -27,8 +27,8 @@ from penstock.model.segment import (
     Origin,
     Outline,
     Segment,
-    outline_of,
-    parse_name,
+    outline_of_segment,
+    parse_segment_name,
     sealed,
 )
 
@@ -63,11 +63,11 @@ class SegmentSourceFolder:
         self._names -= gone
         self._names.update(new)
         self._is_listed = True
-        for segment in filter(None, map(parse_name, gone)):
+        for segment in filter(None, map(parse_segment_name, gone)):
             held = self._segments[segment.writer]
             del held[bisect_left(held, segment)]
             self._outlines.pop(segment, None)  # another segment of that name may come
-        fresh = sorted(filter(None, map(parse_name, new)))
+        fresh = sorted(filter(None, map(parse_segment_name, new)))
         for segment in fresh:
             held = self._segments.setdefault(segment.writer, [])
             if held and segment < held[-1]:
@@ -264,7 +264,7 @@ class SegmentSourceFolder:
             if len(self._outlines) >= _HEADERS_KEPT:
                 self._outlines.clear()
             try:
-                self._outlines[segment] = outline_of(self._where(segment))
+                self._outlines[segment] = outline_of_segment(self._where(segment))
             except (ValueError, OSError):
                 return Outline()  # the task that reads it sets it aside
         return self._outlines[segment]

@@ -37,7 +37,7 @@ from pyspark.sql.types import StructType
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError
-from penstock.model.packed import PACKED, packed
+from penstock.model.packed import PACKED, packed_partials
 from penstock.model.partial import merged
 from penstock.spark.coverage import Coverage, spark_coverage_mark, spark_points_of
 from penstock.spark.piece_reading import read_piece
@@ -135,7 +135,7 @@ class SegmentReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Piece)
-        return read_piece(self._folder.folder, partition, packed if self._packs else merged)
+        return read_piece(self._folder.folder, partition, packed_partials if self._packs else merged)
 
 
 class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from penstock.errors import TableConflict, TableOvertaken
 from penstock.model.finals import with_finals
 from penstock.model.function import is_function
-from penstock.model.grouping import grouped
+from penstock.model.grouping import grouped_partials
 from penstock.model.level import Level
 from penstock.model.partial import SERIES, first_of_each
 from penstock.model.segment import Origin
@@ -213,7 +213,7 @@ def _top_entities(partials: pa.Table, n: int) -> pa.Table:
     rows = partials.filter(is_function(partials["function"], lambda spec: spec.is_ranked))
     if not rows.num_rows:
         return RECORDS.empty_table().select(_TOP)
-    rows = grouped(rows, SERIES, [("max", "max")]).rename_columns([*SERIES, "max"])
+    rows = grouped_partials(rows, SERIES, [("max", "max")]).rename_columns([*SERIES, "max"])
     rows = rows.append_column("record", pa.nulls(rows.num_rows, pa.string())).select(_TOP)
     rows = rows.cast(pa.schema([RECORDS.field(name) for name in _TOP]))
     return first_of_each(rows, ("metric", "function", "bucket"), [("max", "descending"), ("entity", "ascending")], n)

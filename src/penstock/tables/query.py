@@ -22,7 +22,7 @@ from penstock.model.finals import rank_name, with_finals
 from penstock.model.function import Function, functions_in, is_function
 from penstock.model.level import Level
 from penstock.model.point import entity_of
-from penstock.model.resolution import Range, rank_ranges
+from penstock.model.resolution import Range, percentile_ranges_of_partials
 from penstock.tables.port import SCHEMAS, Tables
 from penstock.tables.table_rows import records_kept, top_records
 
@@ -210,7 +210,7 @@ def _with_percentiles(partials: pa.Table, metric: str) -> pa.Table:
 def _rows(partials: pa.Table, question: Question, level: Level, buckets: float = 1.0) -> list[QueryRow]:
     names = [rank_name(rank) for rank in question.ranks]
     finals = with_finals(partials, level, question.ranks).to_pylist()
-    ranges = rank_ranges(partials, question.ranks) if names else [[]] * len(finals)
+    ranges = percentile_ranges_of_partials(partials, question.ranks) if names else [[]] * len(finals)
     rows = []
     for row, of_ranks in zip(finals, ranges):
         per_minute = Function.parse(row["function"]).spec.is_per_minute

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import TablesOutdated
-from penstock.model.finals import MERGES, Entries, rank_name, series_rows, with_values
+from penstock.model.finals import MERGES, Entries, merged_series_of_partials, partials_with_values, rank_name
 from penstock.model.function import RANKS, Function, is_function
-from penstock.model.grouping import group_starts, grouped, one_array
+from penstock.model.grouping import group_starts, grouped_partials, one_array
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS, SERIES, STATES, TOP_N_ORDER, first_of_each
 from penstock.tables.labels import LABELS, entity_column, label_columns
@@ -115,7 +115,7 @@ def packed_table_rows(partials: pa.Table) -> pa.Table:
     """Partials as rows of the schema `PACKED_ROWS`; records of a top-n are left out."""
     if not partials.num_rows:
         return PACKED_ROWS.empty_table()
-    rows, entries = series_rows(partials)
+    rows, entries = merged_series_of_partials(partials)
     return rows.append_column("distribution", distributions_as_table_column(entries, _has_parts(rows))).cast(
         PACKED_ROWS
     )
@@ -191,7 +191,7 @@ def top_records(records: pa.Table, kept: Callable[[str], int]) -> pa.Table:
     if not records.num_rows:
         return RECORDS.empty_table()
     keys = [name for name in RECORDS.names if name != "max"]
-    rows = grouped(records, keys, [("max", "max")]).rename_columns([*keys, "max"]).cast(RECORDS)
+    rows = grouped_partials(records, keys, [("max", "max")]).rename_columns([*keys, "max"]).cast(RECORDS)
     found = []
     for function in pc.unique(rows["function"]).to_pylist():
         own = rows.filter(pc.equal(rows["function"], function))
@@ -260,7 +260,7 @@ def _made_final(rows: pa.Table, level: Level) -> pa.Table:
         merged = MERGES[state.merge].reduceat(rows[state.name].to_numpy(), starts)
         made = made.append_column(state.name, pa.array(merged))
     entries = _merged_entries(entries_of_table_column(rows["distribution"]), owner, made)
-    finals = with_values(made, entries, level)
+    finals = partials_with_values(made, entries, level)
     finals = finals.append_column("distribution", distributions_as_table_column(entries, _has_parts(made)))
     finals = finals.append_column("is_final", pa.repeat(pa.scalar(True), finals.num_rows))
     return finals.select(rows.column_names).cast(rows.schema)

@@ -16,13 +16,13 @@ from penstock.errors import ConfigError, PermanentExportError, QueueLocked, Tran
 from penstock.model.segment import (
     QUARANTINE,
     Segment,
-    check_writer,
-    decode_encoded,
-    parse_name,
-    requests_of,
+    check_segment_writer,
+    decode_partials_block_encoded,
+    parse_segment_name,
+    requests_of_partials_block,
     seal,
     sealed,
-    sync_folder,
+    sync_segment_folder,
 )
 from penstock.spool import Lease
 from penstock.telemetry import Sample
@@ -51,7 +51,7 @@ class SegmentExporter:
     ) -> None:
         self._folder = Path(folder)
         self.destination = str(folder)
-        self._writer = check_writer(writer)
+        self._writer = check_segment_writer(writer)
         self.max_blocks = max_blocks
         self.max_bytes = parse_bytes(max_bytes, "segments.max_bytes")
         if max_blocks < 1 or self.max_bytes < 1:
@@ -96,7 +96,7 @@ class SegmentExporter:
         self._is_closed = False
         self._queue = queue_id
         for entry in self._folder.glob(f".{self._writer}-*.arrow"):  # of a seal that was interrupted
-            if (left := parse_name(entry.name[1:])) and left.writer == self._writer:
+            if (left := parse_segment_name(entry.name[1:])) and left.writer == self._writer:
                 entry.unlink()
         self._covered_before = self._covered = max((segment.last for segment in mine), default=-1)
 
@@ -113,7 +113,7 @@ class SegmentExporter:
 
     def _seal_group(self, leases: Sequence[Lease]) -> list[tuple[Lease, str]]:
         if self._is_unsynced:
-            sync_folder(self._folder)
+            sync_segment_folder(self._folder)
             self._is_unsynced = False
         refused = []
         fresh = []
@@ -121,7 +121,7 @@ class SegmentExporter:
         requests = []  # their digests, which stay with their points
         for lease in leases:
             try:
-                table, digests = decode_encoded(lease.data), requests_of(lease.data)
+                table, digests = decode_partials_block_encoded(lease.data), requests_of_partials_block(lease.data)
             except (pa.ArrowException, ValueError) as error:
                 refused.append((lease, f"not a block of partials: {error}"))
                 continue
