@@ -14,7 +14,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from penstock.errors import ConfigError, ErrorClass, MissingRequirement, PayloadTooLarge, TransientExportError
 from penstock.export import BreakerConfig, SendQueue
-from penstock.export.classify import export_error_of_exception
+from penstock.export.classify import of_exception
 from penstock.export.exporters import amqp_exporter as amqp
 from penstock.export.exporters.amqp_exporter import AmqpConfig, AmqpExporter
 from penstock.export.http_client import TlsConfig
@@ -97,7 +97,7 @@ def test_a_broker_that_is_not_there_is_a_network_error() -> None:
     client = AmqpExporter(AmqpConfig(url="amqp://127.0.0.1:1/", routing_key="x"))
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the send queue classifies what it is
         client.send(client.prepare(b"x"))
-    assert export_error_of_exception(caught.value).error_class is ErrorClass.NETWORK
+    assert of_exception(caught.value).error_class is ErrorClass.NETWORK
 
 
 def test_a_broker_that_does_not_answer_is_a_timeout() -> None:

@@ -11,9 +11,9 @@ import pytest
 from penstock.errors import ErrorClass, ExportError, PayloadTooLarge, PermanentExportError, TransientExportError
 from penstock.export.classify import (
     LONGEST_RETRY_AFTER,
-    export_error_of_exception,
-    export_error_of_grpc,
-    export_error_of_status,
+    of_exception,
+    of_grpc,
+    of_status,
     parse_export_retry_after,
 )
 
@@ -41,7 +41,7 @@ NOW = 1_700_000_000.0
     ],
 )
 def test_an_http_status_says_what_to_do(status: int, kind: type[ExportError], error_class: ErrorClass) -> None:
-    error = export_error_of_status(status, "because")
+    error = of_status(status, "because")
     assert type(error) is kind
     assert error.error_class is error_class
     assert str(error).startswith(str(status))
@@ -70,7 +70,7 @@ def test_an_http_status_says_what_to_do(status: int, kind: type[ExportError], er
     ],
 )
 def test_a_grpc_code_says_what_to_do(code: int, kind: type[ExportError], error_class: ErrorClass) -> None:
-    error = export_error_of_grpc(code, "because")
+    error = of_grpc(code, "because")
     assert type(error) is kind
     assert error.error_class is error_class
 
@@ -78,10 +78,10 @@ def test_a_grpc_code_says_what_to_do(code: int, kind: type[ExportError], error_c
 @pytest.mark.parametrize(
     "error",
     [
-        export_error_of_grpc(8, "", 7.0),
-        export_error_of_grpc(14, "", 7.0),
-        export_error_of_status(429, "", 7.0),
-        export_error_of_status(503, "", 7.0),
+        of_grpc(8, "", 7.0),
+        of_grpc(14, "", 7.0),
+        of_status(429, "", 7.0),
+        of_status(503, "", 7.0),
     ],
 )
 def test_when_to_come_again_is_kept(error: ExportError) -> None:
@@ -110,7 +110,7 @@ def test_when_to_come_again_is_kept(error: ExportError) -> None:
     ],
 )
 def test_what_was_raised_says_what_to_do_and_is_never_permanent(raised: Exception, error_class: ErrorClass) -> None:
-    error = export_error_of_exception(raised)
+    error = of_exception(raised)
     assert type(error) is TransientExportError
     assert error.error_class is error_class
     assert type(raised).__name__ in str(error)
@@ -118,7 +118,7 @@ def test_what_was_raised_says_what_to_do_and_is_never_permanent(raised: Exceptio
 
 def test_an_export_error_stays_what_it_is() -> None:
     error = PayloadTooLarge("large")
-    assert export_error_of_exception(error) is error
+    assert of_exception(error) is error
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from penstock.errors import (
     TransientExportError,
 )
 from penstock.export import PartialSuccess, SendQueue, http_connection
-from penstock.export.classify import export_error_of_exception
+from penstock.export.classify import of_exception
 from penstock.export.exporters.otlp_http_exporter import OtlpHttpConfig, OtlpHttpExporter
 from penstock.export.http_client import HttpClient, HttpClientConfig, TlsConfig
 from penstock.protobuf import field_bytes, field_varint
@@ -190,7 +190,7 @@ def test_what_may_pass_is_transient_and_the_next_send_works(
     server.behaviours = [behaviour]
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the send queue classifies what it is
         send(client, metrics())
-    error = export_error_of_exception(caught.value)
+    error = of_exception(caught.value)
     assert isinstance(error, TransientExportError)
     assert error.error_class is error_class
     assert send(client, metrics()) is None
@@ -488,7 +488,7 @@ def test_a_certificate_that_we_trust_works(tls_server: Misbehaving, certificate:
 def test_one_that_we_do_not_trust_is_an_error_and_nothing_is_sent(tls_server: Misbehaving) -> None:
     with pytest.raises(OSError, match="certificate verify failed") as caught:
         send(exporter(tls_server), metrics())
-    assert export_error_of_exception(caught.value).error_class is ErrorClass.NETWORK
+    assert of_exception(caught.value).error_class is ErrorClass.NETWORK
     assert tls_server.requests == []
 
 
@@ -636,7 +636,7 @@ def test_a_certificate_that_we_trust_but_of_another_host_is_an_error_and_nothing
         client = exporter(server, tls=TlsConfig(ca_file=certificate))
         with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for '127\.0\.0\.1'") as caught:
             send(client, metrics())
-    assert export_error_of_exception(caught.value).error_class is ErrorClass.NETWORK
+    assert of_exception(caught.value).error_class is ErrorClass.NETWORK
     assert server.requests == []
 
 

@@ -197,7 +197,7 @@ def test_the_loser_of_two_jobs_waits_and_takes_over_when_the_other_is_gone(
             kept.rename(last)
         return checked(reports)
 
-    monkeypatch.setattr(spark_job, "checked", overtaken)
+    monkeypatch.setattr(spark_job, "checked_spark_reports", overtaken)
     job = JobSupervisor(spark, tables, config(tmp_path, available_now=True))
     job.run()
 

@@ -29,7 +29,7 @@ from penstock.tables.table_rows import (
     VALUES,
     increment_table_rows,
     packed_table_rows,
-    table_rows_as_partials,
+    table_partials,
 )
 from tests.examples import examples
 from tests.tables.adding import add
@@ -212,7 +212,7 @@ def test_folding_increments_in_any_grouping_gives_the_values_of_one_plain_merge(
     rows = rows.append_column("entity", pa.array(entities)).sort_by([(name, "ascending") for name in SERIES])
     _close(rows.select([*SERIES, "count", "sum", "min", "max", *VALUES]),
            expected.select([*SERIES, "count", "sum", "min", "max", *VALUES]))  # fmt: skip
-    _close(with_finals(table_rows_as_partials(rows), level), expected)
+    _close(with_finals(table_partials(rows), level), expected)
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=4) | st.text(max_size=20))

@@ -1,11 +1,11 @@
 """The `penstock` command: one thin layer that parses and prints; the work is done elsewhere.
 
 Exit codes:
-  0  done; `run_command`: ended in good order
+  0  done; `run`: ended in good order
   1  it ran and something is wrong: a point or a requirement is missing, a queue is damaged, a port is taken
   2  the call or the configuration is wrong: nothing was done
-  4  `run_command`: ended, but not everything was drained in time; it stays in the durable queues
-  130  Ctrl-C, where a command does not end in good order by itself, as `run_command` and `relay_command` do
+  4  `run`: ended, but not everything was drained in time; it stays in the durable queues
+  130  Ctrl-C, where a command does not end in good order by itself, as `run` and `relay` do
 """
 
 import os

@@ -38,7 +38,7 @@ def rows_on_screen(rows: Sequence[QueryRow], title: str, *, is_top: bool) -> Tab
         cells += [_text(row.group.get(label, "")) for label in labels]
         cells += [row.function] if heading == "value" else []
         values = (row.value, row.min, row.max, *([row.last] if has_last else []), *row.ranks.values())
-        cells += [f"{row.points:,}", *map(number_on_screen, values)]
+        cells += [f"{row.points:,}", *map(number, values)]
         table.add_row(*cells)
     return table
 
@@ -50,9 +50,9 @@ def resolution_notes_on_screen(rows: Sequence[QueryRow]) -> list[str]:
         worst, of_row = max(((_error(row, name), row) for row in rows), key=lambda pair: pair[0])
         if worst > _FAR_OFF:
             low, high = of_row.ranges[name] or (math.nan, math.nan)
-            group = f" of {group_on_screen(of_row)}" if of_row.group else ""
+            group = f" of {group_text(of_row)}" if of_row.group else ""
             notes.append(
-                f"{name}{group} lies between {number_on_screen(low)} and {number_on_screen(high)}: the sender's buckets are too wide to "
+                f"{name}{group} lies between {number(low)} and {number(high)}: the sender's buckets are too wide to "
                 "say more. Narrower bounds or exponential histograms do"
             )
     return notes
@@ -121,15 +121,15 @@ def plot_on_screen(rows: Sequence[QueryRow], title: str, width: int, *, has_colo
 
 def _line_name(row: QueryRow, *, is_mixed: bool) -> str:
     """Values of two functions are two lines: a sum and a mean have nothing to do with each other."""
-    group = group_on_screen(row)
+    group = group_text(row)
     return f"{group} ({row.function})" if group and is_mixed else group or row.function
 
 
-def group_on_screen(row: QueryRow) -> str:
+def group_text(row: QueryRow) -> str:
     return printable(", ".join(row.group.values()))
 
 
-def number_on_screen(value: float | None) -> str:
+def number(value: float | None) -> str:
     """Four significant digits."""
     if value is None:
         return "-"

@@ -20,7 +20,7 @@ from penstock.errors import (
     QueueError,
     TransientExportError,
 )
-from penstock.export.classify import export_error_of_exception
+from penstock.export.classify import of_exception
 from penstock.export.exporter import Exporter, PartialSuccess, Prepared, check_send_result
 from penstock.export.leased_memory import LeaseSource
 from penstock.export.scaler import Ewma
@@ -150,7 +150,7 @@ class ExportDelivery:
             check_send_result(result)
             self.latency.add(self._clock.monotonic() - began)
         except Exception as error:
-            failure = export_error_of_exception(error)
+            failure = of_exception(error)
             self._counters.failed(failure.error_class, is_retry=is_retry)
             if prepared is None and isinstance(failure, PermanentExportError):
                 self._gate.abandoned(permit)  # the destination was not asked
@@ -171,7 +171,7 @@ class ExportDelivery:
         except TransientExportError:
             raise
         except Exception as error:  # preparing does no I/O: whatever it raises, it will raise again
-            failure = export_error_of_exception(error)
+            failure = of_exception(error)
             raise PermanentExportError(f"cannot be prepared: {failure}", failure.error_class) from error
 
     def _split(self, part: bytes) -> list[bytes] | None:

@@ -59,7 +59,7 @@ _GRPC = {
 _GRPC_PERMANENT = {3, 5, 6, 9, 11, 12}  # INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, ...
 
 
-def export_error_of_status(
+def of_status(
     status: int, message: str, retry_after: float | None = None, *, may_pass: Container[int] = range(500, 600)
 ) -> ExportError:
     """The error for an HTTP answer that is not a success. `may_pass`: the 5xx after which a batch is sent again."""
@@ -77,7 +77,7 @@ def export_error_of_status(
     return PermanentExportError(text)
 
 
-def export_error_of_grpc(code: int, message: str, retry_after: float | None = None) -> ExportError:
+def of_grpc(code: int, message: str, retry_after: float | None = None) -> ExportError:
     """The error for a gRPC status code that is not OK."""
     text = f"gRPC status {code}" + (f": {message}" if message else "")
     if code in _GRPC_PERMANENT:
@@ -85,7 +85,7 @@ def export_error_of_grpc(code: int, message: str, retry_after: float | None = No
     return TransientExportError(text, _GRPC.get(code, ErrorClass.UNKNOWN), retry_after=retry_after)
 
 
-def export_error_of_exception(error: BaseException) -> ExportError:
+def of_exception(error: BaseException) -> ExportError:
     """The error for what an exporter raised. An unknown error is transient: no batch is given up for it."""
     if isinstance(error, (TransientExportError, PermanentExportError)):
         return error

@@ -245,7 +245,7 @@ class HttpClient:
                 return response
             after = classify.parse_export_retry_after(response.headers.get("retry-after"), time.time())
             message = destination_error_message(response, kept.own_headers)
-            error = classify.export_error_of_status(response.status, message, after, may_pass=self._may_pass)
+            error = classify.of_status(response.status, message, after, may_pass=self._may_pass)
             if error.error_class is ErrorClass.AUTH:
                 can_be_kept = False  # the next connection reads the token file again
             raise error

@@ -10,7 +10,7 @@ import math
 from penstock.clock import Clock
 from penstock.errors import QueueClosed, TransientExportError
 from penstock.export.batch_delivery import ExportDelivery, log_export_dead_letter
-from penstock.export.classify import export_error_of_exception
+from penstock.export.classify import of_exception
 from penstock.export.config import SendQueueConfig
 from penstock.export.exporter import GroupExporter
 from penstock.export.leased_memory import LeaseSource
@@ -209,7 +209,7 @@ class SendGroupWorker:
         try:
             refused = self._exporter.send_group(held)
         except Exception as error:  # noqa: BLE001 - exporters are other people's code: decide by type
-            failure = export_error_of_exception(error)
+            failure = of_exception(error)
             self._counters.failed(failure.error_class, is_retry=is_retry)
             if not isinstance(failure, TransientExportError):
                 failure = TransientExportError(str(failure), failure.error_class)

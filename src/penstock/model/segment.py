@@ -48,7 +48,7 @@ class Outline:
     """What a segment's header says: its rows, when most of them are, whether shares are kept apart, and the queue."""
 
     span: Span | None = None
-    partials_in_shares: bool = False
+    in_shares: bool = False
     rows: int = 0
     origin: Origin | None = None
 

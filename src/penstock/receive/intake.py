@@ -39,7 +39,7 @@ from penstock.receive.refusal_log import REASONS, RefusalLog
 from penstock.receive.repeats import RepeatedRequests
 from penstock.receive.request_group import Deliver, PendingRequestParts, ReceivedRequest, RequestGroup
 from penstock.receive.request_queue import RequestQueue
-from penstock.receive.sink import IntakeSink, RawIntakeSink
+from penstock.receive.sink import RawSink, Sink
 from penstock.telemetry import Buckets, Sample
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,8 @@ class Intake:
 
     def __init__(
         self,
-        sink: IntakeSink | None,
-        relay: RawIntakeSink | None = None,
+        sink: Sink | None,
+        relay: RawSink | None = None,
         config: IntakeConfig | None = None,
         *,
         clock: Clock | None = None,
@@ -297,7 +297,7 @@ class Intake:
             decoded.undo()
         pending.seal()
 
-    def _relay_of(self, kind: Format) -> RawIntakeSink | None:
+    def _relay_of(self, kind: Format) -> RawSink | None:
         return self._relay if self._relay is not None and self._relay.takes(kind.relayed_as) else None
 
     def _submit_parts(

@@ -10,7 +10,7 @@ Done = Callable[[BaseException | None], None]
 DoneByPlace = Callable[[BaseException | Mapping[int, BaseException] | None], None]
 
 
-class IntakeSink(Protocol):
+class Sink(Protocol):
     """Takes points: L1."""
 
     def submit(self, chunks: Sequence[Chunk], done: Done, requests: bytes = b"") -> bool:
@@ -22,7 +22,7 @@ class IntakeSink(Protocol):
         ...
 
 
-class RawIntakeSink(Protocol):
+class RawSink(Protocol):
     """Takes bodies as they came, decompressed: the relay."""
 
     def takes(self, kind: Format) -> bool:
@@ -30,7 +30,7 @@ class RawIntakeSink(Protocol):
         ...
 
     def submit_raw(self, kind: Format, bodies: Sequence[bytes], done: DoneByPlace) -> bool:
-        """Does as `IntakeSink.submit`, for a format that it takes; OTLP that came as JSON comes as protobuf.
+        """Does as `Sink.submit`, for a format that it takes; OTLP that came as JSON comes as protobuf.
 
         `done` may get the errors of single bodies, by their places: then the others are safe.
         """

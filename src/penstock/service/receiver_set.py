@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.clock import Clock, SystemClock
 from penstock.config.tree import ServiceConfig
 from penstock.errors import ConfigError
-from penstock.receive.sink import IntakeSink, RawIntakeSink
+from penstock.receive.sink import RawSink, Sink
 from penstock.service.doctor import require_extra
 from penstock.service.queues import make_private_folder, path_for_process
 from penstock.service.stream_handover import MEMORY
@@ -181,13 +181,13 @@ def _is_durable(config: ServiceConfig) -> bool:
     return is_relayed and (not config.pipelines.rollup or config.segments.queue.durability is not Durability.MEMORY)
 
 
-MakeReceiverSet = Callable[[ServiceConfig, IntakeSink | None, RawIntakeSink | None], ServiceReceivers]
+MakeReceiverSet = Callable[[ServiceConfig, Sink | None, RawSink | None], ServiceReceivers]
 
 
 def make_service_receivers(
     config: ServiceConfig,
-    sink: IntakeSink | None,
-    relay: RawIntakeSink | None,
+    sink: Sink | None,
+    relay: RawSink | None,
     *,
     began: float | None = None,
     index: int = 0,

@@ -40,9 +40,9 @@ from penstock.tables.table_rows import (
     FORMAT,
     SCHEMAS,
     TOP_N,
-    check_table_format,
-    table_rows_as_partials,
-    table_rows_as_records,
+    check_format,
+    table_partials,
+    table_records,
 )
 
 MAINTENANCE = "penstock/maintenance"
@@ -121,10 +121,10 @@ class DeltaTables:
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
     ) -> pa.Table:
-        return table_rows_as_partials(self._rows(level.value, start, end, metric))
+        return table_partials(self._rows(level.value, start, end, metric))
 
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
-        return table_rows_as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
+        return table_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
     def compact(self, name: str, run: Run = run_folds_here) -> Compaction:
         before = self.describe(name)
@@ -207,7 +207,7 @@ class DeltaTables:
             table = DeltaTable(str(self.path(name)))
         except TableNotFoundError:
             return None
-        check_table_format(int(table.metadata().configuration.get(FORMAT_KEY, "1")), self.location, name)
+        check_format(int(table.metadata().configuration.get(FORMAT_KEY, "1")), self.location, name)
         return table
 
     def _create(self, name: str) -> DeltaTable:

@@ -40,9 +40,9 @@ from penstock.tables.table_rows import (
     FORMAT,
     SCHEMAS,
     TOP_N,
-    check_table_format,
-    table_rows_as_partials,
-    table_rows_as_records,
+    check_format,
+    table_partials,
+    table_records,
 )
 
 _GUARD = "_guard.json"
@@ -113,10 +113,10 @@ class ParquetTables:
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
     ) -> pa.Table:
-        return table_rows_as_partials(self._rows(level.value, start, end, metric))
+        return table_partials(self._rows(level.value, start, end, metric))
 
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
-        return table_rows_as_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
+        return table_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
     def compact(self, name: str, run: Run = run_folds_here) -> Compaction:
         before = self.describe(name)
@@ -196,7 +196,7 @@ class ParquetTables:
         folders = [path for path in sorted(root.iterdir()) if path.name[0] not in "._"]
         if folders:
             form = root / _FORMAT
-            check_table_format(int(form.read_text()) if form.exists() else 1, self.location, name)
+            check_format(int(form.read_text()) if form.exists() else 1, self.location, name)
         return folders
 
     def _versions(self, name: str) -> dict[str, int]:

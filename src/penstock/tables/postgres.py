@@ -36,9 +36,9 @@ from penstock.tables.table_rows import (
     IDENTITY_OF,
     SCHEMAS,
     TOP_N,
-    check_table_format,
-    table_rows_as_partials,
-    table_rows_as_records,
+    check_format,
+    table_partials,
+    table_records,
 )
 
 _STAGED = "penstock_staged_"
@@ -113,10 +113,10 @@ class PostgresTables:
     def partials(
         self, level: Level, start: datetime | None = None, end: datetime | None = None, metric: str | None = None
     ) -> pa.Table:
-        return table_rows_as_partials(self._rows(level.value, start, end, metric))
+        return table_partials(self._rows(level.value, start, end, metric))
 
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
-        return table_rows_as_records(self._rows(TOP_N, start, None, metric, level.value))
+        return table_records(self._rows(TOP_N, start, None, metric, level.value))
 
     def compact(self, name: str, run: Run = run_folds_here) -> Compaction:
         before = self.describe(name)
@@ -255,7 +255,7 @@ class PostgresTables:
         if there[1] is not None:
             comment = there[2] or ""
             found = int(comment.removeprefix(_FORMAT)) if comment.startswith(_FORMAT) else 1
-            check_table_format(found, self.location, name)
+            check_format(found, self.location, name)
             if there[0] is not None:
                 return
         columns = [

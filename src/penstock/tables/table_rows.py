@@ -76,7 +76,7 @@ SORTED_BY = {TOP_N: ("metric", "level", "series", "bucket", "function", "record_
 }
 
 
-def check_table_format(found: int, location: str, table: str) -> None:
+def check_format(found: int, location: str, table: str) -> None:
     """TablesOutdated unless a table has the format that is written here."""
     if found < FORMAT:
         raise TablesOutdated(
@@ -144,7 +144,7 @@ def increment_top_n_rows(records: pa.Table) -> pa.Table:
     return pa.table([found[name] for name in TOP_N_ROWS.names], names=TOP_N_ROWS.names).cast(TOP_N_ROWS)
 
 
-def table_rows_as_partials(rows: pa.Table) -> pa.Table:
+def table_partials(rows: pa.Table) -> pa.Table:
     """Rows of a level in the schema `PARTIALS`, one for each entry of a distribution.
 
     What is known of the whole row is said by its first entry: `merged` gives the same states of a series as ever, and
@@ -175,7 +175,7 @@ def table_rows_as_partials(rows: pa.Table) -> pa.Table:
     return pa.table([found[name] for name in PARTIALS.names], names=PARTIALS.names).cast(PARTIALS)
 
 
-def table_rows_as_records(rows: pa.Table) -> pa.Table:
+def table_records(rows: pa.Table) -> pa.Table:
     """Rows of the top-n table in the schema `RECORDS`."""
     if not rows.num_rows:
         return RECORDS.empty_table()
@@ -299,7 +299,7 @@ def _merged_entries(entries: Entries, owner: Any, made: pa.Table) -> Entries:
 
 def folded_records(rows: pa.Table) -> pa.Table:
     """Rows of the top-n table, whole, made final: of each series and bucket the greatest, each with its rank."""
-    best = top_records(table_rows_as_records(rows), records_kept)
+    best = top_records(table_records(rows), records_kept)
     made = increment_top_n_rows(best)
     starts = group_starts(best, ("level", *SERIES))
     sizes = np.diff(np.r_[starts, best.num_rows])

@@ -84,7 +84,7 @@ class OtlpHttpExporter:
 
 
 def export_partial_success(response: HttpResponse) -> PartialSuccess | None:
-    """The `export_partial_success` of an answer, the same for all signals; None if everything was taken."""
+    """The `partial_success` of an answer, the same for all signals; None if everything was taken."""
     try:
         partial = get_bytes(response.body, 1)
         if partial is None:
