@@ -9,13 +9,7 @@ from email.utils import formatdate
 import pytest
 
 from penstock.errors import ErrorClass, ExportError, PayloadTooLarge, PermanentExportError, TransientExportError
-from penstock.export.classify import (
-    LONGEST_RETRY_AFTER,
-    of_exception,
-    of_grpc,
-    of_status,
-    parse_export_retry_after,
-)
+from penstock.export.classify import LONGEST_RETRY_AFTER, of_exception, of_grpc, of_status, parse_export_retry_after
 
 NOW = 1_700_000_000.0
 
@@ -76,13 +70,7 @@ def test_a_grpc_code_says_what_to_do(code: int, kind: type[ExportError], error_c
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        of_grpc(8, "", 7.0),
-        of_grpc(14, "", 7.0),
-        of_status(429, "", 7.0),
-        of_status(503, "", 7.0),
-    ],
+    "error", [of_grpc(8, "", 7.0), of_grpc(14, "", 7.0), of_status(429, "", 7.0), of_status(503, "", 7.0)]
 )
 def test_when_to_come_again_is_kept(error: ExportError) -> None:
     assert isinstance(error, TransientExportError)

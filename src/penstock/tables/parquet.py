@@ -36,14 +36,7 @@ from penstock.tables.landing import FileLanding, Written, check_landed_files
 from penstock.tables.location import local_tables_folder
 from penstock.tables.port import Batch, Compaction, Description, expired_table_rows
 from penstock.tables.pruning import metrics_in_table_file, pruned_table_file
-from penstock.tables.table_rows import (
-    FORMAT,
-    SCHEMAS,
-    TOP_N,
-    check_format,
-    table_partials,
-    table_records,
-)
+from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, check_format, table_partials, table_records
 
 _GUARD = "_guard.json"
 _FORMAT = "_format"

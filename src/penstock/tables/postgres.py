@@ -31,15 +31,7 @@ from penstock.tables.fold import Run, fold_rows, run_folds_here
 from penstock.tables.landing import Written
 from penstock.tables.port import Batch, Compaction, Description
 from penstock.tables.postgres_rows import TYPES, postgres_rows_as_csv, table_from_postgres_rows
-from penstock.tables.table_rows import (
-    FORMAT,
-    IDENTITY_OF,
-    SCHEMAS,
-    TOP_N,
-    check_format,
-    table_partials,
-    table_records,
-)
+from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, check_format, table_partials, table_records
 
 _STAGED = "penstock_staged_"
 _FOLD_ROWS = 50_000  # increments that are folded at once
