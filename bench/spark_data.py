@@ -65,9 +65,10 @@ def as_l1_leaves_it(raw: pa.Table) -> pa.Table:
     return pa.concat_tables(pieces)
 
 
-def write_segments(folder: Path, shape: Shape, function: Function = AVG) -> Path:
+def write_segments(folder: Path, shape: Shape, function: Function = AVG, copies: int = 1) -> Path:
+    """The segments of the shape, in so many copies one after the other in time."""
     folder.mkdir(parents=True)
-    for n in range(shape.segments):
+    for n in range(shape.segments * copies):
         seal(folder, Segment("edge", n, n), as_partials(points(shape, n), function))
     return folder
 

@@ -26,8 +26,9 @@ import duckdb
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.processes import cpu_seconds
+from bench.processes import cpu_seconds, peak_memory
 from bench.spark_data import PERCENTILE, Shape, write_l1_segments, write_parquet, write_segments
 from bench.spark_growth import growth
 from bench.spark_kept import kept
@@ -45,6 +46,8 @@ from penstock.spark.source import SegmentReader, SegmentSource
 from penstock.tables.delta import DeltaTables
 from penstock.tables.port import SCHEMAS
 
+SMALL_BATCH, SMALL_BATCHES = 100_000, 20
+UNBOUNDED = 1 << 40
 WARM_UP = 4  # runs of an arm until Java has compiled what counts: a job's driver lives long
 Arm = tuple[Callable[[], DataFrame], Callable[[DataFrame], Any]]
 
@@ -161,22 +164,19 @@ def _segments(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def job(spark: SparkSession, folder: Path, rounds: int, shape: Shape) -> None:
-    """The full job beside the same query into noop."""
-    print("full job: minute + hour + day + top-n into Delta, 1 M raw rows a batch, warm")
+    """The full job with batches of 100 k, 1 M and all rows, beside the same query into noop."""
+    print("full job: minute + hour + day + top-n into Delta, warm")
     segments = folder / "segments" if (folder / "segments").exists() else write_segments(folder / "segments", shape)
-
-    for number in range(2):  # the first one lets Java compile what counts
-        config = JobConfig(
-            segments=segments, checkpoint=folder / f"checkpoint{number}", available_now=True, max_files=4
-        )
-        tables = DeltaTables(folder / f"tables{number}")
-        query = start_job(spark, tables, config)
-        query.awaitTermination()
-        for name in SCHEMAS:
-            if name != "top_n":
-                counted = duckdb.read_parquet(tables.file_uris(name)).sum("count").fetchall()[0]
-                assert counted == (shape.rows,), f"{name}: {counted} points, expected {shape.rows}"
-    _batches("penstock job", query)
+    small = write_segments(folder / "small", Shape(SMALL_BATCH), copies=SMALL_BATCHES)
+    _full_job(spark, folder / "warm-up", segments, 4, shape.rows)  # lets Java compile what counts
+    for label, source, files, rows in (
+        ("100 k rows a batch", small, 1, SMALL_BATCH * SMALL_BATCHES),
+        ("1 M rows a batch", segments, 4, shape.rows),
+        ("all rows in one batch", segments, shape.segments, shape.rows),
+        ("all rows in one batch, again", segments, shape.segments, shape.rows),
+    ):
+        _batches(f"penstock job, {label}", _full_job(spark, folder / label, source, files, rows))
+        print(f"  {'':<46} most memory so far: {peak_memory()}")
     into_noop = (
         spark.readStream.format("penstock")
         .options(path=str(segments), maxFilesPerTrigger="4")
@@ -190,6 +190,26 @@ def job(spark: SparkSession, folder: Path, rounds: int, shape: Shape) -> None:
     _batches("the same plan into noop", into_noop)
 
 
+def _full_job(spark: SparkSession, folder: Path, segments: Path, files: int, rows: int) -> StreamingQuery:
+    """The job over all segments, so many a batch; every table holds every point."""
+    config = JobConfig(
+        segments=segments,
+        checkpoint=folder / "checkpoint",
+        available_now=True,
+        max_files=files,
+        max_rows=UNBOUNDED,
+        max_bytes=UNBOUNDED,
+    )
+    tables = DeltaTables(folder / "tables")
+    query = start_job(spark, tables, config)
+    query.awaitTermination()
+    for name in SCHEMAS:
+        if name != "top_n":
+            counted = duckdb.read_parquet(tables.file_uris(name)).sum("count").fetchall()[0]
+            assert counted == (rows,), f"{name}: {counted} points, expected {rows}"
+    return query
+
+
 def _batches(label: str, query: Any) -> None:
     progress = [one for one in query.recentProgress if one["numInputRows"]]
     taken = [one["batchDuration"] / 1000 for one in progress]
@@ -197,9 +217,7 @@ def _batches(label: str, query: Any) -> None:
     parts = {name: statistics.median(one["durationMs"].get(name, 0) for one in progress[1:] or progress) for name in
              ("addBatch", "walCommit", "commitOffsets", "latestOffset", "queryPlanning")}  # fmt: skip
     detail = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
-    print(
-        f"  {label:<46} {warm:7.2f} s a batch  {1.0 / warm:7.2f} M raw rows/s   (first: {taken[0]:.2f} s; ms: {detail})"
-    )
+    print(f"  {label:<46} {warm:7.2f} s a batch, {len(taken)} of them   (first: {taken[0]:.2f} s; ms: {detail})")
 
 
 def l1(spark: SparkSession, folder: Path, rounds: int, shape: Shape) -> None:
