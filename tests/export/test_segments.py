@@ -155,7 +155,7 @@ def test_blocks_of_a_segment_whose_seal_failed_at_the_end_are_not_in_the_next_ho
 
     with monkeypatch.context() as patch:
         for module in ("penstock.model.segment", "penstock.export.exporters.segment_exporter"):
-            patch.setattr(f"{module}.sync_folder", failing)
+            patch.setattr(f"{module}.sync_segment_folder", failing)
         for group in (leases[:3], leases[:4]):  # nothing is taken for safe before the folder is synced
             with pytest.raises(OSError, match="Input/output error"):
                 exporter.send_group(group)
