@@ -31,7 +31,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from bench import queue_peers
 from penstock import Durability, FastQueue, FastQueueConfig
 from penstock.spool.config import Compression
-from penstock.spool.files import OsFiles
+from penstock.spool.files import OsSpoolFiles
 
 MB = 1e6
 
@@ -185,7 +185,7 @@ class Bench:
 
     def group_commit(self) -> None:
         for name, files in (
-            ("", OsFiles()),
+            ("", OsSpoolFiles()),
             (", a disk of 2 ms per sync", SlowSync(0.002)),
             (", a disk of 5 ms per sync", SlowSync(0.005)),
         ):
@@ -206,7 +206,7 @@ class Bench:
                 label = f"fsync, 64 pushing {kind}s against one{name}"
                 row(label, f"{many / one:.1f} ×", "≥ 20 ×", many / one >= 20, detail)
 
-    def _pushing_threads(self, count: int, each: int, files: OsFiles) -> Taken:
+    def _pushing_threads(self, count: int, each: int, files: OsSpoolFiles) -> Taken:
         block = self._chance.randbytes(1000)
         with self.fresh() as path, FastQueue(path, config(Durability.FSYNC), files=files) as queue:
 
@@ -218,7 +218,7 @@ class Bench:
             assert len(queue) == count * each
             return taken
 
-    def _pushing_coroutines(self, count: int, each: int, files: OsFiles) -> Taken:
+    def _pushing_coroutines(self, count: int, each: int, files: OsSpoolFiles) -> Taken:
         block = self._chance.randbytes(1000)
         with self.fresh() as path, FastQueue(path, config(Durability.FSYNC), files=files) as queue:
 
@@ -377,7 +377,7 @@ def memory_used(path: str, total: int, keeps: bool) -> int:
         return int(psutil.Process().memory_info().rss)
 
 
-class SlowSync(OsFiles):
+class SlowSync(OsSpoolFiles):
     """A disk whose cache is honest: so many seconds until a sync returns. The machine's own may lie."""
 
     def __init__(self, seconds: float) -> None:

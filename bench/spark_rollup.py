@@ -39,7 +39,7 @@ from penstock.model.partial import PARTIALS
 from penstock.model.segment import read_segment_encoded
 from penstock.spark import read_segments
 from penstock.spark.job import JobConfig, start_job
-from penstock.spark.pieces import Piece
+from penstock.spark.pieces import SparkReadPiece
 from penstock.spark.rollup import rolled_up
 from penstock.spark.session import start_session
 from penstock.spark.source import SegmentReader, SegmentSource
@@ -66,7 +66,7 @@ class UnmergedSource(SegmentSource):
 
 class UnmergedReader(SegmentReader):
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Piece)
+        assert isinstance(partition, SparkReadPiece)
         for name in partition.names:
             yield from read_segment_encoded(self._folder.folder / name, partition.share).cast(PARTIALS).to_batches()
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from penstock.cli.demo_screen import demo_summary_on_screen
 from penstock.service.demo import run_demo
-from penstock.service.generator import Day
+from penstock.service.generator import DemoDay
 
 PICTURE = Path(__file__).parent / "images" / "demo.svg"
 WIDTH = 84
@@ -25,7 +25,7 @@ SHOWN = (
 def draw() -> str:
     screen = Console(record=True, width=WIDTH, file=io.StringIO())
     with tempfile.TemporaryDirectory() as folder:
-        demo_summary_on_screen(screen, run_demo(Path(folder), Day(points=600_000), lambda progress: None))
+        demo_summary_on_screen(screen, run_demo(Path(folder), DemoDay(points=600_000), lambda progress: None))
     text = Text.from_ansi(screen.export_text(styles=True))
     picture = Console(record=True, width=WIDTH, file=io.StringIO())
     for part in SHOWN:

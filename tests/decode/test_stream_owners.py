@@ -11,7 +11,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
-from penstock.decode.otlp.walk import CUMULATIVE, DELTA, EXPONENTIAL, GAUGE, HISTOGRAM, SUM, SUMMARY, Family
+from penstock.decode.otlp.walk import CUMULATIVE, DELTA, EXPONENTIAL, GAUGE, HISTOGRAM, SUM, SUMMARY, OtlpFamily
 from penstock.decode.outcome import Format, Status
 from penstock.decode.stream_owners import HandoverBodies, StreamOwners
 from penstock.export.exporters.remote_write_exporter import write_request
@@ -22,7 +22,7 @@ from tests.receive.support import NOW, SECOND, counter, gauge, request
 
 texts = st.binary(max_size=40)
 families = st.builds(
-    Family,
+    OtlpFamily,
     texts,
     texts,
     texts,
@@ -32,14 +32,14 @@ families = st.builds(
 )
 
 
-def is_cumulative(family: Family) -> bool:
+def is_cumulative(family: OtlpFamily) -> bool:
     if family.data == SUM:
         return family.temporality == CUMULATIVE and bool(family.is_monotonic)
     return family.data == SUMMARY or (family.data != GAUGE and family.temporality == CUMULATIVE)
 
 
 @given(families, st.integers(1, 9))
-def test_every_process_finds_the_same_owner_and_what_adds_up_by_itself_stays(family: Family, count: int) -> None:
+def test_every_process_finds_the_same_owner_and_what_adds_up_by_itself_stays(family: OtlpFamily, count: int) -> None:
     found = [StreamOwners(own, count).of_family(family) for own in range(count)]
 
     assert found == (found[:1] * count if is_cumulative(family) else list(range(count)))
@@ -48,9 +48,9 @@ def test_every_process_finds_the_same_owner_and_what_adds_up_by_itself_stays(fam
 
 @given(texts, texts, texts | st.sampled_from([b"x_sum", b"x_count", b"x_sum_count", b"_sum"]))
 def test_what_a_summary_becomes_lives_where_sums_of_that_name_do(resource: bytes, scope: bytes, name: bytes) -> None:
-    summary = Family(resource, scope, name, SUMMARY, 0, 0)
+    summary = OtlpFamily(resource, scope, name, SUMMARY, 0, 0)
     for ending in (b"_count", b"_sum"):
-        part = Family(resource, scope, name + ending, SUM, CUMULATIVE, 1)
+        part = OtlpFamily(resource, scope, name + ending, SUM, CUMULATIVE, 1)
 
         assert StreamOwners(0, 7).of_family(part) == StreamOwners(0, 7).of_family(summary)
 
@@ -59,7 +59,7 @@ def test_what_a_summary_becomes_lives_where_sums_of_that_name_do(resource: bytes
 def test_the_streams_of_one_sender_are_spread_evenly(count: int) -> None:
     owners = StreamOwners(0, count)
     by_metric = Counter(
-        owners.of_family(Family(b"shop", b"", f"app.metric.{number}".encode(), SUM, CUMULATIVE, 1))
+        owners.of_family(OtlpFamily(b"shop", b"", f"app.metric.{number}".encode(), SUM, CUMULATIVE, 1))
         for number in range(1000)
     )
     by_series = Counter(owners.of_series("requests_total", f'{{"path":"/things/{number}"}}') for number in range(1000))

@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import ErrorClass, PermanentExportError, QueueFull, TransientExportError
 from penstock.export import BreakerConfig, FailoverConfig, PartialSuccess, PipelineSplitConfig, Prepared, SendQueue
 from penstock.spool import FastQueue, FastQueueConfig, FullBehavior
-from penstock.spool.files import OsFiles
+from penstock.spool.files import OsSpoolFiles
 from penstock.telemetry import DECLARATIONS, Telemetry
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, numbered, push_all, quick
@@ -71,7 +71,7 @@ class Seen:
         return any(max(values) > 0 and (len(values) > 1 or name in CONFIGURED) for values in found)
 
 
-class FailingDisk(OsFiles):
+class FailingDisk(OsSpoolFiles):
     """A disk that takes nothing while it has an error."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from penstock.export import (
     send_queue,
 )
 from penstock.spool import FastQueue, Lease
-from penstock.spool.files import OsFiles
+from penstock.spool.files import OsSpoolFiles
 from penstock.testing import FailingExporter, MemoryExporter, wait_until
 from tests.export.quick import DOWN, SPLIT, Deaf, dead_letters, failing, held, numbered, push_all, quick
 
@@ -309,7 +309,7 @@ def test_a_worker_that_meets_the_unforeseen_gives_its_batch_back_and_goes_on(
 
 
 def test_close_may_be_called_again_when_the_disk_was_full(tmp_path: Path) -> None:
-    class FullDisk(OsFiles):
+    class FullDisk(OsSpoolFiles):
         is_full = False
 
         def pwritev(self, handle: int, buffers: Any, offset: int, /) -> int:  # type: ignore[override]

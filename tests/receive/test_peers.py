@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToJson
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from penstock.decode.config import IntakeConfig
-from penstock.decode.otlp.walk import CUMULATIVE, SUM, Family, walk_otlp_metrics
+from penstock.decode.otlp.walk import CUMULATIVE, SUM, OtlpFamily, walk_otlp_metrics
 from penstock.decode.outcome import Answer, Format, Status
 from penstock.decode.stream_owners import StreamOwners
 from penstock.receive import peer_link, peer_wire
@@ -70,7 +70,9 @@ def kept_by(owner: int, count: int = 2) -> str:
     owners = StreamOwners(0, count)
     names = (f"c{number}" for number in range(1000))
     return next(
-        name for name in names if owners.of_family(Family(resource, scope, name.encode(), SUM, CUMULATIVE, 1)) == owner
+        name
+        for name in names
+        if owners.of_family(OtlpFamily(resource, scope, name.encode(), SUM, CUMULATIVE, 1)) == owner
     )
 
 

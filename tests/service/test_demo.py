@@ -12,7 +12,7 @@ from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.service import demo
 from penstock.service.demo import claim_demo_folder
-from penstock.service.generator import Day, generate_demo_points
+from penstock.service.generator import DemoDay, generate_demo_points
 from penstock.tables.delta import DeltaTables
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "read_tables.py"
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_no_traceback() -> None:
 
 
 def test_the_generator_repeats_itself_and_comes_near_the_number_asked_for() -> None:
-    day = Day(points=50_000)
+    day = DemoDay(points=50_000)
     first, again = ([chunk.points for chunk in generate_demo_points(day, end=1e9)] for _ in range(2))
 
     assert all(a.equals(b) for a, b in zip(first, again, strict=True))

@@ -16,7 +16,7 @@ from penstock.config.load import load
 from penstock.config.tree import ServiceConfig
 from penstock.receive.intake import Intake
 from penstock.service.service import Service
-from penstock.service.trends import Trends
+from penstock.service.trends import QueueTrends
 from penstock.telemetry import Value
 from penstock.testing import FakeClock, wait_until
 from tests.servers import free_port
@@ -218,7 +218,7 @@ def test_trends_note_what_grows_or_runs_out(
     name: str, labels: dict[str, str], before: float, after: float, note: str
 ) -> None:
     clock, values = FakeClock(), [Value(name, "", labels, before)]
-    trends = Trends(lambda: values, clock)
+    trends = QueueTrends(lambda: values, clock)
     trends.look()
     clock.advance(60.0)
     values[0] = values[0]._replace(value=after)

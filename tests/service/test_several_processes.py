@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from penstock.decode.otlp.walk import CUMULATIVE, SUM, Family, walk_otlp_metrics
+from penstock.decode.otlp.walk import CUMULATIVE, SUM, OtlpFamily, walk_otlp_metrics
 from penstock.decode.stream_owners import StreamOwners
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.model.segment import read_segment, sealed
@@ -187,7 +187,7 @@ def test_senders_that_change_connection_for_every_request_are_counted_exactly(tm
 def owner_of(program: Program, name: str, processes: int) -> int:
     """The process that keeps that counter of the program."""
     (resource, scope, _), _, _ = next(walk_otlp_metrics(program.otlp().SerializeToString()))
-    return StreamOwners(0, processes).of_family(Family(resource, scope, name.encode(), SUM, CUMULATIVE, 1))
+    return StreamOwners(0, processes).of_family(OtlpFamily(resource, scope, name.encode(), SUM, CUMULATIVE, 1))
 
 
 @pytest.mark.timeout(300)

@@ -22,7 +22,7 @@ from penstock.spark.job import JobConfig, commit_spark_batch, job_beginning
 from penstock.spark.rollup import PLACE, PLACES
 from penstock.spark.segment_folder import Offset, SegmentSourceFolder, checked_spark_offset
 from penstock.spark.source import SegmentStream
-from penstock.spark.table_sink import Order, Report, TableSinkWriter
+from penstock.spark.table_sink import SinkOrder, SinkReport, TableSinkWriter
 from penstock.tables import delta, parquet, postgres
 from penstock.tables.port import TOP_N, Batch, Tables
 from penstock.tables.table_rows import DISTRIBUTION, PACKED_ROWS, packed_table_rows
@@ -139,13 +139,13 @@ class Engine:
                     raise PowerCut("after the plan")
             start, end = log.batch_range(log.done)
             batches = [b for piece in source.partitions(start, end) for b in source.read(piece)]
-            order = Order(self.tables.landing("test"), dict(config.not_at))
+            order = SinkOrder(self.tables.landing("test"), dict(config.not_at))
             covered = commit_spark_batch(self.tables, written(pa.Table.from_batches(batches, PARTIALS), order))
             self._noted |= set(covered.end)
             log.done += 1
 
 
-def written(partials: pa.Table, order: Order, tasks: int = 2) -> list[Report]:
+def written(partials: pa.Table, order: SinkOrder, tasks: int = 2) -> list[SinkReport]:
     """What the tasks of a batch report: the plan's aggregate in pyarrow, the sink's own writer."""
     rows = aggregated(partials)
     keys = pc.binary_join_element_wise(rows["metric"], rows["function"], rows["entity"], "|").to_pylist()

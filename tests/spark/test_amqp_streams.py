@@ -10,11 +10,11 @@ from penstock.broker import Broker
 from penstock.errors import BrokerError, ConfigError, StreamDataLost
 from penstock.spark.amqp.stream_client import StreamClient
 from penstock.spark.amqp.stream_link import PREFETCH
-from penstock.spark.amqp.stream_options import MAX_OFFSETS, Settings
+from penstock.spark.amqp.stream_options import MAX_OFFSETS, StreamSettings
 from penstock.spark.amqp.stream_readers import (
     SMALLEST_RANGE,
-    Range,
     StreamFollower,
+    StreamRange,
     StreamTable,
     shares_of_spark_batch,
     spark_stream_ranges,
@@ -40,8 +40,8 @@ def client(shared_rabbitmq: RabbitMQ) -> Iterator[StreamClient]:
     client.close()
 
 
-def settings(url: str, streams: str, **options: str) -> Settings:
-    return Settings({"url": url, "streams": streams, "timeout": "20s", **options})
+def settings(url: str, streams: str, **options: str) -> StreamSettings:
+    return StreamSettings({"url": url, "streams": streams, "timeout": "20s", **options})
 
 
 def outlived(publisher: Publisher, client: StreamClient) -> str:
@@ -180,7 +180,7 @@ def test_a_stream_that_was_made_anew_is_refused_or_read_from_its_beginning(
     lenient = StreamFollower(settings(shared_rabbitmq.url, stream, failOnDataLoss="false"))
     after = lenient.latestOffset(before, limit)
     lenient.stop()
-    assert lenient.partitions(before, after) == [Range(stream, 0, 20)]
+    assert lenient.partitions(before, after) == [StreamRange(stream, 0, 20)]
 
 
 def test_what_retention_took_before_a_batch_is_counted_in_its_offset(
@@ -195,7 +195,7 @@ def test_what_retention_took_before_a_batch_is_counted_in_its_offset(
     first, end = 3 + after[stream]["lost"] - 10, after[stream]["next"]
     assert first > 3
     assert end == client.latest(stream)
-    assert follower.partitions(start, after) == [Range(stream, first, end)]
+    assert follower.partitions(start, after) == [StreamRange(stream, first, end)]
     strict = StreamFollower(settings(shared_rabbitmq.url, stream))
     with pytest.raises(StreamDataLost, match=f"stream '{stream}'"):
         strict.latestOffset(start, strict.getDefaultReadLimit())
@@ -219,7 +219,7 @@ def test_batches_are_limited_and_shared_by_the_streams(shared_rabbitmq: RabbitMQ
     assert second == {long: {"next": 70, "lost": 0}, short: {"next": 10, "lost": 0}}
     assert third == {long: {"next": 100, "lost": 0}, short: {"next": 10, "lost": 0}}
     assert follower.reportLatestOffset() == third
-    assert follower.partitions(first, second) == [Range(long, 30, 70)]
+    assert follower.partitions(first, second) == [StreamRange(long, 30, 70)]
 
 
 def test_a_table_is_what_lies_between_two_offsets(shared_rabbitmq: RabbitMQ, publisher: Publisher) -> None:
@@ -227,22 +227,22 @@ def test_a_table_is_what_lies_between_two_offsets(shared_rabbitmq: RabbitMQ, pub
     publisher.fill(stream, 20)
     url = shared_rabbitmq.url
 
-    def planned(**options: str) -> list[Range]:
+    def planned(**options: str) -> list[StreamRange]:
         return list(StreamTable(settings(url, stream, **options)).partitions())  # type: ignore[arg-type]
 
-    assert planned() == [Range(stream, 0, 20)]
-    assert planned(startingOffsets="latest") == [Range("", 0, 0)]
+    assert planned() == [StreamRange(stream, 0, 20)]
+    assert planned(startingOffsets="latest") == [StreamRange("", 0, 0)]
     places = f'{{"{stream}": 5}}', f'{{"{stream}": 9}}'
-    assert planned(startingOffsets=places[0], endingOffsets=places[1]) == [Range(stream, 5, 9)]
+    assert planned(startingOffsets=places[0], endingOffsets=places[1]) == [StreamRange(stream, 5, 9)]
     with pytest.raises(ConfigError, match="endingOffsets says 21 for stream"):
         planned(endingOffsets=f'{{"{stream}": 21}}')
 
 
 def test_ranges_are_even_and_worth_a_task() -> None:
-    assert spark_stream_ranges("s", 0, 100, 8) == [Range("s", 0, 100)]
+    assert spark_stream_ranges("s", 0, 100, 8) == [StreamRange("s", 0, 100)]
     assert spark_stream_ranges("s", 10, 10 + 3 * SMALLEST_RANGE, 2) == [
-        Range("s", 10, 10 + 3 * SMALLEST_RANGE // 2),
-        Range("s", 10 + 3 * SMALLEST_RANGE // 2, 10 + 3 * SMALLEST_RANGE),
+        StreamRange("s", 10, 10 + 3 * SMALLEST_RANGE // 2),
+        StreamRange("s", 10 + 3 * SMALLEST_RANGE // 2, 10 + 3 * SMALLEST_RANGE),
     ]
     assert spark_stream_ranges("s", 4, 4, 2) == []
 
@@ -281,5 +281,5 @@ def test_a_limit_is_shared_evenly_and_wholly_used(backlogs: dict[str, int], limi
 )
 def test_an_option_that_makes_no_sense_is_refused_by_name(options: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint) as caught:
-        Settings(options)
+        StreamSettings(options)
     assert "secret" not in str(caught.value)

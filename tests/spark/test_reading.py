@@ -15,7 +15,7 @@ from penstock.model.level import Level
 from penstock.model.partial import SERIES, merged, partials_of_columns
 from penstock.model.point import POINTS, chunk_type, entity_of
 from penstock.model.segment import Segment, seal
-from penstock.service.generator import Day, generate_demo_points
+from penstock.service.generator import DemoDay, generate_demo_points
 from penstock.spark import read_segments, read_table, reading
 from penstock.tables.port import read_level, read_top_n
 from tests.model.worked_example import added_function, example_definitions
@@ -30,7 +30,7 @@ def test_every_function_reads_the_same_in_spark_and_without_a_jvm(spark: SparkSe
     (tmp_path / "segments").mkdir()
     partials = [
         definition.partials(chunk.points)
-        for chunk in generate_demo_points(Day(points=3000, minutes=180), end=1_800_000_000)
+        for chunk in generate_demo_points(DemoDay(points=3000, minutes=180), end=1_800_000_000)
         for definition in definitions.of(chunk.metric)
     ]
     for n in range(3):

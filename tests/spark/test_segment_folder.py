@@ -19,7 +19,7 @@ from penstock.model.point import chunk_type
 from penstock.model.segment import QUARANTINE, Segment, seal, sealed
 from penstock.model.share import Share
 from penstock.spark.piece_reading import read_piece
-from penstock.spark.pieces import Piece
+from penstock.spark.pieces import SparkReadPiece
 from penstock.spark.progress import JobProgress, ProgressListener
 from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.spark.source import SegmentSource
@@ -105,7 +105,7 @@ def test_a_batch_that_misses_a_segment_is_refused(folder: SegmentSourceFolder) -
     with pytest.raises(SegmentVanished, match=r"3 segments of writer 'a' .* 2 are in"):
         folder.between({}, ALL)
     with pytest.raises(SegmentVanished, match="is gone"):
-        list(read_piece(folder.folder, Piece([Segment("a", 10, 19).name])))
+        list(read_piece(folder.folder, SparkReadPiece([Segment("a", 10, 19).name])))
 
 
 def test_a_segment_that_went_before_it_was_planned_is_missed_and_an_empty_file_stands_in_for_it(
@@ -122,7 +122,7 @@ def test_a_segment_that_went_before_it_was_planned_is_missed_and_an_empty_file_s
 
     (folder.folder / Segment("a", 10, 19).name).touch()
     assert folder.admit(taken) == ALL
-    assert counted(read_piece(folder.folder, Piece(names(folder)))) == 6
+    assert counted(read_piece(folder.folder, SparkReadPiece(names(folder)))) == 6
 
 
 def test_what_was_taken_long_ago_may_have_holes(folder: SegmentSourceFolder) -> None:
@@ -141,18 +141,18 @@ def test_a_damaged_segment_is_set_aside_and_still_counts(folder: SegmentSourceFo
         path.write_bytes(path.read_bytes()[:300] if damage == "cut" else bytes(damage))  # type: ignore[arg-type]
     everything = names(folder)
 
-    assert counted(read_piece(folder.folder, Piece(everything))) == 6
+    assert counted(read_piece(folder.folder, SparkReadPiece(everything))) == 6
     assert [segment.name for segment in folder.quarantined()] == [path.name]
     assert (folder.folder / QUARANTINE / path.name).exists()
     assert [segment.name for segment in folder.between({}, ALL)] == everything
-    assert counted(read_piece(folder.folder, Piece(everything))) == 6  # the same when the batch runs again
+    assert counted(read_piece(folder.folder, SparkReadPiece(everything))) == 6  # the same when the batch runs again
 
 
 def test_an_error_of_the_system_that_one_task_sees_sets_nothing_aside(
     folder: SegmentSourceFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the other task has counted stays counted, and this one reads it when it runs again."""
-    one, other = (Piece(names(folder), Share(number, 2)) for number in range(2))
+    one, other = (SparkReadPiece(names(folder), Share(number, 2)) for number in range(2))
     whole = counted(read_piece(folder.folder, other))
 
     def failing(path: Path, share: Share) -> pa.Table:
@@ -168,7 +168,7 @@ def test_an_error_of_the_system_that_one_task_sees_sets_nothing_aside(
 
 
 def test_what_is_read_is_merged_and_has_exactly_the_schema(folder: SegmentSourceFolder) -> None:
-    (batch,) = read_piece(folder.folder, Piece(names(folder)))
+    (batch,) = read_piece(folder.folder, SparkReadPiece(names(folder)))
     assert batch.schema == PARTIALS
     assert batch.num_rows == 2
     assert batch["count"].to_pylist() == [4, 4]
@@ -181,10 +181,10 @@ def test_a_batch_larger_than_a_task_may_hold_is_merged_in_steps(
 ) -> None:
     monkeypatch.setattr("penstock.spark.piece_reading.STEP_ROWS", step)
     monkeypatch.setattr("penstock.spark.piece_reading.MERGE_ROWS", most)
-    batches = list(read_piece(folder.folder, Piece(names(folder))))
+    batches = list(read_piece(folder.folder, SparkReadPiece(names(folder))))
     assert all(batch.schema == PARTIALS for batch in batches)
     assert counted(iter(batches)) == 8
-    packs = list(read_piece(folder.folder, Piece(names(folder)), packed_partials))
+    packs = list(read_piece(folder.folder, SparkReadPiece(names(folder)), packed_partials))
     assert all(batch.schema == PACKED for batch in packs)
     assert counted(iter(packs)) == 8
 
@@ -193,7 +193,7 @@ def test_what_merges_in_small_steps_leaves_as_one_batch(
     folder: SegmentSourceFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.spark.piece_reading.STEP_ROWS", 4)  # two segments
-    (batch,) = read_piece(folder.folder, Piece(names(folder)))
+    (batch,) = read_piece(folder.folder, SparkReadPiece(names(folder)))
     assert batch["count"].to_pylist() == [4, 4]
 
 

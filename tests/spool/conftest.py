@@ -7,15 +7,15 @@ import pytest
 
 from penstock import Durability, FastQueue, FastQueueConfig
 from penstock.spool import open_queues
-from penstock.spool.files import OsFiles
+from penstock.spool.files import OsSpoolFiles
 from tests.spool.damage import Open
 
 
 @pytest.fixture(autouse=True)
 def quick_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the waiting for the real disk: what a sync is good for is tested on the fake one, which forgets."""
-    monkeypatch.setattr(OsFiles, "sync", staticmethod(lambda handle: None))
-    monkeypatch.setattr(OsFiles, "sync_folder", lambda self, path: None)
+    monkeypatch.setattr(OsSpoolFiles, "sync", staticmethod(lambda handle: None))
+    monkeypatch.setattr(OsSpoolFiles, "sync_folder", lambda self, path: None)
 
 
 @pytest.fixture(autouse=True)

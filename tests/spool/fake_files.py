@@ -34,7 +34,7 @@ class FakeMappedFile:
 
 
 class FakeFiles:
-    """Implements `penstock.spool.files.Files`."""
+    """Implements `penstock.spool.files.SpoolFiles`."""
 
     def __init__(self) -> None:
         self.names_now: dict[str, Inode] = {}

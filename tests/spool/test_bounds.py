@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import ConfigError, DiskFull, QueueFull
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
-from penstock.spool.files import OsFiles
+from penstock.spool.files import OsSpoolFiles
 
 POLICY = "penstock.spool.capacity_policy"  # the logger of the queue's limits
 
@@ -88,7 +88,7 @@ def test_attempts_that_are_no_number_are_refused(most: object) -> None:
 def test_a_full_disk_is_one_line_however_many_blocks_it_refuses(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class FullDisk(OsFiles):
+    class FullDisk(OsSpoolFiles):
         is_full = False
 
         def pwritev(self, handle: int, buffers: Any, offset: int, /) -> int:  # type: ignore[override]

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import DiskFull
 from penstock.spool import Durability, FastQueue, FastQueueConfig, Lease
-from penstock.spool.files import OsFiles
+from penstock.spool.files import OsSpoolFiles
 from penstock.testing import FakeClock
 from tests.spool.damage import drain
 from tests.spool.fake_files import FakeFiles
@@ -18,7 +18,7 @@ from tests.spool.fake_files import FakeFiles
 BLOCK = 10_000
 
 
-class SmallDisk(OsFiles):
+class SmallDisk(OsSpoolFiles):
     """Real files, of which those in `folder` have no more than `capacity` bytes for blocks."""
 
     def __init__(self, folder: Path, capacity: int) -> None:

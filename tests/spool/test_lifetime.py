@@ -11,7 +11,7 @@ import pytest
 
 from penstock import DiskFailed, DiskFull, Durability, FastQueue, FastQueueConfig, QueueClosed, QueueError, QueueLocked
 from penstock.spool.dead_letters import DeadLetterQueue
-from penstock.spool.files import OsFiles
+from penstock.spool.files import OsSpoolFiles
 from penstock.testing import FakeClock, wait_until
 from tests.spool.damage import Open, drain, numbered
 
@@ -152,7 +152,7 @@ def test_the_names_of_new_folders_are_on_the_disk_before_anything_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(OsFiles, "sync_folder", lambda self, path: synced.append(path))
+    monkeypatch.setattr(OsSpoolFiles, "sync_folder", lambda self, path: synced.append(path))
     with FastQueue(tmp_path / "a" / "b", FastQueueConfig(durability=Durability.FSYNC)):
         assert synced[:2] == [str(tmp_path), str(tmp_path / "a")]
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from penstock import Durability, FastQueue, FastQueueConfig
 from penstock.cli.main import main
-from penstock.spool.files import OsFiles
+from penstock.spool.files import OsSpoolFiles
 from tests.spool.damage import chunk_paths, drain, flip
 
 Run = Callable[..., Result]
@@ -271,14 +271,14 @@ def test_replay_takes_letters_from_another_folder_and_leaves_what_is_none(
 def test_a_chunk_that_vanishes_during_a_look_is_no_error(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes, real = iter([FileNotFoundError]), OsFiles.size_of
+    sizes, real = iter([FileNotFoundError]), OsSpoolFiles.size_of
 
     def vanishing(path: str) -> int:
         if len(os.path.basename(path)) == 16 and (error := next(sizes, None)) is not None:
             raise error
         return real(path)
 
-    monkeypatch.setattr(OsFiles, "size_of", staticmethod(vanishing))
+    monkeypatch.setattr(OsSpoolFiles, "size_of", staticmethod(vanishing))
     assert run("inspect", folder).exit_code == 0
     sizes = iter([FileNotFoundError])
     assert run("check", folder).exit_code == 0

@@ -3,12 +3,12 @@
 import pyarrow as pa
 
 from penstock.model.partial import PARTIALS
-from penstock.tables.landing import Written
+from penstock.tables.landing import WrittenTableFile
 from penstock.tables.port import TOP_N, Batch, Tables
 from penstock.tables.table_rows import RECORDS, increment_table_rows, increment_top_n_rows, packed_table_rows
 
 
-def land(tables: Tables, name: str, rows: pa.Table) -> list[Written]:
+def land(tables: Tables, name: str, rows: pa.Table) -> list[WrittenTableFile]:
     """What one task writes: of partials, or of records."""
     writer = tables.landing("test").writer(name)
     writer.write(as_increments(name, rows))

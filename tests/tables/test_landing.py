@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import RowsMissing
 from penstock.model.function import AVG
-from penstock.tables.landing import FileLanding, Written
+from penstock.tables.landing import TableFileLanding, WrittenTableFile
 from penstock.tables.port import Batch, Tables, open_tables
 from tests.cli.test_query import partials
 from tests.tables.adding import add, as_increments, land
@@ -22,7 +22,7 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
 
 def test_a_worker_that_does_not_see_the_folder_of_the_tables_refuses_with_a_reason(tables: Tables) -> None:
     landing = tables.landing("test")
-    assert isinstance(landing, FileLanding)
+    assert isinstance(landing, TableFileLanding)
     shutil.rmtree(landing.folders["minute"])
     with pytest.raises(RowsMissing, match=r"an executor does not see .* must be mounted under the same path"):
         landing.writer("minute").write(as_increments("minute", ROWS))
@@ -42,7 +42,7 @@ def test_a_file_that_the_driver_does_not_see_whole_is_not_committed(tables: Tabl
 
 def test_what_no_report_names_is_in_no_table_and_vacuum_removes_it(tables: Tables) -> None:
     landing = tables.landing("test")
-    found: list[Written] = []
+    found: list[WrittenTableFile] = []
     for _ in range(2):  # the second attempt is one that Spark has given up
         writer = landing.writer("minute")
         writer.write(as_increments("minute", ROWS))

@@ -34,13 +34,13 @@ def demo_command(points: int, folder: Path) -> None:
     require_extra("spark", "pyspark", "pyarrow", "deltalake")
     from penstock.cli.demo_screen import DemoScreen, demo_summary_on_screen
     from penstock.service.demo import claim_demo_folder, run_demo
-    from penstock.service.generator import Day
+    from penstock.service.generator import DemoDay
 
     console = Console()
     try:
         with claim_demo_folder(folder):
             with DemoScreen(console, points) as screen:
-                outcome = run_demo(folder, Day(points=points), screen.show)
+                outcome = run_demo(folder, DemoDay(points=points), screen.show)
             demo_summary_on_screen(console, outcome)
     except OSError as error:
         raise click.ClickException(f"{error}: name a folder where you may write, with --dir") from error

@@ -49,7 +49,7 @@ class DemoScreen:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def show(self, progress: demo.Progress) -> None:
+    def show(self, progress: demo.DemoProgress) -> None:
         points, done = progress.generated, progress.spark == "done"
         if progress.fed:
             self._bars.update(self._edge, total=points)

@@ -124,7 +124,7 @@ def _explained(reasons: list[dead_letter_report.ReasonCount]) -> Iterator[str]:
         yield f"{count:>8}  {format_bytes(size):>10}  +{len(others)} more reasons: --json has them all"
 
 
-def _state(found: examine.Overview) -> str:
+def _state(found: examine.SpoolOverview) -> str:
     if found.is_in_use:
         return "in use"
     return "closed" if found.was_closed_properly else "not closed properly: the next start will recover it"

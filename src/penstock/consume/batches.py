@@ -9,7 +9,7 @@ from penstock.consume.routes import Route
 DEFAULT_BATCH_TIMEOUT = 1.0  # seconds that a batch may wait to be full
 
 
-class Timers(Protocol):
+class DeliveryTimers(Protocol):
     """What calls back later, on the I/O thread."""
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> object: ...
@@ -23,7 +23,7 @@ class MessageBatcher:
     I/O thread only.
     """
 
-    def __init__(self, timers: Timers, emit: Callable[[Job], None]) -> None:
+    def __init__(self, timers: DeliveryTimers, emit: Callable[[Job], None]) -> None:
         self._timers = timers
         self._emit = emit
         self._batches: dict[Route, Job] = {}

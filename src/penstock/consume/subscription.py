@@ -20,7 +20,7 @@ from penstock.consume.attempts import (
     returned_too_often,
 )
 from penstock.consume.backoff_policy import BackoffPolicy, RetryDelay
-from penstock.consume.batches import MessageBatcher, Timers
+from penstock.consume.batches import DeliveryTimers, MessageBatcher
 from penstock.consume.consumer_options import pool_size
 from penstock.consume.declarations import Consumer
 from penstock.consume.delivery import RETURNED, Delivery, Job, Verdict
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 DEAD_LETTER_AGAIN = BackoffPolicy(first=1.0, limit=30.0, jitter=0.0)
 
 
-class SubscriptionPort(Timers, Protocol):
+class SubscriptionPort(DeliveryTimers, Protocol):
     """What a subscription needs of the connection."""
 
     def call(self, callback: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ from penstock.decode.column_scan import Ints
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Floats
 from penstock.decode.distributions import HistogramTotals, histogram_rows
-from penstock.decode.rows import Rows
+from penstock.decode.rows import DecodedRows
 
 
 class BucketEdges:
@@ -46,7 +46,7 @@ def bucket_rows(
     edges: BucketEdges,
     edge_index: Ints,
     context: DecodeContext,
-) -> Rows:
+) -> DecodedRows:
     """Returns a row for each bucket that holds something."""
     held = np.flatnonzero(counts > 0)
     point = np.repeat(np.arange(len(lengths)), lengths)[held]

@@ -21,7 +21,7 @@ from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Deltas, Floats, Mask, grown_delta_column
 from penstock.decode.distributions import HistogramTotals, no_histogram_rows
 from penstock.decode.histogram_deltas import HistogramDeltas
-from penstock.decode.rows import Rows
+from penstock.decode.rows import DecodedRows
 from penstock.decode.series import NO_STREAM, Namespace
 from penstock.model.point import PointKind, entity_of
 
@@ -183,7 +183,9 @@ class ClassicHistograms:
 
     # -- points ------------------------------------------------------------------------------------------------------
 
-    def rows(self, samples: BucketSamples, context: DecodeContext, deltas: HistogramDeltas, numbers: Deltas) -> Rows:
+    def rows(
+        self, samples: BucketSamples, context: DecodeContext, deltas: HistogramDeltas, numbers: Deltas
+    ) -> DecodedRows:
         """Returns the increments of the points that are whole now; the other samples wait.
 
         `numbers` are the deltas of counters, which sums are, too.
@@ -280,7 +282,7 @@ class ClassicHistograms:
                 del self._waiting[histogram]
 
 
-def _increments(whole: BucketSamples, context: DecodeContext, deltas: HistogramDeltas) -> Rows:
+def _increments(whole: BucketSamples, context: DecodeContext, deltas: HistogramDeltas) -> DecodedRows:
     """Returns what whole points add to the ones before them, a row for each bucket. A point's samples are in order."""
     is_first = np.ones(len(whole.streams), bool)
     is_first[1:] = (whole.streams[1:] != whole.streams[:-1]) | (whole.times[1:] != whole.times[:-1])

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.decode.column_scan import Ints
 from penstock.decode.outcome import MAX_REASONS, TAKEN, Answer, Refusal, Status
-from penstock.decode.series import KnownSeries, Namespace, Resolved
+from penstock.decode.series import KnownSeries, Namespace, ResolvedStreams
 from penstock.decode.stream_owners import StreamHandoverParts
 
 
@@ -94,7 +94,7 @@ class DecodeContext:
     undos: list[Callable[[], None]] = field(default_factory=list)
     """Each takes the increments of some cumulative streams back."""
 
-    def resolve(self, namespaces: list[Namespace], space: Ints, keys: Any, requests: Ints) -> Resolved:
+    def resolve(self, namespaces: list[Namespace], space: Ints, keys: Any, requests: Ints) -> ResolvedStreams:
         """Looks up the stream of each point as `KnownSeries.resolve` does, and records the refusals."""
         resolved = self.table.resolve(namespaces, space, keys, self.now, requests, self.senders)
         for rows, refused in resolved.refused:

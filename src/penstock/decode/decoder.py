@@ -30,7 +30,7 @@ from penstock.decode.otlp.summaries import summary_numbers
 from penstock.decode.otlp.walk import EXPONENTIAL, HISTOGRAM, SUMMARY
 from penstock.decode.outcome import Format
 from penstock.decode.remote_write import RemoteWriteReader
-from penstock.decode.rows import DecodedNumbers, Rows
+from penstock.decode.rows import DecodedNumbers, DecodedRows
 from penstock.decode.seen_times import SeenTimes
 from penstock.decode.series import KnownSeries, Namespace
 from penstock.decode.stream_memory import (
@@ -58,7 +58,7 @@ class Decoded:
     outcomes: DecodeOutcomes
     raw: list[bytes]  # the bodies as protobuf, for the relay
     undos: list[Callable[[], None]]
-    rows: list[Rows]  # what the chunks are made of
+    rows: list[DecodedRows]  # what the chunks are made of
 
     def points_of(self, places: Sequence[int]) -> list[int]:
         """Returns how many points each of these requests brings."""
@@ -159,7 +159,7 @@ class Decoder:
         chunks = [chunk for rows in pieces for chunk in rows.chunks(self._table)]
         return Decoded(chunks, context.outcomes, bodies, context.undos, pieces)
 
-    def _otlp_rows(self, by_layout: list[tuple[int, ScannedOtlpPoints]], context: DecodeContext) -> list[Rows]:
+    def _otlp_rows(self, by_layout: list[tuple[int, ScannedOtlpPoints]], context: DecodeContext) -> list[DecodedRows]:
         """Returns all numbers as one piece and all distributions as another."""
         numbers, distributions = [], []
         for layout, points in by_layout:
@@ -175,7 +175,7 @@ class Decoder:
         if numbers:  # all at once: summaries of known shapes are among the numbers, and their streams stay in order
             pieces.append(DecodedNumbers.join(numbers).increments(context, self._deltas))
         if distributions:
-            pieces.append(Rows.join(distributions))
+            pieces.append(DecodedRows.join(distributions))
         return pieces
 
     def without(self, requests: Collection[int], decoded: Decoded) -> Decoded:

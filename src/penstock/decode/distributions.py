@@ -9,7 +9,7 @@ from penstock.decode.column_scan import Bytes, Ints, float64_at
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Floats
 from penstock.decode.outcome import Refusal
-from penstock.decode.rows import Rows
+from penstock.decode.rows import DecodedRows
 from penstock.model.packed import COUNT_BITS
 
 MAX_BUCKETS = 4096  # of one point: their last counts are kept for every cumulative stream
@@ -62,7 +62,7 @@ def histogram_rows(
     high: Floats,
     counts: Ints,
     context: DecodeContext,
-) -> Rows:
+) -> DecodedRows:
     """Makes the rows of these points; `point` is the point of each row, in order, with ascending values.
 
     A row's min and max are the ends of its bucket, and the exact ones at the ends of a point where they are known.
@@ -84,7 +84,7 @@ def histogram_rows(
         least = np.where(is_first & totals.is_least[point], totals.least[point], least)
         greatest = np.where(is_last & totals.is_greatest[point], totals.greatest[point], greatest)
     states = {"count": counts, "sum": sums, "min": least, "max": greatest}
-    return Rows(totals.requests[point], totals.streams[point], totals.times[point], values, states)
+    return DecodedRows(totals.requests[point], totals.streams[point], totals.times[point], values, states)
 
 
 def _sums(stated: Floats, point: Ints, values: Floats, counts: Ints) -> Floats:
@@ -101,6 +101,6 @@ def _sums(stated: Floats, point: Ints, values: Floats, counts: Ints) -> Floats:
     return np.where(np.isfinite(stated)[point], shares, own)
 
 
-def no_histogram_rows() -> Rows:
+def no_histogram_rows() -> DecodedRows:
     ints, floats = np.zeros(0, np.int64), np.zeros(0)
-    return Rows(ints, ints, ints, floats, {"count": ints, "sum": floats, "min": floats, "max": floats})
+    return DecodedRows(ints, ints, ints, floats, {"count": ints, "sum": floats, "min": floats, "max": floats})

@@ -19,8 +19,8 @@ from penstock.decode.decode_context import DecodeContext
 from penstock.decode.otlp.attributes import otlp_attribute_text
 from penstock.decode.otlp.json_request import refuse_many_otlp_json_values
 from penstock.decode.outcome import Refusal, TooMany
-from penstock.decode.rows import Rows
-from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.rows import DecodedRows
+from penstock.decode.series import NO_STREAM, Namespace, RefusedStreams
 from penstock.decode.series_description import SeriesDescription
 from penstock.model.name import is_encodable_name, metric_name_fault
 from penstock.model.point import PointKind, entity_of
@@ -42,7 +42,7 @@ class EventReader:
     def __init__(self) -> None:
         self.namespaces = {"events": Namespace(_described)}
 
-    def read(self, bodies: list[bytes], context: DecodeContext, now: float) -> Rows:
+    def read(self, bodies: list[bytes], context: DecodeContext, now: float) -> DecodedRows:
         """Returns the points of all valid events; `now` in seconds since the epoch. TooMany beyond a bound."""
         requests: list[int] = []
         keys: list[bytes] = []
@@ -65,7 +65,7 @@ class EventReader:
             for place, event in enumerate(events):
                 try:
                     key, time, value = _checked(event, now, context.latest)
-                except Refused as refused:
+                except RefusedStreams as refused:
                     context.outcomes.reject_one(request, refused.reason, f"event {place}: {refused}")
                     continue
                 if "time" not in event:
@@ -77,7 +77,7 @@ class EventReader:
         of_request = np.array(requests, np.int64)
         namespaces, space = list(self.namespaces.values()), np.zeros(len(keys), np.int64)
         streams = context.resolve(namespaces, space, pa.array(keys, pa.binary()), of_request).streams
-        rows = Rows(of_request, streams, np.array(times, np.int64), np.array(values, np.float64))
+        rows = DecodedRows(of_request, streams, np.array(times, np.int64), np.array(values, np.float64))
         rows = rows.take(streams != NO_STREAM)
         context.outcomes.take(rows.requests)
         return rows
@@ -85,27 +85,27 @@ class EventReader:
 
 def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:
     if not isinstance(event, dict):
-        raise Refused(Refusal.MALFORMED, f"an object is expected, got {type(event).__name__}")
+        raise RefusedStreams(Refusal.MALFORMED, f"an object is expected, got {type(event).__name__}")
     unknown = [key for key in event if key not in _KEYS]
     if unknown:
-        raise Refused(Refusal.MALFORMED, f"unknown key {_shown(unknown[0])}; there are {', '.join(_KEYS)}")
+        raise RefusedStreams(Refusal.MALFORMED, f"unknown key {_shown(unknown[0])}; there are {', '.join(_KEYS)}")
     metric, value, labels = event.get("metric"), event.get("value"), event.get("labels", {})
     if not isinstance(metric, str) or not metric:
-        raise Refused(Refusal.MALFORMED, f"metric must be a text, got {_shown(metric)}")
+        raise RefusedStreams(Refusal.MALFORMED, f"metric must be a text, got {_shown(metric)}")
     if _SEPARATOR in metric:
-        raise Refused(Refusal.LABELS, metric_name_fault(metric))
+        raise RefusedStreams(Refusal.LABELS, metric_name_fault(metric))
     if not _is_number(value):
-        raise Refused(Refusal.VALUE, f"value must be a number, got {_shown(value)}")
+        raise RefusedStreams(Refusal.VALUE, f"value must be a number, got {_shown(value)}")
     if not isinstance(labels, dict) or any(isinstance(label, (dict, list)) for label in labels.values()):
-        raise Refused(Refusal.LABELS, f"labels must be an object of texts, got {_shown(labels)}")
+        raise RefusedStreams(Refusal.LABELS, f"labels must be an object of texts, got {_shown(labels)}")
     texts = {name: otlp_attribute_text(label) for name, label in labels.items()}
     time = _nanoseconds(event.get("time", now))
     if not 0 < time <= latest:
-        raise Refused(Refusal.TIME, f"time is far ahead or before 1970, got {_shown(event.get('time'))}")
+        raise RefusedStreams(Refusal.TIME, f"time is far ahead or before 1970, got {_shown(event.get('time'))}")
     try:
         key = (metric + _SEPARATOR + entity_of(texts)).encode()
     except UnicodeEncodeError:  # JSON can say half a character, "\\ud800"
-        raise Refused(Refusal.LABELS, f"{_halved(metric, texts)} has half a character") from None
+        raise RefusedStreams(Refusal.LABELS, f"{_halved(metric, texts)} has half a character") from None
     return key, time, float(value)
 
 
@@ -121,10 +121,10 @@ def _nanoseconds(time: Any) -> int:
         try:
             moment = datetime.fromisoformat(time)
         except ValueError:
-            raise Refused(Refusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}") from None
+            raise RefusedStreams(Refusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}") from None
         return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6) * 1000
     if not _is_number(time) or abs(time) > 1e11:
-        raise Refused(Refusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}")
+        raise RefusedStreams(Refusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}")
     return round(time * 1e6) * 1000
 
 

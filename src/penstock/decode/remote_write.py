@@ -33,8 +33,8 @@ from penstock.decode.config import IntakeConfig
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import locate_messages_in_body, repeated_messages_in_bodies
 from penstock.decode.outcome import Refusal
-from penstock.decode.rows import DecodedNumbers, Rows
-from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.rows import DecodedNumbers, DecodedRows
+from penstock.decode.series import NO_STREAM, Namespace, RefusedStreams
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import SERIES, StreamOwners
 from penstock.model.name import metric_name_fault
@@ -57,7 +57,7 @@ class WrittenSamples(NamedTuple):
 
     numbers: DecodedNumbers
     buckets: BucketSamples
-    not_numbers: Rows  # L1 leaves them out and counts them
+    not_numbers: DecodedRows  # L1 leaves them out and counts them
 
 
 class RemoteWriteReader:
@@ -152,12 +152,12 @@ class RemoteWriteReader:
         else:
             is_bucket = np.zeros(len(values), bool)
         if is_number.all():
-            numbers = Rows(requests[series_of], streams[series_of], times, values)
+            numbers = DecodedRows(requests[series_of], streams[series_of], times, values)
             return WrittenSamples(DecodedNumbers(numbers, np.zeros_like(times)), buckets, numbers.take(slice(0, 0)))
 
-        def chosen(samples: Ints) -> Rows:
+        def chosen(samples: Ints) -> DecodedRows:
             series = series_of[samples]
-            return Rows(requests[series], streams[series], times[samples], values[samples])
+            return DecodedRows(requests[series], streams[series], times[samples], values[samples])
 
         numbers = chosen(np.flatnonzero(is_number))
         not_numbers = chosen(np.flatnonzero(~is_number & ~is_bucket & (values.view(np.uint64) != _STALE)))
@@ -211,19 +211,19 @@ class RemoteWriteReader:
         try:
             pairs = list(_labels(key))
         except (ValueError, IndexError) as error:
-            raise Refused(Refusal.MALFORMED, f"labels that cannot be read: {error}") from None
+            raise RefusedStreams(Refusal.MALFORMED, f"labels that cannot be read: {error}") from None
         labels = {name: value for name, value in pairs if value}  # in Prometheus an empty label means none
         if len({name for name, _ in pairs}) < len(pairs):
-            raise Refused(Refusal.LABELS, "a series with two labels of one name")
+            raise RefusedStreams(Refusal.LABELS, "a series with two labels of one name")
         name = labels.pop(_NAME, "")
         if not name:
-            raise Refused(Refusal.MALFORMED, "a series without a name")
+            raise RefusedStreams(Refusal.MALFORMED, "a series without a name")
         bound = histogram_bound_of(labels)
         kind = self._kind_of(name, has_bound=bound is not None)
         if kind is PointKind.DISTRIBUTION:
             name = name.removesuffix(BUCKET)
             if len(self.histograms) >= self._config.max_streams:
-                raise Refused(Refusal.STREAMS, f"more than {self._config.max_streams} series of buckets")
+                raise RefusedStreams(Refusal.STREAMS, f"more than {self._config.max_streams} series of buckets")
             del labels[LE]
             self.histograms.expect(key, name, bound, labels)
         elif kind is PointKind.COUNTER and name.endswith(SUM):

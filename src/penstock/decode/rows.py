@@ -19,7 +19,7 @@ from penstock.model.point import Chunk
 
 
 @dataclass(slots=True)
-class Rows:
+class DecodedRows:
     """Points whose streams are known; a distribution has further columns in `states`."""
 
     requests: Ints
@@ -28,17 +28,17 @@ class Rows:
     values: NDArray[np.float64]
     states: dict[str, NDArray[Any]] = field(default_factory=dict)
 
-    def take(self, rows: Any) -> "Rows":
+    def take(self, rows: Any) -> "DecodedRows":
         states = {name: column[rows] for name, column in self.states.items()}
-        return Rows(self.requests[rows], self.streams[rows], self.times[rows], self.values[rows], states)
+        return DecodedRows(self.requests[rows], self.streams[rows], self.times[rows], self.values[rows], states)
 
     @staticmethod
-    def join(pieces: "Sequence[Rows]") -> "Rows":
+    def join(pieces: "Sequence[DecodedRows]") -> "DecodedRows":
         """Concatenates pieces that are all numbers, or all distributions."""
         if len(pieces) == 1:
             return pieces[0]
         states = {name: np.concatenate([piece.states[name] for piece in pieces]) for name in pieces[0].states}
-        return Rows(
+        return DecodedRows(
             np.concatenate([piece.requests for piece in pieces]),
             np.concatenate([piece.streams for piece in pieces]),
             np.concatenate([piece.times for piece in pieces]),
@@ -64,11 +64,11 @@ class Rows:
 class DecodedNumbers:
     """Gauges, sums and counters as they came, and when their streams began (0: unknown)."""
 
-    rows: Rows
+    rows: DecodedRows
     starts: Ints
 
     @staticmethod
-    def with_stream(rows: Rows, starts: Ints) -> "DecodedNumbers":
+    def with_stream(rows: DecodedRows, starts: Ints) -> "DecodedNumbers":
         """Leaves out the rows that have no stream."""
         has_stream = rows.streams != NO_STREAM
         if has_stream.all():
@@ -79,10 +79,10 @@ class DecodedNumbers:
     def join(pieces: "Sequence[DecodedNumbers]") -> "DecodedNumbers":
         if len(pieces) == 1:
             return pieces[0]
-        rows = Rows.join([piece.rows for piece in pieces])
+        rows = DecodedRows.join([piece.rows for piece in pieces])
         return DecodedNumbers(rows, np.concatenate([piece.starts for piece in pieces]))
 
-    def increments(self, context: DecodeContext, deltas: Deltas) -> Rows:
+    def increments(self, context: DecodeContext, deltas: Deltas) -> DecodedRows:
         """Returns the rows as they are added up: those of cumulative streams as increments."""
         rows = self.rows
         is_cumulative = context.table.is_cumulative[rows.streams]
@@ -100,4 +100,4 @@ class DecodedNumbers:
         some = some.take(kept)
         some.values = values
         context.undos.append(partial(deltas.undo, undo))
-        return some if is_cumulative.all() else Rows.join([rows.take(~is_cumulative), some])
+        return some if is_cumulative.all() else DecodedRows.join([rows.take(~is_cumulative), some])

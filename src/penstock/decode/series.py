@@ -35,7 +35,7 @@ _MAX_DROPPED = 1000  # keys of a metric that a rule drops
 _MAX_SPELLINGS = 8  # of each series' labels, in another order or with attributes that are left out
 
 
-class Refused(Exception):
+class RefusedStreams(Exception):
     """Raised for a point, or for all points of a stream, that cannot be taken; says why."""
 
     def __init__(self, reason: Refusal, message: str) -> None:
@@ -76,12 +76,12 @@ class Namespace:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedStreams:
     """What became of the keys of a column of points."""
 
     streams: Ints
     """The stream of each point, or NO_STREAM."""
-    refused: list[tuple[Ints, Refused]]
+    refused: list[tuple[Ints, RefusedStreams]]
     """The points that were refused, by reason."""
     owners: Ints | None = None
     """The process that keeps each point's stream; None where the namespaces have no owners."""
@@ -159,7 +159,7 @@ class KnownSeries:
         now: float,
         requests: Ints | None = None,
         senders: Sequence[str] = (),
-    ) -> Resolved:
+    ) -> ResolvedStreams:
         """Looks up the stream of each point, and makes the streams that are new; each distinct key is looked up once.
 
         `space` is the index of each point's namespace, `keys` an Arrow array of raw keys, `requests` the request of
@@ -179,7 +179,7 @@ class KnownSeries:
         owners: Ints | None = None
         if namespaces and (all_owners := namespaces[0].owners) is not None:
             owners = np.full(len(pairs), all_owners.own)
-        refused: dict[Refusal, tuple[list[int], Refused]] = {}
+        refused: dict[Refusal, tuple[list[int], RefusedStreams]] = {}
         new = [place for place, stream in enumerate(streams) if stream is None]
         has_senders = bool(new) and requests is not None and len(senders) > 0
         firsts = np.unique(codes, return_index=True)[1] if has_senders else None
@@ -196,7 +196,7 @@ class KnownSeries:
                     streams[place] = self._new_key(namespace, key, sender)
                     if self.overflowed > before:
                         overflowed.append(place)
-            except Refused as error:
+            except RefusedStreams as error:
                 refused.setdefault(error.reason, ([], error))[0].append(place)
             if owners is not None and key in namespace.owner_of_key:
                 owners[place] = namespace.owner_of_key[key]
@@ -204,7 +204,7 @@ class KnownSeries:
         if self.rules.rules:
             self.rules.dropped += self._count_dropped(namespaces, pairs, blobs, codes)
         self.seen[found[found != NO_STREAM]] = now
-        return Resolved(
+        return ResolvedStreams(
             found[codes],
             [(np.flatnonzero(np.isin(codes, places)), error) for places, error in refused.values()],
             None if owners is None else owners[codes],
@@ -223,7 +223,9 @@ class KnownSeries:
         """Returns the stream of a key that is not known; NO_STREAM if another process keeps it, or a rule drops it."""
         config = self._config
         if len(key) > config.longest_labels:
-            raise Refused(Refusal.LABELS, f"labels of {len(key)} bytes, at most {config.longest_labels} are taken")
+            raise RefusedStreams(
+                Refusal.LABELS, f"labels of {len(key)} bytes, at most {config.longest_labels} are taken"
+            )
         described = namespace.describe(key)
         changed = self.rules.apply(described)
         if changed is not None:
@@ -272,10 +274,10 @@ class KnownSeries:
     def _check(self, labels: Mapping[str, str]) -> None:
         config = self._config
         if len(labels) > config.max_labels:
-            raise Refused(Refusal.LABELS, f"{len(labels)} labels, at most {config.max_labels} are taken")
+            raise RefusedStreams(Refusal.LABELS, f"{len(labels)} labels, at most {config.max_labels} are taken")
         for name, value in labels.items():
             if len(name) > config.max_label_name or len(value) > config.max_label_value:
-                raise Refused(
+                raise RefusedStreams(
                     Refusal.LABELS,
                     f"label {name[:40]!r} has {len(name)} and its value {len(value)} characters, "
                     f"at most {config.max_label_name} and {config.max_label_value} are taken",
@@ -286,19 +288,21 @@ class KnownSeries:
         config = self._config
         if entity == OVERFLOW and described.is_cumulative:
             if self._in_overflow >= max(_LEAST_OVERFLOW, config.max_streams // _OVERFLOW_SHARE):
-                raise Refused(Refusal.QUOTA, f"{self._overflow_message}, and too many of these are cumulative")
+                raise RefusedStreams(Refusal.QUOTA, f"{self._overflow_message}, and too many of these are cumulative")
             return
         if len(self) - self._in_overflow >= config.max_streams:
-            raise Refused(Refusal.STREAMS, f"{described.metric[:100]!r} has one more than {self._describe_greatest()}")
+            raise RefusedStreams(
+                Refusal.STREAMS, f"{described.metric[:100]!r} has one more than {self._describe_greatest()}"
+            )
         metric, most = self._metric_of.get((described.metric, described.kind)), config.streams_per_metric
         if metric is not None and metric.streams >= most:
-            raise Refused(
+            raise RefusedStreams(
                 Refusal.QUOTA,
                 f"metric {metric.name[:100]!r} has {metric.streams} streams (intake.max_streams_per_metric), "
                 f"most by label {metric.widest!r}",
             )
         if sender and self._senders.streams_of(sender) >= config.streams_per_sender:
-            raise Refused(
+            raise RefusedStreams(
                 Refusal.QUOTA,
                 f"sender {sender!r} has {config.streams_per_sender} streams (intake.max_streams_per_sender): "
                 f"{described.metric[:100]!r} has one more",
@@ -334,12 +338,12 @@ class KnownSeries:
 
     def _new_metric(self, described: SeriesDescription) -> Metric:
         if self.metric_count >= self._config.max_metrics:
-            raise Refused(
+            raise RefusedStreams(
                 Refusal.METRICS,
                 f"{described.metric[:100]!r} is one more than {self._config.max_metrics} metrics (intake.max_metrics)",
             )
         if fault := metric_name_fault(described.metric, self._config.longest_name):
-            raise Refused(Refusal.LABELS, fault)
+            raise RefusedStreams(Refusal.LABELS, fault)
         chunk = chunk_type(described.metric, described.kind)
         if self._unused:
             number = self._unused.pop().id

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from penstock.decode.column_scan import Ints
 from penstock.decode.deltas import DeltaClocks, StreamState, StreamStates
-from penstock.decode.otlp.walk import Family
+from penstock.decode.otlp.walk import OtlpFamily
 from penstock.decode.series import KnownSeries, Namespace
 from penstock.decode.stream_owners import StreamOwners
 from penstock.model.segment import sync_segment_folder
@@ -60,7 +60,7 @@ class Snapshot:
     """Streams as they were at `saved_at`. It holds every stream that began after `horizon` and was seen."""
 
     rows: pa.Table
-    families: list[Family | None]
+    families: list[OtlpFamily | None]
     saved_at: float
     horizon: int
     settings: str
@@ -87,7 +87,7 @@ class RestoredStreams:
         names = self._rows["name"].take(pa.array(order)).to_pylist()
         bounds = np.concatenate([[0], np.flatnonzero(np.diff(family[order])) + 1, [len(order)]]).tolist()
         places = order.tolist()
-        self._waiting: dict[Family | None, dict[str, int]] = {
+        self._waiting: dict[OtlpFamily | None, dict[str, int]] = {
             snapshot.families[int(family[places[first]])]: dict(zip(names[first:last], places[first:last]))
             for first, last in pairwise(bounds)
             if last > first
@@ -96,7 +96,7 @@ class RestoredStreams:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def claim(self, family: Family | None, name: str) -> tuple[int, StreamState] | None:
+    def claim(self, family: OtlpFamily | None, name: str) -> tuple[int, StreamState] | None:
         """Returns the index of the memory that keeps a stream, and its state; None if unknown or already claimed."""
         row = self._waiting.get(family, {}).pop(name, None)
         if row is None:
@@ -105,7 +105,7 @@ class RestoredStreams:
         buckets, owed_buckets = (values[offsets[row] : offsets[row + 1]] for offsets, values in self._lists)
         return int(self._deltas[row]), StreamState(last, start, value, owed, shape, buckets, owed_buckets)
 
-    def unclaimed(self, now: float) -> tuple[pa.Table, list[Family | None]]:
+    def unclaimed(self, now: float) -> tuple[pa.Table, list[OtlpFamily | None]]:
         """Returns the rows that were not claimed, older by the time that has passed."""
         places = sorted(row for rows in self._waiting.values() for row in rows.values())
         rows = self._rows.take(pa.array(places, pa.int64()))
@@ -120,9 +120,9 @@ def stream_name_of(identity: tuple[str, str, str]) -> str:
 
 def stream_rows_of(
     namespaces: Iterable[Namespace], table: KnownSeries, memories: Sequence[StreamMemory], now: float
-) -> tuple[pa.Table, list[Family | None]]:
+) -> tuple[pa.Table, list[OtlpFamily | None]]:
     """Returns all streams that have a state, and their families."""
-    families: list[Family | None] = []
+    families: list[OtlpFamily | None] = []
     family_of = np.zeros(table.capacity, np.int32)
     names = np.full(table.capacity, "", object)
     for number, namespace in enumerate(namespaces):
@@ -152,9 +152,9 @@ def _lists(lengths: Ints, values: Ints) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.int64()))
 
 
-def join_streams(parts: Sequence[tuple[pa.Table, list[Family | None]]]) -> tuple[pa.Table, list[Family | None]]:
+def join_streams(parts: Sequence[tuple[pa.Table, list[OtlpFamily | None]]]) -> tuple[pa.Table, list[OtlpFamily | None]]:
     """Returns one table of all rows, with one list of families."""
-    families: dict[Family | None, int] = {}
+    families: dict[OtlpFamily | None, int] = {}
     pieces = []
     for rows, own in parts:
         numbers = np.array([families.setdefault(family, len(families)) for family in own], np.int32)
@@ -196,7 +196,7 @@ def divide_streams_among(snapshots: Sequence[Snapshot], count: int) -> list[Snap
     ]
 
 
-def _owners_of(rows: pa.Table, families: Sequence[Family | None], count: int) -> Ints:
+def _owners_of(rows: pa.Table, families: Sequence[OtlpFamily | None], count: int) -> Ints:
     """Returns the process that owns each stream."""
     owners = StreamOwners(0, count)
     by_family = np.array([0 if family is None else owners.of_family(family) for family in families], np.int64)
@@ -253,8 +253,8 @@ def read_streams(path: Path) -> Snapshot:
     return Snapshot(rows.cast(SCHEMA), families, saved_at, horizon, settings, types, (index, count))
 
 
-def _family(given: list[int] | None, texts: Sequence[bytes]) -> Family | None:
-    return None if given is None else Family(*(texts[number] for number in given[:3]), *given[3:])  # type: ignore[arg-type]
+def _family(given: list[int] | None, texts: Sequence[bytes]) -> OtlpFamily | None:
+    return None if given is None else OtlpFamily(*(texts[number] for number in given[:3]), *given[3:])  # type: ignore[arg-type]
 
 
 def take_streams(path: Path) -> Snapshot | None:

@@ -25,7 +25,7 @@ from penstock.decode.otlp.walk import (
     SCOPE_METRICS,
     SUM,
     SUMMARY,
-    Family,
+    OtlpFamily,
 )
 from penstock.protobuf import bytes_head, field_bytes
 
@@ -52,7 +52,7 @@ class StreamOwners:
             mixed = crc32(text, mixed)
         return (mixed * _GOLDEN & 0xFFFFFFFF) * self.count >> 32
 
-    def of_family(self, family: Family) -> int:
+    def of_family(self, family: OtlpFamily) -> int:
         """Returns the owner of all streams of one sender's metric; this process if they may be counted anywhere."""
         name = family.name
         if family.data == SUM:
@@ -89,7 +89,7 @@ class StreamHandoverParts:
         self._fields.clear()
         self._points.clear()
 
-    def add_metric(self, owner: int, request: int, family: Family, metric: bytes, points: int) -> None:
+    def add_metric(self, owner: int, request: int, family: OtlpFamily, metric: bytes, points: int) -> None:
         """Adds a metric of an OTLP request."""
         self._metrics.setdefault((owner, request), []).append((family.resource, family.scope, metric))
         self._points[owner, request] += points

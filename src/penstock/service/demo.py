@@ -21,7 +21,7 @@ from penstock.export.send_queue import SendQueue
 from penstock.model.definition import Definition, Definitions
 from penstock.model.function import Function
 from penstock.model.level import Level
-from penstock.service.generator import DURATION, Day, generate_demo_points
+from penstock.service.generator import DURATION, DemoDay, generate_demo_points
 from penstock.service.standard_error import process_stderr_to
 from penstock.spool import Durability, FastQueue, FastQueueConfig, FullBehavior
 from penstock.tables.delta import DeltaTables
@@ -40,7 +40,7 @@ DEFINITIONS = Definitions(
 
 
 @dataclass(slots=True)
-class Progress:
+class DemoProgress:
     """How far each stage is, for the screen."""
 
     generated: int = 0
@@ -83,7 +83,7 @@ def claim_demo_folder(folder: Path) -> Iterator[None]:
         raise ConfigError(f"--dir {folder} is in use by a demo that is running: name another folder") from None
 
 
-def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> DemoOutcome:
+def run_demo(folder: Path, day: DemoDay, show: Callable[[DemoProgress], None]) -> DemoOutcome:
     """Run everything in a folder that is claimed; `show` is called about ten times a second until it ends."""
     # Not at the top: pyspark takes its time, and `penstock --help` must not wait for it.
     from penstock.spark.job import JobConfig, start_job
@@ -91,7 +91,7 @@ def run_demo(folder: Path, day: Day, show: Callable[[Progress], None]) -> DemoOu
 
     began = time.monotonic()
     tables = DeltaTables(folder / "tables")
-    progress = Progress()
+    progress = DemoProgress()
     generated: Counter[str] = Counter()
     queue = FastQueue(folder / "queue", FastQueueConfig(durability=Durability.DISK, full_behavior=FullBehavior.BLOCK))
     l1 = L1.with_own_queue("l1", queue.push_many, definitions=DEFINITIONS)

@@ -26,7 +26,7 @@ BAD_DEPLOYMENT = ("checkout", 26 * 60, 27 * 60)  # service, from and to, in minu
 
 
 @dataclass(frozen=True, slots=True)
-class Day:
+class DemoDay:
     """How much there is to generate."""
 
     points: int = 600_000
@@ -34,7 +34,7 @@ class Day:
     seed: int = 7
 
 
-def generate_demo_points(day: Day, end: float) -> Iterator[Chunk]:
+def generate_demo_points(day: DemoDay, end: float) -> Iterator[Chunk]:
     """About `day.points` points in chunks, the last of them at `end` seconds since the epoch."""
     rng = random.Random(day.seed)
     start = int(end // 60 * 60) - day.minutes * 60

@@ -29,7 +29,7 @@ from penstock.service.queues import LOCK_PATIENCE
 from penstock.service.receiver_set import make_service_receivers
 from penstock.service.status import status_page_flow
 from penstock.service.stream_handover import distribute_files_to_processes
-from penstock.service.trends import Trends
+from penstock.service.trends import QueueTrends
 from penstock.telemetry import Sample, Telemetry
 from penstock.units import format_address, parse_address
 
@@ -63,7 +63,7 @@ class Service:
             self.telemetry.values, float(config.definitions_warn_after), config.definitions_path, clock=self._clock
         )
         self._is_stopping = False
-        self._trends = Trends(self.telemetry.values, self._clock)
+        self._trends = QueueTrends(self.telemetry.values, self._clock)
         self._held: list[socket.socket] = []  # ports that the workers share
         if config.processes == 1:
             self._edge = Edge(config, self.telemetry, partial(make_service_receivers, began=self._started_at))

@@ -32,7 +32,7 @@ _WATCHED = {_LAGS, _FREE, *_GROWING}
 Key = tuple[str, tuple[tuple[str, str], ...]]  # a metric's name and labels
 
 
-class Trends:
+class QueueTrends:
     """Looks at the metrics every few seconds, and says what grows or runs out.
 
     Threads: one of its own from `start` to `close`; `notes` may be called from any.

@@ -17,9 +17,9 @@ from penstock.errors import RowsMissing, TableConflict
 from penstock.model.function import is_function
 from penstock.model.level import Level
 from penstock.spark.job import job_resume_point
-from penstock.spark.rollup import function_is, rolled_up, rollup_series_of
+from penstock.spark.rollup import rolled_up, rollup_series_of, spark_function_is
 from penstock.spark.segment_folder import SegmentSourceFolder
-from penstock.spark.table_sink import Order, spark_files_for, written_by_spark
+from penstock.spark.table_sink import SinkOrder, spark_files_for, written_by_spark
 from penstock.tables.port import SCHEMAS, Tables
 
 
@@ -76,7 +76,7 @@ def backfill(
         tempfile.TemporaryDirectory(prefix="penstock-sink-") as exchange,
         closing(tables.landing("backfill")) as landing,
     ):
-        order = Order(landing, left_out)
+        order = SinkOrder(landing, left_out)
         reports = written_by_spark(rows.transform(rolled_up), order, Path(exchange))
         for level in Level:
             written = sum(report.points[level.value] for report in reports)
@@ -103,6 +103,6 @@ def _points(tables: Tables, level: Level, start: datetime, end: datetime) -> dic
 
 
 def _points_of(rows: DataFrame) -> dict[str, int]:
-    counts = ~function_is(lambda spec: spec.keeps_newest)
+    counts = ~spark_function_is(lambda spec: spec.keeps_newest)
     counted = rows.transform(rollup_series_of).where(counts).groupBy("metric").agg(F.sum("count"))
     return {metric: int(points) for metric, points in counted.collect()}

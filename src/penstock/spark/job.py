@@ -26,7 +26,7 @@ from penstock.spark.coverage import Coverage
 from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentSourceFolder
-from penstock.spark.table_sink import Order, Report, checked_spark_reports, spark_files_for, written_by_spark
+from penstock.spark.table_sink import SinkOrder, SinkReport, checked_spark_reports, spark_files_for, written_by_spark
 from penstock.tables.port import SCHEMAS, Batch, Tables, table_application_of_queue
 
 log = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ def _into(
         rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
         began = time.monotonic()
         with closing(tables.landing(f"batch-{number}")) as landing:
-            order = Order(landing, dict(config.not_at))
+            order = SinkOrder(landing, dict(config.not_at))
             reports = written_by_spark(rows.transform(rolled_up), order, Path(exchange.name))
             wrote = time.monotonic()
             covered = commit_spark_batch(tables, reports)
@@ -240,7 +240,7 @@ def _into(
     return write
 
 
-def commit_spark_batch(tables: Tables, reports: list[Report]) -> Coverage:
+def commit_spark_batch(tables: Tables, reports: list[SinkReport]) -> Coverage:
     """Add what tasks report to every table that does not have the batch yet; RowsMissing if points are missing."""
     covered = checked_spark_reports(reports)
     for name in SCHEMAS:

@@ -13,7 +13,7 @@ from penstock.errors import SegmentVanished
 from penstock.model.partial import PARTIALS, merged, merged_encoded
 from penstock.model.segment import QUARANTINE, read_segment_encoded
 from penstock.model.share import Share
-from penstock.spark.pieces import Piece
+from penstock.spark.pieces import SparkReadPiece
 
 log = logging.getLogger(__name__)
 STEP_ROWS = 1_000_000  # about 70 MB: what a task merges at a time, so that it works on the same memory all along
@@ -22,7 +22,7 @@ MERGE_ROWS = 4_000_000  # about 300 MB: as many as that where few merge, and hal
 Merge = Callable[[pa.Table], pa.Table]
 
 
-def read_piece(folder: Path, piece: Piece, merge: Merge = merged) -> Iterator[pa.RecordBatch]:
+def read_piece(folder: Path, piece: SparkReadPiece, merge: Merge = merged) -> Iterator[pa.RecordBatch]:
     """The partials of a piece, merged, in batches of exactly the schema that `merge` gives."""
     fresh: list[pa.Table] = []
     held: list[pa.Table] = []  # merged once

@@ -21,7 +21,7 @@ MOST_SHARES = 4  # every task of a stretch reads all of it: beyond that, reading
 CUT = 4  # minutes that there must be for each cut between stretches: at most a quarter of the rows is then there twice
 
 
-class Piece(InputPartition):
+class SparkReadPiece(InputPartition):
     """The segments that one task reads, which share of their series it keeps, and what its batch covers."""
 
     def __init__(self, names: list[str], share: Share = ALL, coverage: str = "") -> None:
@@ -30,7 +30,7 @@ class Piece(InputPartition):
         self.coverage = coverage
 
 
-def pieces(segments: Mapping[Segment, Outline], tasks: int) -> list[Piece]:
+def spark_read_pieces(segments: Mapping[Segment, Outline], tasks: int) -> list[SparkReadPiece]:
     """As much for each task, and what is side by side in time for the same one: there it merges."""
     tasks = min(len(segments), tasks)
     if not tasks:
@@ -41,7 +41,9 @@ def pieces(segments: Mapping[Segment, Outline], tasks: int) -> list[Piece]:
     names, stretches = _in_time(list(segments)), tasks // shares
     cuts = [len(names) * stretch // stretches for stretch in range(stretches + 1)]
     return [
-        Piece(names[start:end], Share(number, shares, by)) for start, end in pairwise(cuts) for number in range(shares)
+        SparkReadPiece(names[start:end], Share(number, shares, by))
+        for start, end in pairwise(cuts)
+        for number in range(shares)
     ]
 
 

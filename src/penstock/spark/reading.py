@@ -13,7 +13,7 @@ from penstock.model.level import Level
 from penstock.model.packed import COUNT_BITS
 from penstock.model.partial import SERIES, STATES
 from penstock.spark.distinct_sketches import spark_sketch_of
-from penstock.spark.rollup import function_is, rollup_series_of
+from penstock.spark.rollup import rollup_series_of, spark_function_is
 from penstock.tables.port import open_tables
 
 
@@ -40,7 +40,7 @@ def spark_partials_of(spark: SparkSession, path: str | os.PathLike[str], level: 
     found = files(level.value)
     if not found:
         return spark.createDataFrame(tables.partials(level))
-    matter = function_is(_has_percentiles) | function_is(_counts_distinct)
+    matter = spark_function_is(_has_percentiles) | spark_function_is(_counts_distinct)
     return spark.read.parquet(*found).select(
         "metric",
         "function",
@@ -72,8 +72,8 @@ def spark_rows_with_finals(partials: DataFrame, level: Level, ranks: Sequence[fl
     # Of `latest` only the newest part counts, and of two at the same time the greater.
     newest = F.max(F.struct("part", "max", *(name for name in names if name != "max"))).alias("newest")
     states = [getattr(F, state.merge)(state.name).alias(state.name) for state in STATES]
-    latest = function_is(lambda spec: spec.keeps_newest)
-    scale = F.when(function_is(_has_percentiles), _first_parameter("double"))
+    latest = spark_function_is(lambda spec: spec.keeps_newest)
+    scale = F.when(spark_function_is(_has_percentiles), _first_parameter("double"))
     return (
         rows.repartition(*SERIES)  # a list that is collected before the shuffle would be written and read once more
         .groupBy(*SERIES)
@@ -101,7 +101,7 @@ def read_sketches(spark: SparkSession, path: str | os.PathLike[str], level: Leve
 
     read_sketches(spark, path, "day").groupBy("metric").agg(F.hll_sketch_estimate(F.hll_union_agg("sketch")))
     """
-    rows = spark_partials_of(spark, path, Level(level)).where(function_is(_counts_distinct))
+    rows = spark_partials_of(spark, path, Level(level)).where(spark_function_is(_counts_distinct))
     return rows.transform(_with_parts).groupBy(*SERIES).agg(_parts()).select(*SERIES, _sketch().alias("sketch"))
 
 
@@ -115,15 +115,15 @@ def _final(final: Final, level: Level) -> Column:
 
 
 def _value(level: Level) -> Column:
-    value = F.when(function_is(_counts_distinct), F.hll_sketch_estimate(_sketch()).cast("double"))
+    value = F.when(spark_function_is(_counts_distinct), F.hll_sketch_estimate(_sketch()).cast("double"))
     for final in {spec.final for spec in FUNCTIONS.values() if spec.final}:
-        value = value.when(function_is(_gives(final)), _final(final, level))
+        value = value.when(spark_function_is(_gives(final)), _final(final, level))
     return value
 
 
 def _with_parts(partials: DataFrame) -> DataFrame:
     """Partials with a list of entries like those of `penstock.model.packed`, where all parts of a series matter."""
-    ranked, distinct = function_is(_has_percentiles), function_is(_counts_distinct)
+    ranked, distinct = spark_function_is(_has_percentiles), spark_function_is(_counts_distinct)
     number = F.when(distinct, F.col("max").cast("bigint")).otherwise(F.col("count"))
     entry = F.coalesce(F.shiftleft("part", COUNT_BITS).bitwiseOR(number), F.lit(0))  # never null, and Spark knows it
     listed = F.when(ranked | distinct, F.array(entry))

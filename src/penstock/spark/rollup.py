@@ -54,14 +54,14 @@ def rollup_merged(rows: DataFrame) -> DataFrame:
 def rollup_packed(rows: DataFrame) -> DataFrame:
     """One row per place, series, bucket and record, with its parts as a distribution."""
     names = [state.name for state in STATES]
-    number = F.when(function_is(lambda spec: spec.counts_distinct), F.col("max").cast("bigint")).otherwise(
+    number = F.when(spark_function_is(lambda spec: spec.counts_distinct), F.col("max").cast("bigint")).otherwise(
         F.col("count")
     )
     entry = F.struct(F.col("part").alias("index"), number.alias("count"))
-    listed = F.when(function_is(lambda spec: spec.has_parts), entry)
+    listed = F.when(spark_function_is(lambda spec: spec.has_parts), entry)
     # Of `latest` only the newest part counts.
     newest = F.max(F.struct("part", *names, F.array(entry).alias("distribution"))).alias("newest")
-    latest = function_is(lambda spec: spec.keeps_newest)
+    latest = spark_function_is(lambda spec: spec.keeps_newest)
     keys = (PLACE, *SERIES, "record")
     entries = F.sort_array(F.collect_list(listed))
     entries = F.when(F.size(entries) > 0, entries).alias("distribution")
@@ -75,7 +75,7 @@ def rollup_series_of(partials: DataFrame) -> DataFrame:
     return partials.where(F.col("record").isNull())
 
 
-def function_is(claim: Callable[[FunctionSpec], bool]) -> Column:
+def spark_function_is(claim: Callable[[FunctionSpec], bool]) -> Column:
     """Whether `claim` holds of a row's function."""
     return F.substring_index("function", "(", 1).isin(*function_names_where(claim))
 

@@ -41,7 +41,7 @@ from penstock.model.packed import PACKED, packed_partials
 from penstock.model.partial import merged
 from penstock.spark.coverage import Coverage, spark_coverage_mark, spark_points_of
 from penstock.spark.piece_reading import read_piece
-from penstock.spark.pieces import Piece, pieces
+from penstock.spark.pieces import SparkReadPiece, spark_read_pieces
 from penstock.spark.segment_folder import Offset, SegmentSourceFolder, checked_spark_offset
 from penstock.tables.location import local_tables_folder
 
@@ -131,10 +131,12 @@ class SegmentReader(DataSourceReader):
         found = self._folder.after({})
         if self._up_to is not None:
             found = [s for s in found if s.last <= self._up_to.get(s.writer, {}).get("last", -1)]
-        return pieces({segment: self._folder.outline(segment) for segment in found}, self._tasks) or [Piece([])]
+        return spark_read_pieces({segment: self._folder.outline(segment) for segment in found}, self._tasks) or [
+            SparkReadPiece([])
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Piece)
+        assert isinstance(partition, SparkReadPiece)
         return read_piece(self._folder.folder, partition, packed_partials if self._packs else merged)
 
 
@@ -184,7 +186,9 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, reach = checked_spark_offset(start), checked_spark_offset(end)
         batch = self._folder.between(begin, reach)
-        found = pieces({segment: self._folder.outline(segment) for segment in batch}, self._tasks) or [Piece([])]
+        found = spark_read_pieces({segment: self._folder.outline(segment) for segment in batch}, self._tasks) or [
+            SparkReadPiece([])
+        ]
         if self._marks:
             moved = [writer for writer in reach if reach[writer]["last"] > begin.get(writer, {"last": -1})["last"]]
             coverage = Coverage(
@@ -194,11 +198,11 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._folder.origins(batch),
                 len(found),
             ).to_text()
-            found = [Piece(piece.names, piece.share, coverage) for piece in found]
+            found = [SparkReadPiece(piece.names, piece.share, coverage) for piece in found]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Piece)
+        assert isinstance(partition, SparkReadPiece)
         points = 0
         for batch in read_piece(self._folder.folder, partition):
             points += spark_points_of(batch) if partition.coverage else 0

@@ -2,8 +2,8 @@
 
     frame.transform(rolled_up).write.format("penstock-sink").mode("append").option("exchange", folder).save()
 
-    exchange/order       driver → tasks: where to write and what to leave out (`Order`)
-    exchange/reports     tasks → driver: what was written, by every task that Spark counts (`Report`)
+    exchange/order       driver → tasks: where to write and what to leave out (`SinkOrder`)
+    exchange/reports     tasks → driver: what was written, by every task that Spark counts (`SinkReport`)
 
 Nothing is committed here: Spark runs a data source's commit in a process of its own, and the tables stay open in the
 driver's. Files of attempts that failed or were overtaken are in no report, so no table ever has them.
@@ -26,7 +26,7 @@ from penstock.errors import RowsMissing
 from penstock.model.level import Level
 from penstock.spark.coverage import MARK, Coverage, spark_points_of
 from penstock.spark.rollup import PLACE, PLACES
-from penstock.tables.landing import Landing, TableWriter, Written
+from penstock.tables.landing import TableLanding, TableWriter, WrittenTableFile
 from penstock.tables.port import SCHEMAS, TOP_N
 from penstock.tables.table_rows import (
     PACKED_ROWS,
@@ -43,15 +43,15 @@ TEXT_BYTES = 32 * 2**20  # labels that are written at once
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SinkOrder:
     """What the tasks of one batch are told."""
 
-    landing: Landing
+    landing: TableLanding
     left_out: Mapping[Level, tuple[str, ...]] = field(default_factory=dict)  # of levels: metrics that they do without
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
+class SinkMarks:
     """The marks of a batch, merged, as they reached one table."""
 
     table: str
@@ -61,13 +61,13 @@ class Marked:
 
 
 @dataclass(frozen=True)
-class Report(WriterCommitMessage):
+class SinkReport(WriterCommitMessage):
     """What one task has written, and what it was given: rows, points of each level, and the batch's marks if any."""
 
-    written: tuple[Written, ...] = ()
+    written: tuple[WrittenTableFile, ...] = ()
     rows: int = 0
     points: Mapping[str, int] = field(default_factory=dict)
-    marked: tuple[Marked, ...] = ()
+    marked: tuple[SinkMarks, ...] = ()
 
 
 class TableSink(DataSource):
@@ -86,14 +86,14 @@ class TableSink(DataSource):
 class TableSinkWriter(DataSourceArrowWriter):
     """One file for each table and task; tasks hold `CHUNK_ROWS` rows at most."""
 
-    def __init__(self, order: Order, exchange: Path) -> None:
+    def __init__(self, order: SinkOrder, exchange: Path) -> None:
         self._order = order
         self._exchange = exchange
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Report:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkReport:
         writers: dict[str, TableWriter] = {name: self._order.landing.writer(name) for name in SCHEMAS}
         points = {level.value: 0 for level in Level}
-        marked: list[Marked] = []
+        marked: list[SinkMarks] = []
         given = 0
         for chunk in _chunks(iterator):
             given += chunk.num_rows
@@ -110,7 +110,7 @@ class TableSinkWriter(DataSourceArrowWriter):
                 for some in _portions(_kept(rows, left_out)):
                     writers[level.value].write(increment_table_rows(some))
         written = tuple(one for writer in writers.values() for one in writer.close())
-        return Report(written, given, points, tuple(marked))
+        return SinkReport(written, given, points, tuple(marked))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         (self._exchange / "reports").write_bytes(pickle.dumps(messages))
@@ -119,7 +119,7 @@ class TableSinkWriter(DataSourceArrowWriter):
         pass  # files that no report names are removed by vacuum
 
 
-def written_by_spark(rows: DataFrame, order: Order, exchange: Path) -> list[Report]:
+def written_by_spark(rows: DataFrame, order: SinkOrder, exchange: Path) -> list[SinkReport]:
     """Write rolled-up rows as one Spark job; what its tasks report.
 
     RowsMissing unless they were given exactly the rows that Spark's aggregate has made.
@@ -139,12 +139,12 @@ def written_by_spark(rows: DataFrame, order: Order, exchange: Path) -> list[Repo
     return reports
 
 
-def _reports(exchange: Path) -> list[Report]:
-    found: list[Report | None] = pickle.loads((exchange / "reports").read_bytes())  # noqa: S301 - the sink's own
+def _reports(exchange: Path) -> list[SinkReport]:
+    found: list[SinkReport | None] = pickle.loads((exchange / "reports").read_bytes())  # noqa: S301 - the sink's own
     return [report for report in found if report is not None]
 
 
-def checked_spark_reports(reports: list[Report]) -> Coverage:
+def checked_spark_reports(reports: list[SinkReport]) -> Coverage:
     """What the batch covers. RowsMissing unless every task has read its part, and every level has all of its points."""
     marks = {mark.table: mark for report in reports for mark in report.marked}
     if {mark.coverage for mark in marks.values()} != {next(iter(marks.values())).coverage} if marks else True:
@@ -161,7 +161,7 @@ def checked_spark_reports(reports: list[Report]) -> Coverage:
     return coverage
 
 
-def spark_files_for(reports: list[Report], table: str) -> list[Written]:
+def spark_files_for(reports: list[SinkReport], table: str) -> list[WrittenTableFile]:
     return [written for report in reports for written in report.written if written.table == table]
 
 
@@ -176,9 +176,9 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-def _marks(table: str, rows: pa.Table) -> list[Marked]:
+def _marks(table: str, rows: pa.Table) -> list[SinkMarks]:
     found: list[dict[str, Any]] = rows.to_pylist()
-    return [Marked(table, row["entity"], int(row["sum"]), row["count"]) for row in found]
+    return [SinkMarks(table, row["entity"], int(row["sum"]), row["count"]) for row in found]
 
 
 def _kept(rows: pa.Table, left_out: tuple[str, ...]) -> pa.Table:

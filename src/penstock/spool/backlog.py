@@ -13,10 +13,10 @@ from operator import itemgetter
 from penstock.spool import journal, lease_runs
 from penstock.spool.config import Durability, FastQueueConfig, parsed_bytes
 from penstock.spool.disk_store import RESERVED_SEQUENCES, DiskStore
-from penstock.spool.files import Files, disk_error
+from penstock.spool.files import SpoolFiles, disk_error
 from penstock.spool.group_commit import StagedBlocks
 from penstock.spool.lease import FrameRef, Lease
-from penstock.spool.meta import Meta
+from penstock.spool.meta import SpoolMeta
 from penstock.spool.redeliveries import SpoolRedeliveries
 
 _LARGEST_PIECE = 4 << 20  # of a spill: as much as is written at once
@@ -30,7 +30,7 @@ class Backlog:
     `returned`. `count` and `bytes` are those of all blocks that are not acked, wherever they are.
     """
 
-    def __init__(self, files: Files, folder: str, config: FastQueueConfig, now: float) -> None:
+    def __init__(self, files: SpoolFiles, folder: str, config: FastQueueConfig, now: float) -> None:
         self.memory: deque[Lease] = deque()
         self.leased: dict[int, Lease | FrameRef] = {}  # a Lease: the block is in memory only
         self.returned = SpoolRedeliveries()
@@ -376,7 +376,7 @@ class Backlog:
 
     # -- remembering -----------------------------------------------------------------------------------------------
 
-    def snapshot(self, *, clean: bool) -> Meta:
+    def snapshot(self, *, clean: bool) -> SpoolMeta:
         """Returns the meta as of now. It covers the log only: memory is gone after a crash."""
         only_memory = [*self.memory, *self.taken_from_memory()]
         attempts = {s: n for s, n in self.store.attempts.items() if s not in self.leased}

@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 from penstock.spool import frames
-from penstock.spool.files import Buffers, Files, write_all
+from penstock.spool.files import Buffers, SpoolFiles, write_all
 
 _NAME = re.compile(r"[0-9a-f]{16}")
 _LOOK = 1 << 20
@@ -41,7 +41,7 @@ class ChunkFile:
 class ChunkLog:
     """The chunk files of one folder. Not thread-safe: the queue's lock guards it."""
 
-    def __init__(self, files: Files, folder: str, chunk_size: int, seed_end: int | None) -> None:
+    def __init__(self, files: SpoolFiles, folder: str, chunk_size: int, seed_end: int | None) -> None:
         """`seed_end`: only chunks below this offset are in the seed's format; None where no meta says it."""
         self._files = files
         self._folder = folder

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.spool import dead_letters
 from penstock.spool.examine import ANY_CHUNK_SIZE, look_at_spool_in_use
-from penstock.spool.files import Files, OsFiles
+from penstock.spool.files import OsSpoolFiles, SpoolFiles
 from penstock.spool.frame_reader import FrameReader
 from penstock.spool.recovery import recover_spool
 
@@ -20,20 +20,20 @@ class ReasonCount:
     bytes: int  # of the blocks as they were pushed
 
 
-def dead_letters_by_reason(folder: str, files: Files | None = None) -> list[ReasonCount]:
+def dead_letters_by_reason(folder: str, files: SpoolFiles | None = None) -> list[ReasonCount]:
     """The dead letters in `folder`, those of the most frequent reason first; none if there is no such folder.
 
     Every letter is read. For a queue in use it is a snapshot: letters that come during the read may be missing.
     """
-    return look_at_spool_in_use(_by_reason, files or OsFiles(), folder)
+    return look_at_spool_in_use(_by_reason, files or OsSpoolFiles(), folder)
 
 
-def holds_dead_letters(folder: str, files: Files | None = None) -> bool:
+def holds_dead_letters(folder: str, files: SpoolFiles | None = None) -> bool:
     """Whether the queue in `folder` is one of dead letters, by the first block that can be read."""
-    return look_at_spool_in_use(_holds_letters, files or OsFiles(), folder)
+    return look_at_spool_in_use(_holds_letters, files or OsSpoolFiles(), folder)
 
 
-def _by_reason(files: Files, folder: str) -> list[ReasonCount]:
+def _by_reason(files: SpoolFiles, folder: str) -> list[ReasonCount]:
     found: dict[str | None, tuple[int, int]] = {}
     for block in _blocks(files, folder):
         reason, size = _read(block)
@@ -43,7 +43,7 @@ def _by_reason(files: Files, folder: str) -> list[ReasonCount]:
     return sorted(reasons, key=lambda one: -one.letters)
 
 
-def _holds_letters(files: Files, folder: str) -> bool:
+def _holds_letters(files: SpoolFiles, folder: str) -> bool:
     with closing(_blocks(files, folder)) as blocks:
         first = next(blocks, None)
     return first is not None and _read(first)[0] is not None
@@ -57,7 +57,7 @@ def _read(block: bytes) -> tuple[str | None, int]:
     return (letter.reason, len(letter.data)) if isinstance(letter.reason, str) else (None, len(block))
 
 
-def _blocks(files: Files, folder: str) -> Generator[bytes, None, None]:
+def _blocks(files: SpoolFiles, folder: str) -> Generator[bytes, None, None]:
     """Those that are not acked, in order; damaged ones are passed over."""
     state = recover_spool(files, folder, ANY_CHUNK_SIZE, repair=False)
     try:

@@ -9,7 +9,7 @@ from itertools import accumulate, repeat
 
 from penstock.spool import frames, journal, meta
 from penstock.spool.config import Durability, FastQueueConfig, parsed_bytes
-from penstock.spool.files import Files
+from penstock.spool.files import SpoolFiles
 from penstock.spool.frame_cache import FrameCache
 from penstock.spool.frame_reader import FrameReader
 from penstock.spool.frames import Frame, FrameHeader
@@ -33,7 +33,9 @@ class DiskStore:
     `held` are the sequences that are out on lease or waiting to be delivered again: reading passes over them.
     """
 
-    def __init__(self, files: Files, folder: str, config: FastQueueConfig, held: Container[int], now: float) -> None:
+    def __init__(
+        self, files: SpoolFiles, folder: str, config: FastQueueConfig, held: Container[int], now: float
+    ) -> None:
         self._files = files
         self.folder = folder
         self._codec = frames.CODECS[config.compression]
@@ -311,7 +313,7 @@ class DiskStore:
 
     def snapshot(
         self, next_sequence: int, count: int, size_bytes: int, attempts: list[tuple[int, int]], *, clean: bool
-    ) -> meta.Meta:
+    ) -> meta.SpoolMeta:
         """Returns the meta as of now. `count` and `size_bytes` are those of blocks in the log that are not acked."""
         while self._refs and self._refs[0].end <= self.acked.low:
             self._refs.popleft()
@@ -319,7 +321,7 @@ class DiskStore:
             with suppress(OSError):  # then this one goes on: half of it is left
                 self._begin_journal()
         self.journal_failed = self.changed = False
-        return meta.Meta(
+        return meta.SpoolMeta(
             reader_offset=self._resume_offset(),
             writer_offset=self.chunks.end,
             entry_count=count,
@@ -340,7 +342,7 @@ class DiskStore:
             return self.chunks.chunks[0].start  # what is acked is passed over again
         return self._refs[0].offset if self._refs else self._reader.offset
 
-    def write_meta(self, snapshot: meta.Meta) -> None:
+    def write_meta(self, snapshot: meta.SpoolMeta) -> None:
         meta.store_spool_meta(self._files, self.folder, snapshot)
         self.meta_syncs += 1
         for generation in journal.journal_generations(self._files, self.folder):
@@ -350,7 +352,7 @@ class DiskStore:
 
     def is_marked_closed(self) -> bool:
         """Whether the meta in the folder says that the queue was closed."""
-        with suppress(meta.DamagedMeta):
+        with suppress(meta.DamagedSpoolMeta):
             known = meta.load_spool_meta(self._files, self.folder)
             return known is not None and known.clean
         return False

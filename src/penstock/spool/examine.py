@@ -11,10 +11,10 @@ from penstock.errors import QueueError
 from penstock.spool import frames, meta
 from penstock.spool.chunk_files import ChunkFile
 from penstock.spool.dead_letters import FOLDER_NAME
-from penstock.spool.files import Files, OsFiles, write_all
+from penstock.spool.files import OsSpoolFiles, SpoolFiles, write_all
 from penstock.spool.folder import is_spool_locked, lock_spool_folder
 from penstock.spool.frame_reader import FrameReader
-from penstock.spool.meta import DamagedMeta
+from penstock.spool.meta import DamagedSpoolMeta
 from penstock.spool.recovery import RecoveredState, recover_spool
 
 _MOST_LOOKS = 20
@@ -23,7 +23,7 @@ ANY_CHUNK_SIZE = 512 << 20  # nothing is appended here, so any value serves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Overview:
+class SpoolOverview:
     """A queue's folder at a glance. Its cost does not depend on the backlog. For a queue in use it is a snapshot."""
 
     path: str
@@ -75,13 +75,13 @@ class CheckReport:
         return json.dumps({**asdict(self), "is_whole": self.is_whole})
 
 
-def overview_of_spool(folder: str, files: Files | None = None) -> Overview:
+def overview_of_spool(folder: str, files: SpoolFiles | None = None) -> SpoolOverview:
     """Look at a folder without changing it; QueueError if there is no queue."""
-    files = files or OsFiles()
+    files = files or OsSpoolFiles()
     return look_at_spool_in_use(_overview, files, folder)
 
 
-def look_at_spool_in_use(look: Callable[[Files, str], Seen], files: Files, folder: str) -> Seen:
+def look_at_spool_in_use(look: Callable[[SpoolFiles, str], Seen], files: SpoolFiles, folder: str) -> Seen:
     """`look` again while chunks vanish under it: the queue's owner deletes those that are done."""
     for _ in range(_MOST_LOOKS):
         with suppress(FileNotFoundError):
@@ -89,7 +89,7 @@ def look_at_spool_in_use(look: Callable[[Files, str], Seen], files: Files, folde
     return look(files, folder)
 
 
-def _overview(files: Files, folder: str) -> Overview:
+def _overview(files: SpoolFiles, folder: str) -> SpoolOverview:
     state, version = _read_state(files, folder)
     reader = FrameReader(state.chunks, state.reader_offset, None)
     oldest = None
@@ -101,7 +101,7 @@ def _overview(files: Files, folder: str) -> Overview:
     letters = 0
     with suppress(QueueError):
         letters = overview_of_spool(f"{folder}/{FOLDER_NAME}", files).blocks
-    return Overview(
+    return SpoolOverview(
         path=folder,
         is_in_use=is_spool_locked(files, folder),
         meta=version,
@@ -120,14 +120,18 @@ def _overview(files: Files, folder: str) -> Overview:
 
 
 def check_spool(
-    folder: str, *, repair: bool = False, advance: Callable[[int], object] | None = None, files: Files | None = None
+    folder: str,
+    *,
+    repair: bool = False,
+    advance: Callable[[int], object] | None = None,
+    files: SpoolFiles | None = None,
 ) -> CheckReport:
     """Read every frame. With `repair`, which wants the queue to be closed (QueueLocked), leave the folder whole:
 
     the torn tail is cut, the meta rebuilt at the next open, and damaged bytes are copied to the quarantine and
     replaced by a frame of the same length that says which blocks are gone. `advance` gets the bytes read.
     """
-    files = files or OsFiles()
+    files = files or OsSpoolFiles()
     lock = lock_spool_folder(files, folder) if repair and files.names(folder) else None
     try:
         report = CheckReport(path=folder, is_in_use=lock is None and is_spool_locked(files, folder))
@@ -152,7 +156,13 @@ def check_spool(
 
 
 def _check_chunk(
-    files: Files, state: RecoveredState, chunk: ChunkFile, report: CheckReport, expected: int | None, *, repair: bool
+    files: SpoolFiles,
+    state: RecoveredState,
+    chunk: ChunkFile,
+    report: CheckReport,
+    expected: int | None,
+    *,
+    repair: bool,
 ) -> int | None:
     """Read one chunk. Returns the sequence after its last block, None if no frame has said one yet."""
     is_last = chunk is state.chunks.chunks[-1]
@@ -206,7 +216,13 @@ def _following(state: RecoveredState, offset: int) -> int | None:
 
 
 def _mend(
-    files: Files, state: RecoveredState, chunk: ChunkFile, span: tuple[int, int], first: int, lost: int, reason: str
+    files: SpoolFiles,
+    state: RecoveredState,
+    chunk: ChunkFile,
+    span: tuple[int, int],
+    first: int,
+    lost: int,
+    reason: str,
 ) -> bool:
     """Put a frame of holes in the place of damaged bytes; False if they are too few for one."""
     start, end = span
@@ -219,11 +235,11 @@ def _mend(
     return True
 
 
-def _read_state(files: Files, folder: str) -> tuple[RecoveredState, str]:
+def _read_state(files: SpoolFiles, folder: str) -> tuple[RecoveredState, str]:
     try:
         known = meta.load_spool_meta(files, folder)
         version = "missing" if known is None else f"version {known.version}"
-    except DamagedMeta:
+    except DamagedSpoolMeta:
         version = "damaged"
     state = recover_spool(files, folder, ANY_CHUNK_SIZE, repair=False)
     if version == "missing" and not state.chunks.chunks:

@@ -21,7 +21,7 @@ from penstock.spool import dead_letters, folder, open_queues
 from penstock.spool.capacity_policy import Demand, SequencesExhausted
 from penstock.spool.config import Durability, FastQueueConfig, parsed_seconds
 from penstock.spool.dead_letters import DeadLetterQueue
-from penstock.spool.files import DISK_FULL, Files, OsFiles, disk_error
+from penstock.spool.files import DISK_FULL, OsSpoolFiles, SpoolFiles, disk_error
 from penstock.spool.lease import Lease, pushed_as_block
 from penstock.spool.queue_state import SpoolState
 from penstock.spool.stats import QueueStats
@@ -52,10 +52,10 @@ class FastQueue:
         config: FastQueueConfig | None = None,
         *,
         clock: Clock | None = None,
-        files: Files | None = None,
+        files: SpoolFiles | None = None,
     ) -> None:
         self.path, self.config = os.fspath(path), config or FastQueueConfig()
-        self._clock, self._files = clock or SystemClock(), files or OsFiles()
+        self._clock, self._files = clock or SystemClock(), files or OsSpoolFiles()
         self._syncs = self.config.durability is Durability.FSYNC
         self._block_timeout = parsed_seconds(self.config.block_timeout)
         self._dead = DeadLetterQueue(self._open_dead_letters, self._clock)

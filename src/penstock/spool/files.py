@@ -22,7 +22,7 @@ class MappedFile(Protocol):
     def close(self) -> None: ...
 
 
-class Files(Protocol):
+class SpoolFiles(Protocol):
     """What a queue asks of a filesystem. Every method raises OSError as the kernel would."""
 
     def make_folder(self, path: str) -> None:
@@ -72,7 +72,7 @@ class Files(Protocol):
         """Raise what writing so many bytes to a file in the folder would raise. Nothing stays."""
 
 
-class OsFiles:
+class OsSpoolFiles:
     """The operating system's files."""
 
     # Bound straight to the C functions: on a hot path the call is all there is to pay.
@@ -133,7 +133,7 @@ class OsFiles:
             os.posix_fallocate(probe.fileno(), 0, length)
 
 
-def write_all(files: Files, handle: int, buffers: Buffers, offset: int) -> int:
+def write_all(files: SpoolFiles, handle: int, buffers: Buffers, offset: int) -> int:
     """Write every byte or raise; the number of bytes. Buffers are at most a few hundred (IOV_MAX is 1024)."""
     wanted = sum(map(len, buffers))
     written = files.pwritev(handle, buffers, offset)
@@ -144,7 +144,7 @@ def write_all(files: Files, handle: int, buffers: Buffers, offset: int) -> int:
     return wanted
 
 
-def read_spool_file(files: Files, path: str) -> bytes:
+def read_spool_file(files: SpoolFiles, path: str) -> bytes:
     """The whole of a small file."""
     handle = files.open(path)
     try:

@@ -5,20 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.errors import DiskFailed, DiskFull, QueueLocked
-from penstock.spool.files import DISK_FULL, Files, read_spool_file
+from penstock.spool.files import DISK_FULL, SpoolFiles, read_spool_file
 
 LOCK_NAME = "fastqueue.lock"
 ID_NAME = "fastqueue.id"
 _ID_LENGTH = 32
 
 
-def lock_spool_folder(files: Files, folder: str) -> int:
+def lock_spool_folder(files: SpoolFiles, folder: str) -> int:
     """Make the folder unless it is there, and lock it until the handle is closed; QueueLocked if it is locked."""
     files.make_folder(folder)
     return files.lock(f"{folder}/{LOCK_NAME}")
 
 
-def is_spool_locked(files: Files, folder: str) -> bool:
+def is_spool_locked(files: SpoolFiles, folder: str) -> bool:
     """Whether a process has the queue open."""
     if LOCK_NAME not in files.names(folder):
         return False
@@ -39,7 +39,7 @@ def name_spool_in_errors(folder: str) -> Iterator[None]:
         raise kind(f"cannot open a queue in {folder}: {error.strerror or error}") from error
 
 
-def read_or_create_spool_id(files: Files, folder: str) -> str:
+def read_or_create_spool_id(files: SpoolFiles, folder: str) -> str:
     """The id in `folder`, created on first use: 32 hex digits that survive a power cut once they were handed out."""
     path = f"{folder}/{ID_NAME}"
     if ID_NAME in files.names(folder):

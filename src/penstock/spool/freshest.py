@@ -10,7 +10,7 @@ from collections import deque
 from penstock.spool.backlog import Backlog
 from penstock.spool.config import FastQueueConfig
 from penstock.spool.disk_store import DiskStore
-from penstock.spool.files import Files
+from penstock.spool.files import SpoolFiles
 from penstock.spool.frame_reader import FrameReader
 from penstock.spool.lease import FrameRef, Lease
 
@@ -93,7 +93,7 @@ class BackwardFrameReader:
 class FreshestBacklog(Backlog):
     """A backlog that hands out the newest block first. What has to be dropped is still the oldest."""
 
-    def __init__(self, files: Files, folder: str, config: FastQueueConfig, now: float) -> None:
+    def __init__(self, files: SpoolFiles, folder: str, config: FastQueueConfig, now: float) -> None:
         super().__init__(files, folder, config, now)
         self._backward = BackwardFrameReader(self.store)
         self._refs: dict[int, FrameRef] = {}  # of the blocks in `_ready`

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from penstock.spool.files import Files
+from penstock.spool.files import SpoolFiles
 
 ACKED, LEASED, EXCHANGED = 1, 2, 3
 RECORD = struct.Struct("<BxHIQQ4x")
@@ -63,7 +63,7 @@ class Journal:
     price of handing it out and acking it.
     """
 
-    def __init__(self, files: Files, folder: str, generation: int) -> None:
+    def __init__(self, files: SpoolFiles, folder: str, generation: int) -> None:
         self.generation = generation
         self.offset = 0
         handle = files.open(journal_path(folder, generation), create=True)
@@ -94,7 +94,7 @@ def journal_path(folder: str, generation: int) -> str:
     return f"{folder}/{PREFIX}{generation:08x}"
 
 
-def journal_generations(files: Files, folder: str) -> list[int]:
+def journal_generations(files: SpoolFiles, folder: str) -> list[int]:
     """The generations that lie in the folder, oldest first."""
     found = []
     for name in files.names(folder):
@@ -104,7 +104,7 @@ def journal_generations(files: Files, folder: str) -> list[int]:
     return sorted(found)
 
 
-def replay_journal(files: Files, folder: str, generation: int, offset: int) -> Iterator[JournalRecord | None]:
+def replay_journal(files: SpoolFiles, folder: str, generation: int, offset: int) -> Iterator[JournalRecord | None]:
     """The records behind `offset`; None for one that is damaged. A torn last record was never acknowledged."""
     name = journal_path(folder, generation)
     try:

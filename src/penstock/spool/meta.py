@@ -27,18 +27,18 @@ from dataclasses import dataclass, field
 import google_crc32c
 
 from penstock.errors import QueueError
-from penstock.spool.files import Files, read_spool_file, write_all
+from penstock.spool.files import SpoolFiles, read_spool_file, write_all
 
 META_NAME = "fastqueue.meta"
 VERSION = 3
 
 
-class DamagedMeta(Exception):
+class DamagedSpoolMeta(Exception):
     """A meta file that cannot be believed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meta:
+class SpoolMeta:
     """What the meta file says. `entry_count` is None where version 1 does not know it."""
 
     version: int = VERSION
@@ -57,20 +57,20 @@ class Meta:
     journal_offset: int = 0
 
 
-def load_spool_meta(files: Files, folder: str) -> Meta | None:
-    """The folder's meta, None if there is none; DamagedMeta if it is not whole, QueueError if it is newer."""
+def load_spool_meta(files: SpoolFiles, folder: str) -> SpoolMeta | None:
+    """The folder's meta, None if there is none; DamagedSpoolMeta if it is not whole, QueueError if it is newer."""
     try:
         text = read_spool_file(files, f"{folder}/{META_NAME}")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DamagedMeta(str(error)) from error
+        raise DamagedSpoolMeta(str(error)) from error
     return _parse(text)
 
 
-def store_spool_meta(files: Files, folder: str, meta: Meta) -> None:
+def store_spool_meta(files: SpoolFiles, folder: str, meta: SpoolMeta) -> None:
     """Replace the folder's meta; after a crash there is the old one or the new one, on the disk, never half of one."""
-    fields = {name: getattr(meta, name) for name in Meta.__slots__}
+    fields = {name: getattr(meta, name) for name in SpoolMeta.__slots__}
     text = json.dumps({"name": "fastqueue", **fields}).encode()
     text = text[:-1] + b', "crc": %d}' % google_crc32c.value(text)
     temporary = f"{folder}/{META_NAME}.tmp"
@@ -89,12 +89,12 @@ def store_spool_meta(files: Files, folder: str, meta: Meta) -> None:
     files.sync_folder(folder)
 
 
-def _parse(text: bytes) -> Meta:
+def _parse(text: bytes) -> SpoolMeta:
     try:
         fields = json.loads(text)
         version = int(fields["version"])
         if version <= 2 and "crc" not in fields:  # with one, it is a newer meta whose version has been damaged
-            return Meta(
+            return SpoolMeta(
                 version=version,
                 reader_offset=_offset(fields["reader_offset"]),
                 writer_offset=_offset(fields["writer_offset"]),
@@ -104,15 +104,15 @@ def _parse(text: bytes) -> Meta:
             )
         body, _, _ = text.rpartition(b', "crc": ')
         if google_crc32c.value(body + b"}") != fields.pop("crc"):
-            raise DamagedMeta("the checksum does not match")
+            raise DamagedSpoolMeta("the checksum does not match")
         if version > VERSION:
             raise QueueError(f"a newer Penstock wrote this queue (meta version {version}, ours is {VERSION}): use that")
         fields.pop("name")
         fields["acked"] = [(first, end) for first, end in fields["acked"]]
         fields["attempts"] = [(first, end, count) for first, end, count in fields["attempts"]]
-        return Meta(**fields)
+        return SpoolMeta(**fields)
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedMeta(f"not a meta file: {error!r}") from error
+        raise DamagedSpoolMeta(f"not a meta file: {error!r}") from error
 
 
 def _offset(value: object) -> int:

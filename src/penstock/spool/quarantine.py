@@ -4,7 +4,7 @@ import logging
 from contextlib import suppress
 
 from penstock.spool.chunk_files import ChunkFile, ChunkLog
-from penstock.spool.files import Files, write_all
+from penstock.spool.files import SpoolFiles, write_all
 
 log = logging.getLogger(__name__)
 
@@ -14,7 +14,7 @@ _PIECE = 1 << 20  # bytes that are in memory while they are copied
 class Quarantine:
     """Keeps the bytes that could not be read, one file per damaged place, and counts them."""
 
-    def __init__(self, files: Files, folder: str) -> None:
+    def __init__(self, files: SpoolFiles, folder: str) -> None:
         self._files = files
         self.folder = f"{folder}/quarantine"
         self.regions = 0

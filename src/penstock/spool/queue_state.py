@@ -16,13 +16,13 @@ from penstock.spool.block_condition import SpoolCondition
 from penstock.spool.capacity_policy import CapacityPolicy, Demand, SequencesExhausted
 from penstock.spool.chunk_files import ChunkFile
 from penstock.spool.config import Durability, FastQueueConfig, FullBehavior, parsed_seconds
-from penstock.spool.files import DISK_FULL, Files, disk_error
+from penstock.spool.files import DISK_FULL, SpoolFiles, disk_error
 from penstock.spool.freshest import FreshestBacklog
 from penstock.spool.group_commit import StagedBlocks, SyncRound
 from penstock.spool.lease import Lease
-from penstock.spool.meta import Meta
+from penstock.spool.meta import SpoolMeta
 from penstock.spool.sequence_set import SpoolSequenceSet
-from penstock.spool.stats import Counters, QueueStats, spool_snapshot
+from penstock.spool.stats import QueueStats, SpoolCounters, spool_snapshot
 
 _DISK_RETRY = 0.25  # how often a blocked push looks whether the disk has room again
 
@@ -34,7 +34,7 @@ class SpoolState:
     Blocks: `push` and `stage` under `FullBehavior.BLOCK` while the queue is full; `lease` until its deadline.
     """
 
-    def __init__(self, files: Files, folder: str, config: FastQueueConfig, clock: Clock) -> None:
+    def __init__(self, files: SpoolFiles, folder: str, config: FastQueueConfig, clock: Clock) -> None:
         self._folder, self._time, self._monotonic = folder, clock.time, clock.monotonic
         self._in_memory = config.durability is Durability.MEMORY
         self._max_attempts = config.max_attempts
@@ -52,7 +52,7 @@ class SpoolState:
         self._not_full = threading.Condition(self._lock)
         self._waiting_to_push = 0
         self._is_closed, self._closed_because = False, "is closed"
-        self._counters = Counters()
+        self._counters = SpoolCounters()
         self.backlog = kind(files, folder, config, clock.time())
         self.capacity = CapacityPolicy(self.backlog, config)
         self._gathering = SyncRound()  # the round that covers what is written now
@@ -303,7 +303,7 @@ class SpoolState:
         with self._lock:
             return self.backlog.store.chunks.end_sync(dirty, is_refused=is_refused, is_interrupted=is_interrupted)
 
-    def begin_meta(self, *, clean: bool) -> tuple[Meta, SyncRound] | None:
+    def begin_meta(self, *, clean: bool) -> tuple[SpoolMeta, SyncRound] | None:
         """Returns the meta as of now and the round that has to be synced before it; None if nothing has changed."""
         with self._lock:
             if not self.backlog.store.changed and not clean:
@@ -311,7 +311,7 @@ class SpoolState:
             self._write_staged_locked()  # the meta speaks of the log alone
             return self.backlog.snapshot(clean=clean), self._gathering
 
-    def end_meta(self, written: Meta, *, is_disk_full: bool) -> list[int]:
+    def end_meta(self, written: SpoolMeta, *, is_disk_full: bool) -> list[int]:
         """Use the sequences that the meta reserves, delete the chunks that are done. Returns handles to close."""
         store = self.backlog.store
         with self._lock:

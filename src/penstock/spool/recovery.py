@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from penstock.spool import frames, journal, meta
 from penstock.spool.chunk_files import ChunkLog
-from penstock.spool.files import Files, read_spool_file
+from penstock.spool.files import SpoolFiles, read_spool_file
 from penstock.spool.frame_reader import FrameReader
-from penstock.spool.meta import DamagedMeta, Meta
+from penstock.spool.meta import DamagedSpoolMeta, SpoolMeta
 from penstock.spool.quarantine import Quarantine
 from penstock.spool.sequence_set import SpoolSequenceSet
 
@@ -44,7 +44,7 @@ class RecoveredState:
 
 
 def recover_spool(
-    files: Files, folder: str, chunk_size: int, *, now: float = 0.0, repair: bool = True
+    files: SpoolFiles, folder: str, chunk_size: int, *, now: float = 0.0, repair: bool = True
 ) -> RecoveredState:
     """Read the folder's state. With `repair`, torn tails are cut; without, nothing is written but to the quarantine.
 
@@ -82,22 +82,22 @@ def recover_spool(
     return state
 
 
-def _is_new(files: Files, folder: str) -> bool:
+def _is_new(files: SpoolFiles, folder: str) -> bool:
     """Whether no queue was ever here: opening one leaves a lock, and writes its meta before it gives a sequence."""
     return not any(_OURS.fullmatch(name) and name not in _AT_FIRST for name in files.names(folder))
 
 
-def _foreign_files(files: Files, folder: str) -> int:
+def _foreign_files(files: SpoolFiles, folder: str) -> int:
     foreign = sorted(name for name in files.names(folder) if not _OURS.fullmatch(name))
     if foreign:
         log.warning("Foreign files left alone. folder=%s files=%s", folder, ", ".join(foreign))
     return len(foreign)
 
 
-def _load_meta(files: Files, folder: str, quarantine: Quarantine, repair: bool) -> Meta | None:
+def _load_meta(files: SpoolFiles, folder: str, quarantine: Quarantine, repair: bool) -> SpoolMeta | None:
     try:
         return meta.load_spool_meta(files, folder)
-    except DamagedMeta as damage:
+    except DamagedSpoolMeta as damage:
         if repair:
             with suppress(OSError):
                 quarantine.keep_bytes(meta.META_NAME, read_spool_file(files, f"{folder}/{meta.META_NAME}"), str(damage))
@@ -114,13 +114,13 @@ def _start_without_meta(state: RecoveredState) -> None:
     state.log_end = state.acked.low
 
 
-def _start_from_seed_meta(state: RecoveredState, known: Meta) -> None:
+def _start_from_seed_meta(state: RecoveredState, known: SpoolMeta) -> None:
     state.reader_offset = state.acked.low = _seed_reader_offset(state.chunks, known)  # an offset is a sequence here
     state.log_end = state.chunks.end
     state.count, state.bytes = known.entry_count or 0, known.total_bytes
 
 
-def _seed_reader_offset(chunks: ChunkLog, known: Meta) -> int:
+def _seed_reader_offset(chunks: ChunkLog, known: SpoolMeta) -> int:
     """Where the seed's meta says that reading stands, if a frame begins there. Nothing else checks that meta."""
     offset = known.reader_offset
     first = chunks.chunks[0].start if chunks.chunks else 0
@@ -139,7 +139,7 @@ def _seed_reader_offset(chunks: ChunkLog, known: Meta) -> int:
     return chunk.start
 
 
-def _start_from_meta(state: RecoveredState, known: Meta) -> None:
+def _start_from_meta(state: RecoveredState, known: SpoolMeta) -> None:
     # Where the last chunks have vanished the log goes on below the reader: it has to be there first.
     state.reader_offset = min(known.reader_offset, state.chunks.end)
     state.acked = SpoolSequenceSet(known.low, known.acked)
@@ -149,14 +149,14 @@ def _start_from_meta(state: RecoveredState, known: Meta) -> None:
     state.count, state.bytes = known.entry_count or 0, known.total_bytes
 
 
-def _is_believable(known: Meta, state: RecoveredState, end: int) -> bool:
+def _is_believable(known: SpoolMeta, state: RecoveredState, end: int) -> bool:
     """Whether the counts of the seed's meta are those of the log as it is."""
     is_current = known.writer_offset == end and known.reader_offset == state.reader_offset
     return is_current and known.entry_count is not None
 
 
 def _replay_journals(
-    files: Files, folder: str, state: RecoveredState, known: Meta | None
+    files: SpoolFiles, folder: str, state: RecoveredState, known: SpoolMeta | None
 ) -> list[journal.JournalRecord]:
     """Apply the journals. Returns the acks of blocks that came after the meta: those are not counted yet."""
     damaged = 0
@@ -193,7 +193,9 @@ def _replay_journals(
     return late
 
 
-def _count_tail(state: RecoveredState, known: Meta | None, late: list[journal.JournalRecord], repair: bool) -> None:
+def _count_tail(
+    state: RecoveredState, known: SpoolMeta | None, late: list[journal.JournalRecord], repair: bool
+) -> None:
     """Add what was written after the meta, or recount everything if the meta cannot be right. Cuts a torn end."""
     chunks = state.chunks
     end = chunks.end

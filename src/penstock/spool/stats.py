@@ -73,7 +73,7 @@ class QueueStats:
 
 
 @dataclass(kw_only=True, slots=True)
-class Counters:
+class SpoolCounters:
     """What has gone through a queue since it was opened."""
 
     pushed: int = 0
@@ -85,7 +85,7 @@ class Counters:
 def spool_snapshot(
     backlog: Backlog,
     capacity: CapacityPolicy,
-    counters: Counters,
+    counters: SpoolCounters,
     oldest_age: float,
     *,
     disk_available_bytes: int,

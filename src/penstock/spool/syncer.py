@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from penstock.spool.disk_store import DiskStore
-from penstock.spool.files import Files
+from penstock.spool.files import SpoolFiles
 from penstock.spool.group_commit import GroupCommit, SyncRound
 from penstock.spool.queue_state import SpoolState
 
@@ -21,7 +21,7 @@ class Syncer:
     Threads: every method may be called from any thread. No sync runs under the queue's lock.
     """
 
-    def __init__(self, state: SpoolState, store: DiskStore, files: Files) -> None:
+    def __init__(self, state: SpoolState, store: DiskStore, files: SpoolFiles) -> None:
         self._state = state
         self._store = store
         self._files = files

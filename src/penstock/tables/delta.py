@@ -32,9 +32,9 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.tables.fold import Fold, Run, TableFile, checked_fold_reports, plan_folds, run_folds_here
-from penstock.tables.landing import FileLanding, Written, check_landed_files
+from penstock.tables.landing import TableFileLanding, WrittenTableFile, check_landed_files
 from penstock.tables.location import local_tables_folder
-from penstock.tables.port import Batch, Compaction, Description, expired_table_rows
+from penstock.tables.port import Batch, TableCompaction, TableDescription, expired_table_rows
 from penstock.tables.pruning import metrics_in_table_file, pruned_table_file
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, check_format, table_partials, table_records
 
@@ -67,10 +67,10 @@ class DeltaTables:
         table = self._open(name)
         return _OpenTable(name, table).held(applications) if table else {}
 
-    def landing(self, label: str) -> FileLanding:
-        return FileLanding({name: str(self._new_folder(name, label)) for name in SCHEMAS})
+    def landing(self, label: str) -> TableFileLanding:
+        return TableFileLanding({name: str(self._new_folder(name, label)) for name in SCHEMAS})
 
-    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
+    def append(self, name: str, written: Sequence[WrittenTableFile], batch: Batch) -> bool:
         check_landed_files(written)
         added = [self._reported(name, file) for file in written]
         with self._appending:
@@ -87,7 +87,7 @@ class DeltaTables:
                 return True
         raise TableConflict(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
 
-    def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
+    def adopt(self, name: str, written: Sequence[WrittenTableFile], versions: Mapping[str, int]) -> None:
         """Begin a table with these rows and guards."""
         check_landed_files(written)
         with self._appending:
@@ -96,7 +96,7 @@ class DeltaTables:
     def replace(
         self,
         name: str,
-        written: Sequence[Written],
+        written: Sequence[WrittenTableFile],
         start: datetime,
         end: datetime,
         check: Callable[[], None] = lambda: None,
@@ -119,13 +119,13 @@ class DeltaTables:
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
         return table_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
-    def compact(self, name: str, run: Run = run_folds_here) -> Compaction:
+    def compact(self, name: str, run: Run = run_folds_here) -> TableCompaction:
         before = self.describe(name)
-        landing = FileLanding({name: str(self._new_folder(name, FINAL))})
+        landing = TableFileLanding({name: str(self._new_folder(name, FINAL))})
         for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
             self._replace_files(name, fold, checked_fold_reports(name, fold, run(fold.tasks)))
         after = self.describe(name)
-        return Compaction(before.rows, after.rows, before.files, after.files)
+        return TableCompaction(before.rows, after.rows, before.files, after.files)
 
     def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
         gone = 0
@@ -157,7 +157,7 @@ class DeltaTables:
             return 0, []
         if doomed == there:
             return file.rows, []
-        landing = FileLanding({name: str(self._new_folder(name, FINAL if file.is_final else "kept"))})
+        landing = TableFileLanding({name: str(self._new_folder(name, FINAL if file.is_final else "kept"))})
         written = pruned_table_file(file.path, name, landing, ~expired_table_rows(metrics, but_not), file.date)
         kept = sum(one.rows for one in written)
         return file.rows - kept, [self._reported(name, one) for one in written]
@@ -172,14 +172,14 @@ class DeltaTables:
                 _prune_empty(self.path(name) / "data", time.time() - 3600 * hours)
         return removed
 
-    def describe(self, name: str) -> Description:
+    def describe(self, name: str) -> TableDescription:
         table = self._open(name)
         if not table:
-            return Description(0, 0, 0)
+            return TableDescription(0, 0, 0)
         actions = pa.table(table.get_add_actions(flatten=True))
         if not actions.num_rows:
-            return Description(0, 0, 0)
-        return Description(
+            return TableDescription(0, 0, 0)
+        return TableDescription(
             rows=pc.sum(actions["num_records"]).as_py() or 0,
             files=actions.num_rows,
             size_bytes=pc.sum(actions["size_bytes"]).as_py() or 0,
@@ -249,7 +249,7 @@ class DeltaTables:
             self._opened[name] = _OpenTable(name, self._open(name) or self._create(name))
         return self._opened[name]
 
-    def _reported(self, name: str, file: Written) -> AddAction:
+    def _reported(self, name: str, file: WrittenTableFile) -> AddAction:
         path = Path(file.place).relative_to(self.path(name)).as_posix()
         return AddAction(path, file.size_bytes, {"date": file.date}, int(time.time() * 1000), True, file.stats)
 
@@ -262,7 +262,7 @@ class DeltaTables:
             partition_values={"date": file.date.isoformat()},
         )
 
-    def _replace_files(self, name: str, fold: Fold, written: list[Written]) -> None:
+    def _replace_files(self, name: str, fold: Fold, written: list[WrittenTableFile]) -> None:
         check_landed_files(written)
 
         def step(table: DeltaTable) -> list[Any]:

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from penstock.errors import RowsMissing
 from penstock.model.level import Level
 from penstock.tables.labels import first_of_each_text, table_label_maps
-from penstock.tables.landing import GROUP_ROWS, FileLanding, Written
+from penstock.tables.landing import GROUP_ROWS, TableFileLanding, WrittenTableFile
 from penstock.tables.table_rows import LEVEL_ROWS, SORTED_BY, TOP_N, folded_records, folded_rows, sorted_table_rows
 
 TASK_BYTES = 384 * 2**20  # what a task may hold, by the estimate of `_memory_of`
@@ -62,14 +62,14 @@ class FoldTask:
     end: datetime
     share: int
     shares: int
-    landing: FileLanding
+    landing: TableFileLanding
 
 
 @dataclass(frozen=True, slots=True)
 class FoldReport:
     """What a task has written, and how many rows of its files it has read for it."""
 
-    written: tuple[Written, ...]
+    written: tuple[WrittenTableFile, ...]
     rows: int
 
 
@@ -90,7 +90,7 @@ def run_folds_here(tasks: Sequence[FoldTask]) -> list[FoldReport]:
     return [fold_files(task) for task in tasks]
 
 
-def plan_folds(table: str, files: Iterable[TableFile], landing: FileLanding, today: date) -> Iterator[Fold]:
+def plan_folds(table: str, files: Iterable[TableFile], landing: TableFileLanding, today: date) -> Iterator[Fold]:
     """What there is to fold, newest date first."""
     dates: dict[date, list[TableFile]] = defaultdict(list)
     for file in files:
@@ -109,7 +109,7 @@ def plan_folds(table: str, files: Iterable[TableFile], landing: FileLanding, tod
         yield Fold(day, tuple(taken), tasks)
 
 
-def checked_fold_reports(table: str, fold: Fold, reports: list[FoldReport]) -> list[Written]:
+def checked_fold_reports(table: str, fold: Fold, reports: list[FoldReport]) -> list[WrittenTableFile]:
     """What was written. RowsMissing unless every row of the replaced files was read exactly once."""
     expected, read = sum(file.rows for file in fold.replaced), sum(report.rows for report in reports)
     if read != expected:
@@ -175,7 +175,7 @@ def _shares(files: Sequence[TableFile]) -> int:
 
 
 def _tasks(
-    table: str, files: list[TableFile], stretch: tuple[datetime, datetime], landing: FileLanding
+    table: str, files: list[TableFile], stretch: tuple[datetime, datetime], landing: TableFileLanding
 ) -> Iterator[FoldTask]:
     met = [file for file in files if file.meets(*stretch)]
     shares = _shares(met)

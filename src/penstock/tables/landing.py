@@ -35,7 +35,7 @@ GREATEST_TEXT = "\U0010ffff"  # sorts behind everything
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenTableFile:
     """What a task reports of the rows that it has written for one table."""
 
     table: str
@@ -51,12 +51,12 @@ class TableWriter(Protocol):
 
     def write(self, rows: pa.Table) -> None: ...
 
-    def close(self) -> list[Written]:
+    def close(self) -> list[WrittenTableFile]:
         """Finish; what was written, of each day by itself."""
         ...
 
 
-class Landing(Protocol):
+class TableLanding(Protocol):
     """Where one batch lands. Picklable: tasks on other machines write through a copy of it."""
 
     def writer(self, name: str) -> TableWriter: ...
@@ -67,20 +67,20 @@ class Landing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FileLanding:
+class TableFileLanding:
     """One folder for each table, made by the driver: a task that does not find it is on another file system."""
 
     folders: dict[str, str]
     names_date: bool = True  # the folder of a file names its date, and the file does not; else the other way round
 
-    def writer(self, name: str) -> "FileWriter":
-        return FileWriter(name, Path(self.folders[name]), names_date=self.names_date)
+    def writer(self, name: str) -> "TableFileWriter":
+        return TableFileWriter(name, Path(self.folders[name]), names_date=self.names_date)
 
     def close(self) -> None:
         pass  # what was committed stays where it is, the rest is removed by vacuum
 
 
-class FileWriter:
+class TableFileWriter:
     """One Parquet file for each day, begun with its first rows.
 
     Row groups are small, and pages have an index: a reader of one metric and a few hours reads little else.
@@ -123,17 +123,17 @@ class FileWriter:
             self._files[day] = (path, made)
         return self._files[day][1]
 
-    def close(self) -> list[Written]:
+    def close(self) -> list[WrittenTableFile]:
         found = []
         for day, (path, writer) in self._files.items():
             writer.close()
             metadata = pq.read_metadata(path)
             stats = json.dumps(table_file_stats(metadata), allow_nan=False)
-            found.append(Written(self._name, str(path), path.stat().st_size, metadata.num_rows, stats, day))
+            found.append(WrittenTableFile(self._name, str(path), path.stat().st_size, metadata.num_rows, stats, day))
         return found
 
 
-def check_landed_files(written: Sequence[Written]) -> None:
+def check_landed_files(written: Sequence[WrittenTableFile]) -> None:
     """RowsMissing unless the driver sees every reported file at its full size."""
     for file in written:
         try:

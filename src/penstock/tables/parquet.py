@@ -32,9 +32,9 @@ import pyarrow.parquet as pq
 from penstock.errors import TableConflict
 from penstock.model.level import Level
 from penstock.tables.fold import Run, TableFile, checked_fold_reports, plan_folds, run_folds_here
-from penstock.tables.landing import FileLanding, Written, check_landed_files
+from penstock.tables.landing import TableFileLanding, WrittenTableFile, check_landed_files
 from penstock.tables.location import local_tables_folder
-from penstock.tables.port import Batch, Compaction, Description, expired_table_rows
+from penstock.tables.port import Batch, TableCompaction, TableDescription, expired_table_rows
 from penstock.tables.pruning import metrics_in_table_file, pruned_table_file
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, check_format, table_partials, table_records
 
@@ -72,10 +72,10 @@ class ParquetTables:
         wanted = set(applications)
         return {application: last for application, last in self._versions(name).items() if application in wanted}
 
-    def landing(self, label: str) -> FileLanding:
+    def landing(self, label: str) -> TableFileLanding:
         return self._landing(*SCHEMAS)
 
-    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
+    def append(self, name: str, written: Sequence[WrittenTableFile], batch: Batch) -> bool:
         check_landed_files(written)
         with self._alone(name):
             if not batch.wanted_by(name, self.held(name, batch.versions)):
@@ -83,7 +83,7 @@ class ParquetTables:
             self._publish(name, "batch", written, batch.versions, ())
         return True
 
-    def adopt(self, name: str, written: Sequence[Written], versions: Mapping[str, int]) -> None:
+    def adopt(self, name: str, written: Sequence[WrittenTableFile], versions: Mapping[str, int]) -> None:
         """Begin a table with these rows and guards."""
         check_landed_files(written)
         with self._alone(name):
@@ -92,7 +92,7 @@ class ParquetTables:
     def replace(
         self,
         name: str,
-        written: Sequence[Written],
+        written: Sequence[WrittenTableFile],
         start: datetime,
         end: datetime,
         check: Callable[[], None] = lambda: None,
@@ -111,7 +111,7 @@ class ParquetTables:
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
         return table_records(self._rows(TOP_N, start, None, metric, pc.field("level") == level.value))
 
-    def compact(self, name: str, run: Run = run_folds_here) -> Compaction:
+    def compact(self, name: str, run: Run = run_folds_here) -> TableCompaction:
         before = self.describe(name)
         landing = self._landing(name)
         for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
@@ -122,7 +122,7 @@ class ParquetTables:
                     raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again")
                 self._publish(name, "final", written, self._versions(name), fold.replaced)
         after = self.describe(name)
-        return Compaction(before.rows, after.rows, before.files, after.files)
+        return TableCompaction(before.rows, after.rows, before.files, after.files)
 
     def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
         gone = 0
@@ -130,7 +130,7 @@ class ParquetTables:
             # A folder has files of one kind: final rows, or increments.
             for kind in ("final", "batch"):
                 removed: list[TableFile] = []
-                added: list[Written] = []
+                added: list[WrittenTableFile] = []
                 for file in self.files(name):
                     if file.date >= before.date() or file.is_final != (kind == "final"):
                         continue
@@ -156,9 +156,9 @@ class ParquetTables:
         return gone
 
     @_steadily
-    def describe(self, name: str) -> Description:
+    def describe(self, name: str) -> TableDescription:
         files = self.files(name)
-        return Description(
+        return TableDescription(
             rows=sum(file.rows for file in files),
             files=len(files),
             size_bytes=sum(os.stat(file.path).st_size for file in files),
@@ -221,7 +221,7 @@ class ParquetTables:
         self,
         name: str,
         kind: str,
-        written: Sequence[Written],
+        written: Sequence[WrittenTableFile],
         versions: Mapping[str, int],
         replaced: Sequence[TableFile],
     ) -> None:
@@ -267,11 +267,11 @@ class ParquetTables:
                 folders.append(folder)
         return gone
 
-    def _landing(self, *names: str) -> FileLanding:
+    def _landing(self, *names: str) -> TableFileLanding:
         folders = {name: self._scratch(name) for name in names}
         for folder in folders.values():
             folder.mkdir(parents=True)
-        return FileLanding({name: str(folder) for name, folder in folders.items()}, names_date=False)
+        return TableFileLanding({name: str(folder) for name, folder in folders.items()}, names_date=False)
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:

@@ -28,7 +28,7 @@ from penstock.model.level import Level
 from penstock.model.partial import SERIES, first_of_each
 from penstock.model.segment import Origin
 from penstock.tables.fold import Run, run_folds_here
-from penstock.tables.landing import Landing, Written
+from penstock.tables.landing import TableLanding, WrittenTableFile
 from penstock.tables.table_rows import RECORDS, TOP_KEPT, records_kept, top_records
 from penstock.tables.table_rows import SCHEMAS as SCHEMAS
 from penstock.tables.table_rows import TOP_N as TOP_N
@@ -96,18 +96,18 @@ class Tables(Protocol):
         """Of these guards the versions that the table has; empty if there is no table yet."""
         ...
 
-    def landing(self, label: str) -> Landing:
+    def landing(self, label: str) -> TableLanding:
         """Where tasks write the rows of one batch, or of one backfill, until they are committed."""
         ...
 
-    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
+    def append(self, name: str, written: Sequence[WrittenTableFile], batch: Batch) -> bool:
         """Add what tasks report, exactly that, unless the table has this batch already; say whether it did."""
         ...
 
     def replace(
         self,
         name: str,
-        written: Sequence[Written],
+        written: Sequence[WrittenTableFile],
         start: datetime,
         end: datetime,
         check: Callable[[], None] = lambda: None,
@@ -128,7 +128,7 @@ class Tables(Protocol):
         """The rows of the top-n table as they lie there (schema `RECORDS`), from `start` on."""
         ...
 
-    def compact(self, name: str, run: Run = run_folds_here) -> "Compaction":
+    def compact(self, name: str, run: Run = run_folds_here) -> "TableCompaction":
         """Make the rows of each series and bucket one that is final; readers and the running job are not disturbed.
 
         `run` runs the tasks of it, here or on executors.
@@ -143,13 +143,13 @@ class Tables(Protocol):
         """Remove files that no reader of the last `hours` can need; how many."""
         ...
 
-    def describe(self, name: str) -> "Description":
+    def describe(self, name: str) -> "TableDescription":
         """What `penstock spark tables` shows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Compaction:
+class TableCompaction:
     """What a compaction did to one table."""
 
     rows_before: int
@@ -159,7 +159,7 @@ class Compaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class TableDescription:
     """One table at a glance."""
 
     rows: int

@@ -28,8 +28,8 @@ from penstock.model.level import Level
 from penstock.model.partial import PARTIALS
 from penstock.secret_text import redacted
 from penstock.tables.fold import Run, fold_rows, run_folds_here
-from penstock.tables.landing import Written
-from penstock.tables.port import Batch, Compaction, Description
+from penstock.tables.landing import WrittenTableFile
+from penstock.tables.port import Batch, TableCompaction, TableDescription
 from penstock.tables.postgres_rows import TYPES, postgres_rows_as_csv, table_from_postgres_rows
 from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, check_format, table_partials, table_records
 
@@ -61,7 +61,7 @@ class PostgresTables:
             self._prepare(connection, name)
             return _held(connection, name, applications)
 
-    def landing(self, label: str) -> "StagedLanding":
+    def landing(self, label: str) -> "StagedTableLanding":
         """Staging tables of one batch, without a log: what they hold matters only until the batch is committed."""
         staged = {name: f"{_STAGED}{int(time.time())}_{uuid.uuid4().hex[:8]}_{name}" for name in SCHEMAS}
         create = sql.SQL("create unlogged table {} (attempt text, like {})")
@@ -69,9 +69,9 @@ class PostgresTables:
             for name, table in staged.items():
                 self._prepare(connection, name)
                 connection.execute(create.format(sql.Identifier(table), _table(name)))
-        return StagedLanding(self._dsn, staged)
+        return StagedTableLanding(self._dsn, staged)
 
-    def append(self, name: str, written: Sequence[Written], batch: Batch) -> bool:
+    def append(self, name: str, written: Sequence[WrittenTableFile], batch: Batch) -> bool:
         with self._connect() as connection, connection.transaction():
             self._prepare(connection, name)
             # One writer a table at a time: a transaction that waits here sees the other's guard afterwards.
@@ -89,7 +89,7 @@ class PostgresTables:
     def replace(
         self,
         name: str,
-        written: Sequence[Written],
+        written: Sequence[WrittenTableFile],
         start: datetime,
         end: datetime,
         check: Callable[[], None] = lambda: None,
@@ -110,7 +110,7 @@ class PostgresTables:
     def records(self, level: Level, start: datetime | None = None, metric: str | None = None) -> pa.Table:
         return table_records(self._rows(TOP_N, start, None, metric, level.value))
 
-    def compact(self, name: str, run: Run = run_folds_here) -> Compaction:
+    def compact(self, name: str, run: Run = run_folds_here) -> TableCompaction:
         before = self.describe(name)
         with self._connect() as connection:
             self._prepare(connection, name)
@@ -121,7 +121,7 @@ class PostgresTables:
                 for share in range(shares):
                     self._fold(connection, name, day, share, shares)
                 connection.execute(sql.SQL("vacuum (analyze) {}").format(_partition(name, day)))
-        return Compaction(before.rows, self.describe(name).rows, 1, 1)
+        return TableCompaction(before.rows, self.describe(name).rows, 1, 1)
 
     def _fold(self, connection: psycopg.Connection[Any], name: str, day: date, share: int, shares: int) -> None:
         """One share of the series of a day. Increments that come in between are left for the next time."""
@@ -185,13 +185,13 @@ class PostgresTables:
                     gone += 1
         return gone
 
-    def describe(self, name: str) -> Description:
+    def describe(self, name: str) -> TableDescription:
         with self._connect() as connection:
             self._prepare(connection, name)
             query = sql.SQL("select count(*), min(bucket), max(bucket), pg_total_relation_size(%s) from {}")
             found = connection.execute(query.format(_table(name)), (f"penstock_{name}",)).fetchone()
         assert found is not None
-        return Description(rows=found[0], files=1, size_bytes=found[3], oldest=found[1], newest=found[2])
+        return TableDescription(rows=found[0], files=1, size_bytes=found[3], oldest=found[1], newest=found[2])
 
     def is_outdated(self, name: str) -> bool:
         try:
@@ -289,10 +289,10 @@ class PostgresTables:
                     )
                 )
 
-    def _merge(self, connection: psycopg.Connection[Any], name: str, written: Sequence[Written]) -> None:
+    def _merge(self, connection: psycopg.Connection[Any], name: str, written: Sequence[WrittenTableFile]) -> None:
         """Add the staged rows that were reported."""
         columns = sql.SQL(", ").join(map(sql.Identifier, SCHEMAS[name].names))
-        attempts: dict[str, list[Written]] = {}
+        attempts: dict[str, list[WrittenTableFile]] = {}
         for one in written:
             attempts.setdefault(one.place.partition("/")[0], []).append(one)
         for staged, reported in attempts.items():
@@ -330,14 +330,14 @@ class PostgresTables:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedLanding:
+class StagedTableLanding:
     """One staging table for each table. A row carries the attempt that wrote it: one that failed counts for nothing."""
 
     dsn: str
     staged: dict[str, str]
 
-    def writer(self, name: str) -> "StagedWriter":
-        return StagedWriter(self.dsn, name, self.staged[name])
+    def writer(self, name: str) -> "StagedTableWriter":
+        return StagedTableWriter(self.dsn, name, self.staged[name])
 
     def close(self) -> None:
         """Drop the staging tables; what cannot be dropped now, `vacuum` drops later."""
@@ -347,7 +347,7 @@ class StagedLanding:
                 connection.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(table)))
 
 
-class StagedWriter:
+class StagedTableWriter:
     """Copies rows into a staging table, in one transaction."""
 
     def __init__(self, dsn: str, name: str, staged: str) -> None:
@@ -372,12 +372,12 @@ class StagedWriter:
         self._rows += rows.num_rows
         self._size += len(data)
 
-    def close(self) -> list[Written]:
+    def close(self) -> list[WrittenTableFile]:
         if self._connection is None:
             return []
         self._connection.commit()
         self._connection.close()
-        return [Written(self._name, f"{self._staged}/{self._attempt}", self._size, self._rows)]
+        return [WrittenTableFile(self._name, f"{self._staged}/{self._attempt}", self._size, self._rows)]
 
 
 def _held(connection: psycopg.Connection[Any], name: str, applications: Iterable[str]) -> dict[str, int]:

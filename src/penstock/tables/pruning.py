@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.tables.landing import FileLanding, Written
+from penstock.tables.landing import TableFileLanding, WrittenTableFile
 from penstock.tables.table_rows import SCHEMAS
 
 
@@ -26,7 +26,7 @@ def metrics_in_table_file(path: str) -> set[str]:
     return found
 
 
-def pruned_table_file(path: str, table: str, landing: FileLanding, kept: Any, day: date) -> list[Written]:
+def pruned_table_file(path: str, table: str, landing: TableFileLanding, kept: Any, day: date) -> list[WrittenTableFile]:
     """The rows of a file that meet `kept`, written anew, one row group after another."""
     writer = landing.writer(table)
     with pq.ParquetFile(path) as file:

@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 from penstock.decode.outcome import Refusal
-from penstock.decode.series import Refused
+from penstock.decode.series import RefusedStreams
 from penstock.protobuf import LENGTH, fields
 
 _KEY, _VALUE = 0x0A, 0x12  # of a KeyValue
@@ -29,7 +29,7 @@ def otlp_attributes(data: bytes, max_nesting: int, *, tag: int | None = None) ->
                 name, value = _key_value(data, start, end, max_nesting)
                 found[name] = otlp_attribute_text(value)
     except (ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
-        raise Refused(Refusal.MALFORMED, f"attributes that cannot be read: {error}") from None
+        raise RefusedStreams(Refusal.MALFORMED, f"attributes that cannot be read: {error}") from None
     return found
 
 

@@ -23,7 +23,7 @@ from penstock.decode.distributions import (
 from penstock.decode.exponential_deltas import Exponential, ExponentialDeltas
 from penstock.decode.otlp.scanned_points import ScannedOtlpPoints, otlp_stream_starts
 from penstock.decode.outcome import Refusal
-from penstock.decode.rows import Rows
+from penstock.decode.rows import DecodedRows
 from penstock.decode.series import NO_STREAM
 
 _SCALES = (-10, 20)  # OpenTelemetry's own bounds
@@ -60,7 +60,7 @@ class _Side(NamedTuple):
     is_malformed: NDArray[np.bool_]
 
 
-def exponential_histograms(points: ScannedOtlpPoints, context: DecodeContext, deltas: ExponentialDeltas) -> Rows:
+def exponential_histograms(points: ScannedOtlpPoints, context: DecodeContext, deltas: ExponentialDeltas) -> DecodedRows:
     """Returns the rows of exponential histograms."""
     times, is_valid = points.times(context)
     data, columns = points.data, points.fields

@@ -18,11 +18,11 @@ from penstock.decode.distributions import (
 from penstock.decode.histogram_deltas import HistogramDeltas
 from penstock.decode.otlp.scanned_points import ScannedOtlpPoints, otlp_stream_starts
 from penstock.decode.outcome import Refusal
-from penstock.decode.rows import Rows
+from penstock.decode.rows import DecodedRows
 from penstock.decode.series import NO_STREAM
 
 
-def explicit_histograms(points: ScannedOtlpPoints, context: DecodeContext, deltas: HistogramDeltas) -> Rows:
+def explicit_histograms(points: ScannedOtlpPoints, context: DecodeContext, deltas: HistogramDeltas) -> DecodedRows:
     """Returns the rows of histograms with explicit bounds."""
     times, is_valid = points.times(context)
     columns, data = points.fields, points.data

@@ -36,14 +36,14 @@ from penstock.decode.otlp.walk import (
     SUM,
     SUMMARY,
     TEMPORALITY,
-    Family,
+    OtlpFamily,
     OtlpFieldBudget,
     OtlpMetricData,
     otlp_data_of_metric,
     walk_otlp_metrics,
 )
 from penstock.decode.outcome import Refusal
-from penstock.decode.series import NO_STREAM, Namespace, Refused
+from penstock.decode.series import NO_STREAM, Namespace, RefusedStreams
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import otlp_request_of_parts
 from penstock.model.point import PointKind
@@ -86,7 +86,7 @@ LAYOUTS = {SUM: _NUMBER, HISTOGRAM: _HISTOGRAM, EXPONENTIAL: _EXPONENTIAL, SUMMA
 class _ReadMetrics(NamedTuple):
     """The points of metrics that were read field by field."""
 
-    families: list[Family]
+    families: list[OtlpFamily]
     namespaces: list[Namespace]
     by_layout: dict[int, OtlpPointColumns]
     noncanonical: set[int]  # requests
@@ -100,8 +100,8 @@ class OtlpReader:
 
     def __init__(self, config: IntakeConfig) -> None:
         self._config = config
-        self.namespaces: dict[Family, Namespace] = {}
-        self._fresh: list[Family] = []
+        self.namespaces: dict[OtlpFamily, Namespace] = {}
+        self._fresh: list[OtlpFamily] = []
         self.shapes = OtlpShapeCache(_SHAPES_BYTES)
 
     def read(self, bodies: list[bytes], context: DecodeContext) -> list[tuple[int, ScannedOtlpPoints]]:
@@ -201,10 +201,10 @@ class OtlpReader:
 
     def _families(
         self, blob: bytes, metrics: list[OtlpMetricData], children: ChildMessages, context: DecodeContext
-    ) -> tuple[list[Family], Ints]:
+    ) -> tuple[list[OtlpFamily], Ints]:
         """Returns the families of these metrics and the index of each metric's; puts aside what others own."""
         attributes_of = {(number, tag): value for number, tag, value in children.others}
-        families: dict[Family, int] = {}
+        families: dict[OtlpFamily, int] = {}
         family_of = np.full(len(metrics), _NO_FAMILY)
         parts = context.parts
         points = None if parts is None else np.bincount(children.parent, minlength=len(metrics))
@@ -233,7 +233,7 @@ class OtlpReader:
         gone[streams] = True
         self.shapes.sweep(gone)
 
-    def namespace(self, family: Family) -> Namespace:
+    def namespace(self, family: OtlpFamily) -> Namespace:
         """Returns the keys of that family's points."""
         known = self.namespaces.get(family)
         if known is None:
@@ -252,7 +252,7 @@ class OtlpReader:
 class _FamilyDescriber:
     """Says what the keys of one family mean."""
 
-    def __init__(self, family: Family, config: IntakeConfig) -> None:
+    def __init__(self, family: OtlpFamily, config: IntakeConfig) -> None:
         self._family = family
         self._nesting = config.max_nesting
         self._kept = config.resource_attributes
@@ -263,22 +263,22 @@ class _FamilyDescriber:
         family = self._family
         if self._resource is None:
             if (size := len(family.resource) + len(family.scope)) > self._longest:
-                raise Refused(Refusal.LABELS, f"a resource of {size} bytes, at most {self._longest} are taken")
+                raise RefusedStreams(Refusal.LABELS, f"a resource of {size} bytes, at most {self._longest} are taken")
             found = otlp_attributes(family.resource, self._nesting, tag=_ATTRIBUTES)
             self._resource = {name: found[name] for name in self._kept if name in found}
         kind, is_cumulative = _kind(family)
         try:
             name = family.name.decode()
         except UnicodeDecodeError as error:
-            raise Refused(Refusal.MALFORMED, f"a metric's name that is no text: {error}") from None
+            raise RefusedStreams(Refusal.MALFORMED, f"a metric's name that is no text: {error}") from None
         return SeriesDescription(name, kind, is_cumulative, {**self._resource, **otlp_attributes(key, self._nesting)})
 
 
-def _kind(family: Family) -> tuple[PointKind, bool]:
+def _kind(family: OtlpFamily) -> tuple[PointKind, bool]:
     if family.data == GAUGE:
         return PointKind.GAUGE, False
     if family.temporality not in (DELTA, CUMULATIVE):
-        raise Refused(
+        raise RefusedStreams(
             Refusal.MALFORMED,
             f"metric {family.name[:100].decode(errors='replace')!r} does not say whether it is delta or cumulative",
         )

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from penstock.decode.column_scan import Bytes, Ints, decode_texts, float64_at, uint64_at
 from penstock.decode.decode_context import DecodeContext
-from penstock.decode.otlp.walk import Family
+from penstock.decode.otlp.walk import OtlpFamily
 from penstock.decode.outcome import Refusal
-from penstock.decode.rows import DecodedNumbers, Rows
+from penstock.decode.rows import DecodedNumbers, DecodedRows
 from penstock.decode.series import NO_STREAM, Namespace
 
 _NO_VALUE = 1  # the flag of a point that only says that its stream has ended
@@ -29,7 +29,7 @@ class ScannedOtlpPoints:
     requests: Ints
     metrics: Ints  # the number of each point's metric in its group, ascending
     streams: Ints  # NO_STREAM where it has to be looked up
-    families: list[Family]
+    families: list[OtlpFamily]
     namespaces: list[Namespace]
     family: Ints  # the index of each point's family, where its stream has to be looked up
     learn: Learn
@@ -93,7 +93,7 @@ class ScannedOtlpPoints:
             is_valid &= has_number
         starts = otlp_stream_starts(self.data, self.fields)
         streams = self.resolve_streams(is_valid, context)
-        return DecodedNumbers.with_stream(Rows(self.requests, streams, times, values), starts)
+        return DecodedNumbers.with_stream(DecodedRows(self.requests, streams, times, values), starts)
 
 
 def otlp_stream_starts(data: Bytes, fields: dict[str, Ints]) -> Ints:

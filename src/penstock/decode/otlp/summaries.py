@@ -16,9 +16,9 @@ from penstock.decode.message_spans import repeated_messages_in_bodies
 from penstock.decode.otlp.attributes import otlp_attribute_text
 from penstock.decode.otlp.otlp_reader import OtlpReader
 from penstock.decode.otlp.scanned_points import ScannedOtlpPoints, otlp_stream_starts
-from penstock.decode.otlp.walk import CUMULATIVE, GAUGE, SUM, Family
+from penstock.decode.otlp.walk import CUMULATIVE, GAUGE, SUM, OtlpFamily
 from penstock.decode.outcome import TooMany
-from penstock.decode.rows import DecodedNumbers, Rows
+from penstock.decode.rows import DecodedNumbers, DecodedRows
 from penstock.protobuf import field_bytes
 
 _QUANTILE = MessageLayout(fixed={0x09: "quantile", 0x11: "value"})
@@ -72,11 +72,11 @@ def summary_numbers(points: ScannedOtlpPoints, context: DecodeContext, reader: O
     values = np.concatenate([counts, sums, float64_at(data, inner["value"]) * (inner["value"] > 0)])
     streams = made.resolve_streams(is_valid[rows], context, pa.concat_arrays([keys, keys, labelled]))
     return DecodedNumbers.with_stream(
-        Rows(made.requests, streams, times[rows], values), otlp_stream_starts(data, columns)[rows]
+        DecodedRows(made.requests, streams, times[rows], values), otlp_stream_starts(data, columns)[rows]
     )
 
 
-def _parts(family: Family) -> tuple[Family, Family, Family]:
+def _parts(family: OtlpFamily) -> tuple[OtlpFamily, OtlpFamily, OtlpFamily]:
     counter = family._replace(data=SUM, temporality=CUMULATIVE, is_monotonic=1)
     return (
         counter._replace(name=family.name + b"_count"),

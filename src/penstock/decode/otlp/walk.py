@@ -16,7 +16,7 @@ _MAX_METRICS = 200_000  # of one request, of all its resources: each costs micro
 _MAX_FIELDS = 300_000  # of one request above its points: of resources, scopes and metrics, known ones or not
 
 
-class Family(NamedTuple):
+class OtlpFamily(NamedTuple):
     """The identity of one sender's metric, as the sender wrote it."""
 
     resource: bytes
@@ -51,8 +51,8 @@ class OtlpMetricData(NamedTuple):
         """The kind whose points have the same fields."""
         return SUM if self.kind == GAUGE else self.kind
 
-    def family(self, temporality: int, is_monotonic: int) -> Family:
-        return Family(*self.head[:2], self.name, self.kind, temporality, is_monotonic)
+    def family(self, temporality: int, is_monotonic: int) -> OtlpFamily:
+        return OtlpFamily(*self.head[:2], self.name, self.kind, temporality, is_monotonic)
 
 
 class OtlpFieldBudget:

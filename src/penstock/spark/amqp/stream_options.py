@@ -16,7 +16,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-class Settings:
+class StreamSettings:
     """The options of a query, checked."""
 
     def __init__(self, options: Mapping[str, str]) -> None:

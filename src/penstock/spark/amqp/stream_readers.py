@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from penstock.errors import ConfigError, StreamDataLost
 from penstock.spark.amqp.stream_client import StreamClient
 from penstock.spark.amqp.stream_link import OFFSET, StreamDelivery
-from penstock.spark.amqp.stream_options import Settings
+from penstock.spark.amqp.stream_options import StreamSettings
 
 _TEXTS = pa.map_(pa.string(), pa.string())
 ROWS = pa.schema(
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 Offset = dict[str, dict[str, int]]
 
 
-class Range(InputPartition):
+class StreamRange(InputPartition):
     """What one task reads: from `start` to before `end`."""
 
     def __init__(self, stream: str, start: int, end: int) -> None:
@@ -61,11 +61,11 @@ class Range(InputPartition):
     __hash__ = None  # type: ignore[assignment]
 
 
-def spark_stream_ranges(stream: str, start: int, end: int, tasks: int) -> list[Range]:
+def spark_stream_ranges(stream: str, start: int, end: int, tasks: int) -> list[StreamRange]:
     """`start` to `end` in up to `tasks` pieces of much the same size, none of them too small to be worth a task."""
     pieces = max(1, min(tasks, (end - start) // SMALLEST_RANGE))
     bounds = [start + (end - start) * n // pieces for n in range(pieces + 1)]
-    return [Range(stream, low, high) for low, high in pairwise(bounds) if low < high]
+    return [StreamRange(stream, low, high) for low, high in pairwise(bounds) if low < high]
 
 
 def shares_of_spark_batch(backlogs: Mapping[str, int], limit: int) -> dict[str, int]:
@@ -81,7 +81,7 @@ def shares_of_spark_batch(backlogs: Mapping[str, int], limit: int) -> dict[str, 
 class _Reading:
     """What the two readers share: a client of their own, and the reading of a range."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StreamSettings) -> None:
         self._settings = settings
         self._client: StreamClient | None = None  # made where it is used: this object travels to the tasks
 
@@ -91,7 +91,7 @@ class _Reading:
         return self._client
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
+        assert isinstance(partition, StreamRange)
         client = self._settings.client()
         try:
             yield from _batches(partition.stream, client.read(partition.stream, partition.start, partition.end))
@@ -110,7 +110,7 @@ class StreamTable(_Reading, DataSourceReader):
     """What the streams hold now, once."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        planned: list[Range] = []
+        planned: list[StreamRange] = []
         for stream in self._settings.streams:
             end = self._place("latest", stream)
             if isinstance(self._settings.ending, dict):
@@ -121,7 +121,7 @@ class StreamTable(_Reading, DataSourceReader):
             planned += spark_stream_ranges(stream, start, end, self._settings.tasks)
         self.client.close()
         self._client = None
-        return planned or [Range("", 0, 0)]
+        return planned or [StreamRange("", 0, 0)]
 
     def _ending(self, stream: str, wanted: int, end: int) -> int:
         if wanted > end:
@@ -132,7 +132,7 @@ class StreamTable(_Reading, DataSourceReader):
 class StreamFollower(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Batches of ranges, each message in exactly one batch."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StreamSettings) -> None:
         super().__init__(settings)
         self._target: dict[str, int] | None = None
         self._ends: dict[str, int] = {}
@@ -191,7 +191,7 @@ class StreamFollower(_Reading, DataSourceStreamReader, SupportsTriggerAvailableN
             first = self._place("earliest", stream) if came_from is None else _first_read(came_from, position)
             spans[stream] = (first, position["next"])
         total = sum(high - low for low, high in spans.values())
-        planned: list[Range] = []
+        planned: list[StreamRange] = []
         for stream, (low, high) in spans.items():
             planned += spark_stream_ranges(stream, low, high, -(-self._settings.tasks * (high - low) // max(total, 1)))
         return planned

@@ -45,16 +45,18 @@ class StreamSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> "StreamTable":
-        from penstock.spark.amqp.stream_options import Settings  # here, so that without pika there is a reason to read
+        from penstock.spark.amqp.stream_options import (
+            StreamSettings,  # here, so that without pika there is a reason to read
+        )
         from penstock.spark.amqp.stream_readers import StreamTable
 
-        return StreamTable(Settings(self.options))
+        return StreamTable(StreamSettings(self.options))
 
     def streamReader(self, schema: StructType) -> "StreamFollower":  # noqa: N802 - Spark's name
-        from penstock.spark.amqp.stream_options import Settings
+        from penstock.spark.amqp.stream_options import StreamSettings
         from penstock.spark.amqp.stream_readers import StreamFollower
 
-        settings = Settings(self.options)
+        settings = StreamSettings(self.options)
         if settings.ending is not None:
             raise ConfigError("endingOffsets is for spark.read: a streaming query has no end")
         return StreamFollower(settings)
