@@ -15,7 +15,7 @@ from penstock.model.segment import Segment, seal
 from penstock.spark.job import JobConfig, start_job
 from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.tables.delta import DeltaTables
-from penstock.tables.port import SCHEMAS, Batch
+from penstock.tables.port import SCHEMAS, TableBatch
 
 ARMS = {"100 kept": (100, 1), "86,400 kept": (86_400, 1), "1 writer": (300, 1), "300 writers": (300, 300)}
 ROWS = 10_000  # of a segment
@@ -33,7 +33,7 @@ class _Arm:
             (folder / "segments" / name).touch()  # what the tables hold is not read again
         held = {f"w{w}": self._next - 1 for w in range(writers)}
         for name in SCHEMAS:
-            self.tables.append(name, [], Batch(SegmentSourceFolder(folder / "segments").identity(), end=held))
+            self.tables.append(name, [], TableBatch(SegmentSourceFolder(folder / "segments").identity(), end=held))
 
     def run(self, spark: SparkSession) -> list[float]:
         """Seconds of each batch."""

@@ -24,7 +24,7 @@ from penstock.model.level import Level
 from penstock.model.partial import merged, partials_of_columns
 from penstock.model.point import Chunk, PointKind, chunk_type, entity_of
 from penstock.tables import delta
-from penstock.tables.port import TOP_N, Batch, Tables, open_tables
+from penstock.tables.port import TOP_N, TableBatch, Tables, open_tables
 from penstock.tables.query import QueryRow, Question, answer_from_tables, grouped_for_query, metrics_in_tables
 from penstock.tables.table_rows import RECORDS
 from tests.decode.support import decode, decoder, histogram
@@ -54,7 +54,7 @@ def partials(metric: str, function: Function) -> pa.Table:
 
 def add(tables: delta.DeltaTables, name: str, rows: pa.Table, part: str) -> None:
     """As the job does: files first, then a commit of what was reported."""
-    tables.append(name, land(tables, name, rows), Batch(part, {}, {"edge": 0}))
+    tables.append(name, land(tables, name, rows), TableBatch(part, {}, {"edge": 0}))
 
 
 @pytest.fixture(scope="module")

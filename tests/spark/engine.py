@@ -24,7 +24,7 @@ from penstock.spark.segment_folder import Offset, SegmentSourceFolder, checked_s
 from penstock.spark.source import SegmentStream
 from penstock.spark.table_sink import SinkOrder, SinkReport, TableSinkWriter
 from penstock.tables import delta, parquet, postgres
-from penstock.tables.port import TOP_N, Batch, Tables
+from penstock.tables.port import TOP_N, TableBatch, Tables
 from penstock.tables.table_rows import DISTRIBUTION, PACKED_ROWS, packed_table_rows
 
 _ALL = ReadAllAvailable()
@@ -70,7 +70,7 @@ def faults() -> Iterator[Faults]:
         if found.armed == (name, "before"):  # the rows are in the transaction, which never commits
             found.around(name, lambda: None)
 
-    def appending(self: Any, name: str, written: Any, batch: Batch) -> bool:
+    def appending(self: Any, name: str, written: Any, batch: TableBatch) -> bool:
         added = append(self, name, written, batch)
         if added and found.armed == (name, "after"):
             found.around(name, lambda: None)

@@ -22,7 +22,7 @@ from penstock.model.level import Level
 from penstock.model.partial import partials_of_columns
 from penstock.model.segment import Segment, seal
 from penstock.spark.segment_folder import SegmentSourceFolder
-from penstock.tables.port import SCHEMAS, Batch, Tables, open_tables, read_level
+from penstock.tables.port import SCHEMAS, TableBatch, Tables, open_tables, read_level
 from penstock.testing import wait_until
 from tests.service.running import Running
 from tests.spark.cluster import EXECUTOR_MEMORY, SPARK_HOME, Cluster, Driver, can_hide, standing_still, tasks_given
@@ -55,7 +55,7 @@ def spark_run(cluster: Cluster, folder: Path, *more: str) -> Driver:
 
 def holds_all(tables: Tables, segments: Path) -> bool:
     """Whether every table holds everything that is sealed."""
-    batch, reach = Batch(SegmentSourceFolder(segments).identity()), SegmentSourceFolder(segments).reach()
+    batch, reach = TableBatch(SegmentSourceFolder(segments).identity()), SegmentSourceFolder(segments).reach()
     wanted = {batch.application(writer): position["last"] for writer, position in reach.items()}
     return all(tables.held(name, wanted) == wanted for name in SCHEMAS)
 

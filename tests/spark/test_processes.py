@@ -18,7 +18,7 @@ from penstock.model.level import Level
 from penstock.spark.java import find_java
 from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.spark.session import spark_page_settings
-from penstock.tables.port import SCHEMAS, Batch, open_tables
+from penstock.tables.port import SCHEMAS, TableBatch, open_tables
 from penstock.testing import wait_until
 from tests.spark.pipeline import Edge, Job, assert_exact
 
@@ -78,7 +78,7 @@ def test_sigterm_ends_the_process_between_two_batches_and_the_next_start_goes_on
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    writer = Batch(SegmentSourceFolder(tmp_path / "segments").identity()).application("edge")
+    writer = TableBatch(SegmentSourceFolder(tmp_path / "segments").identity()).application("edge")
     assert "Traceback" not in (tmp_path / "job.log").read_text()
     held = {tables.held(name, [writer])[writer] for name in SCHEMAS}
     assert len(held) == 1  # no table is a batch ahead of another

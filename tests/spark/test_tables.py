@@ -26,7 +26,7 @@ from penstock.tables import parquet, postgres
 from penstock.tables.delta import DeltaTables
 from penstock.tables.labels import table_labels_of_entity
 from penstock.tables.parquet import ParquetTables
-from penstock.tables.port import SCHEMAS, TOP_N, Batch, Tables, open_tables, read_level, read_top_n
+from penstock.tables.port import SCHEMAS, TOP_N, TableBatch, Tables, open_tables, read_level, read_top_n
 from penstock.tables.table_rows import RECORDS
 from tests.servers import PostgreSQL
 from tests.tables.adding import add, as_increments, land
@@ -63,9 +63,9 @@ def rows(value: float, day: int = 0, metric: str = "m", function: str = "avg", s
     return merged(made)
 
 
-def batch(number: int) -> Batch:
+def batch(number: int) -> TableBatch:
     """Batch n holds sequence n of one writer."""
-    return Batch("src", {"w": number - 1} if number else {}, {"w": number})
+    return TableBatch("src", {"w": number - 1} if number else {}, {"w": number})
 
 
 def sums(tables: Tables) -> list[float]:
@@ -95,7 +95,7 @@ def test_what_another_query_has_added_is_not_added_again(tables: Tables) -> None
     add(tables, "minute", rows(1.0), batch(0))
     assert not add(tables, "minute", rows(1.0), batch(0))
 
-    overlapping = Batch("src", {}, {"w": 1})
+    overlapping = TableBatch("src", {}, {"w": 1})
     with pytest.raises(TableConflict, match="another query has added some of it"):
         add(tables, "minute", rows(2.0), overlapping)
     with pytest.raises(TableConflict, match="was never added"):

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from penstock.model.partial import PARTIALS
 from penstock.tables.landing import WrittenTableFile
-from penstock.tables.port import TOP_N, Batch, Tables
+from penstock.tables.port import TOP_N, TableBatch, Tables
 from penstock.tables.table_rows import RECORDS, increment_table_rows, increment_top_n_rows, packed_table_rows
 
 
@@ -21,5 +21,5 @@ def as_increments(name: str, rows: pa.Table) -> pa.Table:
     return increment_table_rows(packed_table_rows(rows.select(PARTIALS.names).cast(PARTIALS)))
 
 
-def add(tables: Tables, name: str, rows: pa.Table, batch: Batch) -> bool:
+def add(tables: Tables, name: str, rows: pa.Table, batch: TableBatch) -> bool:
     return tables.append(name, land(tables, name, rows), batch)

@@ -14,7 +14,7 @@ import pytest
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from penstock.tables.delta import DeltaTables
-from penstock.tables.port import SCHEMAS, Batch
+from penstock.tables.port import SCHEMAS, TableBatch
 
 READ = """
 import sys
@@ -38,7 +38,7 @@ def tables(tmp_path: Path) -> Path:
     for number in range(4):
         writer = made.landing("test").writer("hour")
         writer.write(table)
-        made.append("hour", writer.close(), Batch("test", {"edge": number - 1}, {"edge": number}))
+        made.append("hour", writer.close(), TableBatch("test", {"edge": number - 1}, {"edge": number}))
     return tmp_path / "tables"
 
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import RowsMissing
 from penstock.model.function import AVG
 from penstock.tables.landing import TableFileLanding, WrittenTableFile
-from penstock.tables.port import Batch, Tables, open_tables
+from penstock.tables.port import TableBatch, Tables, open_tables
 from tests.cli.test_query import partials
 from tests.tables.adding import add, as_increments, land
 
@@ -34,10 +34,10 @@ def test_a_file_that_the_driver_does_not_see_whole_is_not_committed(tables: Tabl
     path = Path(written.place)
     path.write_bytes(path.read_bytes()[:-1]) if damage == "cut" else path.unlink()
     with pytest.raises(RowsMissing, match=r"40 rows of table 'minute' .* on the driver it .* Nothing was committed"):
-        tables.append("minute", [written], Batch("src", {}, {"w": 0}))
+        tables.append("minute", [written], TableBatch("src", {}, {"w": 0}))
 
     assert tables.describe("minute").rows == 0
-    assert add(tables, "minute", ROWS, Batch("src", {}, {"w": 0}))
+    assert add(tables, "minute", ROWS, TableBatch("src", {}, {"w": 0}))
 
 
 def test_what_no_report_names_is_in_no_table_and_vacuum_removes_it(tables: Tables) -> None:
@@ -47,7 +47,7 @@ def test_what_no_report_names_is_in_no_table_and_vacuum_removes_it(tables: Table
         writer = landing.writer("minute")
         writer.write(as_increments("minute", ROWS))
         found += writer.close()
-    tables.append("minute", found[:1], Batch("src", {}, {"w": 0}))
+    tables.append("minute", found[:1], TableBatch("src", {}, {"w": 0}))
     assert tables.describe("minute").rows == 40
 
     tables.vacuum(0)

@@ -22,7 +22,7 @@ from penstock.model.point import entity_of
 from penstock.tables import fold
 from penstock.tables.fold import fold_rows, run_folds_here
 from penstock.tables.labels import entity_from_table_labels, table_labels_of_entity
-from penstock.tables.port import Batch, Tables, open_tables, read_level
+from penstock.tables.port import TableBatch, Tables, open_tables, read_level
 from penstock.tables.table_rows import (
     LEVEL_ROWS,
     SORTED_BY,
@@ -65,7 +65,7 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
 
 def added(tables: Tables, points: list[tuple[str, datetime, float]], number: int) -> None:
     rows = partials_of(points, "percentile", "avg", "latest")
-    add(tables, "minute", rows, Batch("src", {"w": number - 1} if number else {}, {"w": number}))
+    add(tables, "minute", rows, TableBatch("src", {"w": number - 1} if number else {}, {"w": number}))
 
 
 def test_final_rows_are_one_line_of_sql_in_any_engine_and_late_increments_wait_for_the_next_fold(
@@ -234,7 +234,7 @@ def test_a_task_takes_a_share_of_the_series_where_all_would_be_too_much(
     entities = pa.array([entity_of({"host": str(n)}) for n in range(500)])
     rows = merged(partials_of_columns("m", Function.parse("avg"), entities, times, pa.array([1.0] * 500)))
     for number in range(2):
-        add(tables, "minute", rows, Batch("src", {"w": number - 1} if number else {}, {"w": number}))
+        add(tables, "minute", rows, TableBatch("src", {"w": number - 1} if number else {}, {"w": number}))
 
     def run(tasks: Any) -> Any:
         taken.extend(tasks)

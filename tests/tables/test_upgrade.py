@@ -17,7 +17,7 @@ from penstock.model.finals import with_finals
 from penstock.model.level import Level
 from penstock.model.partial import PARTIALS
 from penstock.tables import upgrade
-from penstock.tables.port import SCHEMAS, Batch, open_tables, read_level, read_top_n
+from penstock.tables.port import SCHEMAS, TableBatch, open_tables, read_level, read_top_n
 from tests.servers import PostgreSQL
 from tests.tables.adding import add
 from tests.tables.test_layout import DAY, _close, partials_of, some_points
@@ -125,8 +125,8 @@ def check(location: str) -> None:
             {"record": "r1", "max": 2.0},
         ]
     late = partials_of(some_points(9, 5), "avg")
-    assert not add(tables, "minute", late, Batch("src", {"w": 1}, {"w": 2}))
-    assert add(tables, "minute", late, Batch("src", {"w": 2}, {"w": 3}))
+    assert not add(tables, "minute", late, TableBatch("src", {"w": 1}, {"w": 2}))
+    assert add(tables, "minute", late, TableBatch("src", {"w": 2}, {"w": 3}))
 
 
 class Cut(Exception):

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from penstock.model.function import Function
 from penstock.model.partial import PARTIALS
 from penstock.model.segment import Origin
-from penstock.tables.port import Batch
+from penstock.tables.port import TableBatch
 
 MARK = ""  # no function has an empty name
 
@@ -42,8 +42,8 @@ class Coverage:
         origins = {writer: (queue, first) for writer, (queue, first) in found.pop("origins").items()}
         return Coverage(origins=origins, **found)
 
-    def batch(self) -> Batch:
-        return Batch(self.source, self.start, self.end, self.origins)
+    def batch(self) -> TableBatch:
+        return TableBatch(self.source, self.start, self.end, self.origins)
 
 
 def spark_coverage_mark(coverage: str, points: int) -> pa.RecordBatch:

@@ -27,7 +27,7 @@ from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentSourceFolder
 from penstock.spark.table_sink import SinkOrder, SinkReport, checked_spark_reports, spark_files_for, written_by_spark
-from penstock.tables.port import SCHEMAS, Batch, Tables, table_application_of_queue
+from penstock.tables.port import SCHEMAS, TableBatch, Tables, table_application_of_queue
 
 log = logging.getLogger(__name__)
 TRIGGER = "2 seconds"  # a batch costs about 0.2 s even when it is small; more often only burns CPU
@@ -141,7 +141,7 @@ def job_beginning(tables: Tables, folder: SegmentSourceFolder, noted: set[str]) 
     `noted` are writers that the tables have held something of.
     """
     held, ahead = job_resume_point(tables, folder)
-    lost = Batch(folder.identity(), end=dict.fromkeys(noted, 0))
+    lost = TableBatch(folder.identity(), end=dict.fromkeys(noted, 0))
     if noted and not any(tables.held(name, lost.versions) for name in SCHEMAS):
         raise TableConflict(
             f"the tables at {tables.location} held something of writer {min(noted)!r} and hold nothing now: this job "
@@ -168,7 +168,7 @@ def job_resume_point(tables: Tables, folder: SegmentSourceFolder) -> tuple[Offse
     """
     folder.refresh()
     writers = sorted({segment.writer for segment in folder.after({})})
-    batch = Batch(folder.identity())
+    batch = TableBatch(folder.identity())
     applications = {writer: batch.application(writer) for writer in writers}
     held = [tables.held(name, applications.values()) for name in SCHEMAS]
     behind, ahead = {}, {}

@@ -34,7 +34,7 @@ from penstock.model.level import Level
 from penstock.tables.fold import Run, TableFile, checked_fold_reports, plan_folds, run_folds_here
 from penstock.tables.landing import TableFileLanding, WrittenTableFile, check_landed_files
 from penstock.tables.location import local_tables_folder
-from penstock.tables.port import Batch, TableCompaction, TableDescription, expired_table_rows
+from penstock.tables.port import TableBatch, TableCompaction, TableDescription, expired_table_rows
 from penstock.tables.pruning import metrics_in_table_file, pruned_table_file
 from penstock.tables.table_rows import FORMAT, SCHEMAS, TOP_N, check_format, table_partials, table_records
 
@@ -75,7 +75,7 @@ class ParquetTables:
     def landing(self, label: str) -> TableFileLanding:
         return self._landing(*SCHEMAS)
 
-    def append(self, name: str, written: Sequence[WrittenTableFile], batch: Batch) -> bool:
+    def append(self, name: str, written: Sequence[WrittenTableFile], batch: TableBatch) -> bool:
         check_landed_files(written)
         with self._alone(name):
             if not batch.wanted_by(name, self.held(name, batch.versions)):

@@ -35,7 +35,7 @@ from penstock.tables.table_rows import TOP_N as TOP_N
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TableBatch:
     """The sequences that a batch adds, of the writers that moved: after `start`, up to `end`."""
 
     source: str
@@ -100,7 +100,7 @@ class Tables(Protocol):
         """Where tasks write the rows of one batch, or of one backfill, until they are committed."""
         ...
 
-    def append(self, name: str, written: Sequence[WrittenTableFile], batch: Batch) -> bool:
+    def append(self, name: str, written: Sequence[WrittenTableFile], batch: TableBatch) -> bool:
         """Add what tasks report, exactly that, unless the table has this batch already; say whether it did."""
         ...
 

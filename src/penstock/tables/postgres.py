@@ -29,7 +29,7 @@ from penstock.model.partial import PARTIALS
 from penstock.secret_text import redacted
 from penstock.tables.fold import Run, fold_rows, run_folds_here
 from penstock.tables.landing import WrittenTableFile
-from penstock.tables.port import Batch, TableCompaction, TableDescription
+from penstock.tables.port import TableBatch, TableCompaction, TableDescription
 from penstock.tables.postgres_rows import TYPES, postgres_rows_as_csv, table_from_postgres_rows
 from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, check_format, table_partials, table_records
 
@@ -71,7 +71,7 @@ class PostgresTables:
                 connection.execute(create.format(sql.Identifier(table), _table(name)))
         return StagedTableLanding(self._dsn, staged)
 
-    def append(self, name: str, written: Sequence[WrittenTableFile], batch: Batch) -> bool:
+    def append(self, name: str, written: Sequence[WrittenTableFile], batch: TableBatch) -> bool:
         with self._connect() as connection, connection.transaction():
             self._prepare(connection, name)
             # One writer a table at a time: a transaction that waits here sees the other's guard afterwards.
