@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.main import main
-from penstock.config.destinations import DESTINATIONS, ExporterConfig, ExporterType
+from penstock.config.destinations import DESTINATIONS, ExporterSection, ExporterType
 from penstock.config.load import LoadedConfig, load
 from penstock.config.schema import NAME, ConfigKey, KeyKind, schema_of
 from penstock.config.show import config_as_yaml, config_template
@@ -292,7 +292,7 @@ def test_every_type_of_destination_and_every_receiver_can_be_made() -> None:
 
 
 def test_a_destination_reads_only_options_that_there_are() -> None:
-    keys = {one.name for one in fields(ExporterConfig)}
+    keys = {one.name for one in fields(ExporterSection)}
     assert all(kind.options - {"signal"} < keys for kind in DESTINATIONS.values())
     every = frozenset[str]().union(*(kind.options for kind in DESTINATIONS.values()))
     assert keys - {"type", "queue"} == every - {"signal"}

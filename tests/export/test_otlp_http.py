@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from penstock.config.destinations import ExporterConfig
+from penstock.config.destinations import ExporterSection
 from penstock.errors import (
     ConfigError,
     ErrorClass,
@@ -642,7 +642,7 @@ def test_a_certificate_that_we_trust_but_of_another_host_is_an_error_and_nothing
 
 def test_what_is_not_set_is_ten_seconds_and_gzip_also_in_a_file(server: Misbehaving) -> None:
     config = OtlpHttpConfig(url=server.url)
-    from_file = ExporterConfig(type="otlp_http", url=server.url)
+    from_file = ExporterSection(type="otlp_http", url=server.url)
     assert (config.timeout, config.compression, config.signal) == (10.0, "gzip", "metrics")
     assert (from_file.timeout, from_file.compression) == (10.0, "gzip")
     send(OtlpHttpExporter(config), metrics())

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from penstock.cli.main import main
 from penstock.cli.relay_command import read_relay_options
-from penstock.config.destinations import ExporterConfig, RelayQueueConfig
+from penstock.config.destinations import ExporterSection, RelayQueueSection
 from penstock.export.exporter import PartialSuccess, Prepared
 from penstock.export.http_client import TlsConfig
 from penstock.spool import Durability, FastQueue, FastQueueConfig
@@ -36,7 +36,7 @@ def relay(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["relay", *map(str, arguments)])
 
 
-def queue_config(file: Path | None, **flags: str) -> RelayQueueConfig:
+def queue_config(file: Path | None, **flags: str) -> RelayQueueSection:
     return read_relay_options(file, {}, {f"--{name.replace('_', '-')}": text for name, text in flags.items()}).queue
 
 
@@ -64,11 +64,11 @@ def test_what_is_given_for_the_destination_reaches_it(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def destinations(monkeypatch: pytest.MonkeyPatch) -> list[ExporterConfig]:
+def destinations(monkeypatch: pytest.MonkeyPatch) -> list[ExporterSection]:
     """What destinations were made of; they take everything."""
-    made: list[ExporterConfig] = []
+    made: list[ExporterSection] = []
 
-    def make_exporter(config: ExporterConfig, signal: str) -> MemoryExporter:
+    def make_exporter(config: ExporterSection, signal: str) -> MemoryExporter:
         made.append(config)
         return MemoryExporter()
 
@@ -76,7 +76,7 @@ def destinations(monkeypatch: pytest.MonkeyPatch) -> list[ExporterConfig]:
     return made
 
 
-def test_a_bare_number_is_seconds_as_a_flag_and_in_a_file(tmp_path: Path, destinations: list[ExporterConfig]) -> None:
+def test_a_bare_number_is_seconds_as_a_flag_and_in_a_file(tmp_path: Path, destinations: list[ExporterSection]) -> None:
     ran = relay(
         "--to", "otlp-http", "--url", "http://h", "--send-timeout", "5", "--queue-retry-interval", "0.5",
         "--queue-path", filled(tmp_path, 1),
@@ -89,7 +89,7 @@ def test_a_bare_number_is_seconds_as_a_flag_and_in_a_file(tmp_path: Path, destin
     assert queue_config(tmp_path / "p.yaml").retry_interval == 0.5
 
 
-def test_every_key_of_the_destination_is_a_flag(tmp_path: Path, destinations: list[ExporterConfig]) -> None:
+def test_every_key_of_the_destination_is_a_flag(tmp_path: Path, destinations: list[ExporterSection]) -> None:
     (tmp_path / "p.yaml").write_text("exporter: {type: otlp_http, url: 'http://h', headers: {a: b}}")
     ran = relay(
         "-c", tmp_path / "p.yaml", "--exporter-type", "remote_write", "--exporter-url", "http://other",
@@ -100,7 +100,7 @@ def test_every_key_of_the_destination_is_a_flag(tmp_path: Path, destinations: li
     assert (config.type, config.url, config.in_order, config.headers) == ("remote_write", "http://other", False, {})
 
 
-def test_what_is_given_for_a_broker_reaches_it(tmp_path: Path, destinations: list[ExporterConfig]) -> None:
+def test_what_is_given_for_a_broker_reaches_it(tmp_path: Path, destinations: list[ExporterSection]) -> None:
     (tmp_path / "password").write_text("secret")
     ran = relay(
         "--to", "amqp", "--url", "amqps://host", "--exchange", "telemetry", "--routing-key", "metrics",
@@ -336,7 +336,7 @@ def test_a_relay_without_a_destination_is_refused(
 @pytest.mark.parametrize("text", ["", "exporter:\n", "exporter:\n  queue:\n    backoff:\n"])
 def test_what_is_commented_out_is_the_default(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.yaml").write_text(text)
-    assert queue_config(tmp_path / "p.yaml") == RelayQueueConfig()
+    assert queue_config(tmp_path / "p.yaml") == RelayQueueSection()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from penstock.cli.main import main
-from penstock.config.destinations import RelayQueueConfig
+from penstock.config.destinations import RelayQueueSection
 from penstock.config.load import load
 from penstock.config.schema import ConfigKey, schema_of
 from penstock.config.tree import ServiceConfig
@@ -75,10 +75,10 @@ def seed_flags() -> list[tuple[str, str]]:
 
 
 def keys() -> list[ConfigKey]:
-    return list(schema_of(RelayQueueConfig, ("exporter", "queue")).walk())
+    return list(schema_of(RelayQueueSection, ("exporter", "queue")).walk())
 
 
-def loaded(text: str = "", **flags: str) -> RelayQueueConfig:
+def loaded(text: str = "", **flags: str) -> RelayQueueSection:
     """`exporter.queue` of these lines of a file, and of these flags."""
     document = "exporter:\n  queue:\n" + "".join(f"    {line}\n" for line in text.splitlines())
     given = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
@@ -106,7 +106,7 @@ def _plain(config: SendQueueConfig) -> dict[str, Any]:
 
 def test_every_key_exists_and_its_default_is_the_known_one() -> None:
     given = loaded(SEED_YAML)
-    assert _plain(given) == _plain(replace(RelayQueueConfig(), full_behavior=FullBehavior.DROP_OLDEST))
+    assert _plain(given) == _plain(replace(RelayQueueSection(), full_behavior=FullBehavior.DROP_OLDEST))
 
 
 def test_every_setting_is_a_flag_of_the_command_under_its_short_name() -> None:

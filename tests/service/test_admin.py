@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.tree import AdminConfig
+from penstock.config.tree import AdminSection
 from penstock.receive.config import AuthConfig, ServerTlsConfig
 from penstock.service.admin import AdminGuard, AdminServer
 from penstock.service.status import status_page_flow
@@ -210,7 +210,7 @@ def exchange(url: str, request: bytes, context: ssl.SSLContext | None = None) ->
     ],
 )
 def test_only_a_known_host_is_answered(observed: AdminSource, host: str, status: int) -> None:
-    guard = AdminGuard(AdminConfig(allowed_hosts=("penstock.internal",)))
+    guard = AdminGuard(AdminSection(allowed_hosts=("penstock.internal",)))
     with answering(observed, guard) as url:
         answer = exchange(url, f"GET /metrics HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
@@ -234,7 +234,7 @@ def test_what_a_request_has_as_its_body_is_not_answered(url: str, framing: str) 
 def test_with_a_token_probes_hear_how_it_is_and_others_nothing(observed: AdminSource, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("the-token-of-operators\n")
     observed.reasons = ["queue secret-name is 97% full"]
-    guard = AdminGuard(AdminConfig(auth=AuthConfig(token_file=tmp_path / "tokens")))
+    guard = AdminGuard(AdminSection(auth=AuthConfig(token_file=tmp_path / "tokens")))
     basic = base64.b64encode(b"any:the-token-of-operators").decode()
     with answering(observed, guard) as url:
         assert get(f"{url}/healthz")[0] == 200
@@ -254,7 +254,7 @@ def test_with_certificates_it_speaks_tls_and_a_client_that_does_not_holds_up_non
     observed: AdminSource, tmp_path: Path
 ) -> None:
     key, certificate = self_signed(tmp_path)
-    guard = AdminGuard(AdminConfig(tls=ServerTlsConfig(cert_file=certificate, key_file=key)))
+    guard = AdminGuard(AdminSection(tls=ServerTlsConfig(cert_file=certificate, key_file=key)))
     context = ssl.create_default_context(cafile=certificate)
     head = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with answering(observed, guard) as url, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from penstock.config.command_options import ExporterFlagsCommand, given_flags
-from penstock.config.destinations import DESTINATIONS, ExporterConfig
+from penstock.config.destinations import DESTINATIONS, ExporterSection
 from penstock.errors import ConfigError
 from penstock.export.exporter import Exporter
 from penstock.export.send_queue import SendQueue
@@ -41,7 +41,7 @@ _KEYS = {
 _NAMES = [name.replace("_", "-") for name in DESTINATIONS]
 
 
-def read_relay_options(file: Path | None, given: Mapping[str, Any], key_flags: Mapping[str, str]) -> ExporterConfig:
+def read_relay_options(file: Path | None, given: Mapping[str, Any], key_flags: Mapping[str, str]) -> ExporterSection:
     """The destination and its queue: `exporter` as `penstock run` reads it, with the options of this command on top.
 
     The file's destination does not count where --to or --url names another one: a token for the one must not reach
@@ -70,7 +70,7 @@ def read_relay_options(file: Path | None, given: Mapping[str, Any], key_flags: M
     if "--to" in flags:
         flags["--to"] = flags["--to"].replace("-", "_")
     return load(
-        ExporterConfig,
+        ExporterSection,
         flags={**key_flags, **flags},
         path=("exporter",),
         beneath=beneath,

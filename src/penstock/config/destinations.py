@@ -1,6 +1,6 @@
 """Where requests are relayed to: `exporter` and `exporters.NAME` of the configuration, and the kinds of destination.
 
-A new exporter gets an entry in `DESTINATIONS`, and a field of `ExporterConfig` for each key that only it has.
+A new exporter gets an entry in `DESTINATIONS`, and a field of `ExporterSection` for each key that only it has.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ ExporterType = Literal["none", "otlp_http", "remote_write", "amqp", "console"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelayQueueConfig(SendQueueConfig):
+class RelayQueueSection(SendQueueConfig):
     """The queue before a destination. Answered requests survive `kill -9`; a full queue refuses new ones."""
 
     full_behavior: FullBehaviorSetting = FullBehavior.DROP_NEWEST
@@ -31,7 +31,7 @@ class RelayQueueConfig(SendQueueConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExporterConfig:
+class ExporterSection:
     """A destination that requests are relayed to as they came, and the queue before it."""
 
     type: ExporterType = "none"
@@ -53,7 +53,7 @@ class ExporterConfig:
     """amqp: the exchange; empty: the default one, where `routing_key` names a queue."""
     routing_key: str = ""
     """amqp: the routing key."""
-    queue: RelayQueueConfig = field(default_factory=RelayQueueConfig)
+    queue: RelayQueueSection = field(default_factory=RelayQueueSection)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", parse_duration(self.timeout, "timeout"))
@@ -74,7 +74,7 @@ class ExporterConfig:
 
     def keys_without_effect(self) -> list[str]:
         """Keys that are set, and that this kind of destination does not read."""
-        default, read = ExporterConfig(), {"type", "queue", *(self.kind.options if self.kind else ())}
+        default, read = ExporterSection(), {"type", "queue", *(self.kind.options if self.kind else ())}
         names = [one.name for one in fields(self) if one.name not in read]
         return [name for name in names if getattr(self, name) != getattr(default, name)]
 
@@ -92,23 +92,23 @@ class DestinationKind:
     """What it understands, of what receivers hand over as it came."""
     options: frozenset[str]
     """The keys of `exporter` that it reads, besides `type` and `queue`. `signal` is an option of `penstock relay`."""
-    make: Callable[[ExporterConfig, Signal], Exporter]
+    make: Callable[[ExporterSection, Signal], Exporter]
     """Its exporter, of what was checked."""
-    check: Callable[[ExporterConfig], object]
+    check: Callable[[ExporterSection], object]
     """ConfigError if a key that it reads makes no sense."""
     extra: tuple[str, ...] = ()
     """The extra that it needs, and the modules that the extra brings."""
 
 
-def _otlp_http(config: ExporterConfig) -> OtlpHttpConfig:
+def _otlp_http(config: ExporterSection) -> OtlpHttpConfig:
     return OtlpHttpConfig(compression=config.compression, **_http(config))  # type: ignore[arg-type]
 
 
-def _remote_write(config: ExporterConfig) -> RemoteWriteConfig:
+def _remote_write(config: ExporterSection) -> RemoteWriteConfig:
     return RemoteWriteConfig(in_order=config.in_order, **_http(config))  # type: ignore[arg-type]
 
 
-def _http(config: ExporterConfig) -> dict[str, object]:
+def _http(config: ExporterSection) -> dict[str, object]:
     return {
         "url": config.url,
         "timeout": config.timeout,
@@ -118,14 +118,14 @@ def _http(config: ExporterConfig) -> dict[str, object]:
     }
 
 
-def _check_amqp(config: ExporterConfig) -> None:
+def _check_amqp(config: ExporterSection) -> None:
     if check_broker_url(config.url).scheme != "amqps" and config.tls is not None:
         raise ConfigError("must begin with amqps:// where tls is set, got amqp://", field="url")
     if not config.exchange and not config.routing_key:
         raise ConfigError("must name a queue where no exchange is set, got ''", field="routing_key")
 
 
-def _make_amqp(config: ExporterConfig, _: Signal) -> Exporter:
+def _make_amqp(config: ExporterSection, _: Signal) -> Exporter:
     from penstock.export.exporters.amqp_exporter import AmqpConfig, AmqpExporter  # needs an extra
 
     return AmqpExporter(

@@ -3,7 +3,7 @@
 from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit
 
-from penstock.config.destinations import ExporterConfig
+from penstock.config.destinations import ExporterSection
 from penstock.errors import ConfigError
 from penstock.receive.config import HttpReceiverConfig, RabbitReceiverConfig, ReceiversConfig
 
@@ -13,7 +13,7 @@ _ALL = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, never listened on
 _FOREVER = "what is sent there would come in again, for ever"
 
 
-def refuse_configured_loop(exporter: ExporterConfig, receivers: ReceiversConfig) -> None:
+def refuse_configured_loop(exporter: ExporterSection, receivers: ReceiversConfig) -> None:
     """ConfigError if what is sent to that destination would come in again."""
     scheme = urlsplit(exporter.url).scheme
     if exporter.kind is None or "url" not in exporter.kind.options:
@@ -24,7 +24,7 @@ def refuse_configured_loop(exporter: ExporterConfig, receivers: ReceiversConfig)
         _refuse_own_queue(exporter, receivers.amqp)
 
 
-def _refuse_own_port(exporter: ExporterConfig, receiver: HttpReceiverConfig) -> None:
+def _refuse_own_port(exporter: ExporterSection, receiver: HttpReceiverConfig) -> None:
     """Refuse a `url` where `receivers.http` listens. A name of this machine is not looked up."""
     host, port = _address(exporter.url)
     listening, own_port = receiver.address
@@ -37,7 +37,7 @@ def _refuse_own_port(exporter: ExporterConfig, receiver: HttpReceiverConfig) -> 
     )
 
 
-def _refuse_own_queue(exporter: ExporterConfig, receiver: RabbitReceiverConfig) -> None:
+def _refuse_own_queue(exporter: ExporterSection, receiver: RabbitReceiverConfig) -> None:
     """Refuse a `routing_key` that is the queue of `receivers.amqp`. Where an exchange leads is not known here."""
     if exporter.exchange or exporter.routing_key not in receiver.queue:
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from penstock.aggregate.config import L1Config
-from penstock.config.destinations import ExporterConfig, RelayQueueConfig
+from penstock.config.destinations import ExporterSection, RelayQueueSection
 from penstock.config.relay_loops import refuse_configured_loop
 from penstock.decode.config import IntakeConfig
 from penstock.errors import ConfigError
@@ -21,7 +21,7 @@ DEFAULT_WRITER = "edge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelinesConfig:
+class PipelinesSection:
     """What happens to received requests. With both on, a request is answered when both have it safely."""
 
     relay: bool = True
@@ -53,7 +53,7 @@ _WITHOUT_EFFECT_ON_SEGMENTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentQueueConfig(ExportQueueConfig):
+class SegmentQueueSection(ExportQueueConfig):
     """The durable queue between L1 and segments."""
 
     path: str | Path = "./rollup-queue"
@@ -69,7 +69,7 @@ class SegmentQueueConfig(ExportQueueConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentsConfig:
+class SegmentsSection:
     """Sealed files of merged points: what Spark reads."""
 
     location: str | Path = "./segments"
@@ -82,7 +82,7 @@ class SegmentsConfig:
     """Blocks in one segment at most."""
     max_bytes: int | str = "64Mi"
     """Bytes of blocks in one segment at most: what one task of Spark reads without spilling."""
-    queue: SegmentQueueConfig = field(default_factory=SegmentQueueConfig)
+    queue: SegmentQueueSection = field(default_factory=SegmentQueueSection)
     path: str | Path | None = field(default=None, metadata={"replaced_by": "location"})
     """the same folder."""
 
@@ -104,7 +104,7 @@ class SegmentsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparkConfig:
+class SparkSection:
     """The job from segments to tables: here, in a process of its own, or elsewhere with `penstock spark run`."""
 
     enabled: bool = True
@@ -142,7 +142,7 @@ class SparkConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepConfig:
+class KeepSection:
     """How long each table keeps its rows, where a metric's definition does not say."""
 
     minute: float | str = "7d"
@@ -160,7 +160,7 @@ class KeepConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TablesConfig:
+class TablesSection:
     """Where the minute, hour, day and top-n tables are."""
 
     location: str = "./tables"
@@ -171,7 +171,7 @@ class TablesConfig:
     """How often increments become final rows, where Spark runs here; 0: never."""
     readable_by: Literal["owner", "group", "all"] = "owner"
     """Users of this machine that may read tables in a folder. All other files are for their owner only."""
-    keep: KeepConfig = field(default_factory=KeepConfig)
+    keep: KeepSection = field(default_factory=KeepSection)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "maintain_every", parse_duration(self.maintain_every, "maintain_every"))
@@ -185,7 +185,7 @@ class TablesConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdminConfig:
+class AdminSection:
     """HTTP for operators: `/metrics`, `/healthz`, `/readyz` and a status page at `/`."""
 
     enabled: bool = True
@@ -211,7 +211,7 @@ class AdminConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggingConfig:
+class LoggingSection:
     """What is logged to standard error, and how."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -224,7 +224,7 @@ class LoggingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShutdownConfig:
+class ShutdownSection:
     """How the service ends."""
 
     timeout: float | str = 30.0
@@ -252,17 +252,17 @@ class ServiceConfig:
     never."""
     receivers: ReceiversConfig = field(default_factory=ReceiversConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
-    pipelines: PipelinesConfig = field(default_factory=PipelinesConfig)
-    exporter: ExporterConfig = field(default_factory=ExporterConfig)
-    exporters: Mapping[str, ExporterConfig] = field(default_factory=dict)
+    pipelines: PipelinesSection = field(default_factory=PipelinesSection)
+    exporter: ExporterSection = field(default_factory=ExporterSection)
+    exporters: Mapping[str, ExporterSection] = field(default_factory=dict)
     """Further destinations, each under a name. Their queues lie in `./queue-NAME` unless they say otherwise."""
     l1: L1Config = field(default_factory=L1Config)
-    segments: SegmentsConfig = field(default_factory=SegmentsConfig)
-    spark: SparkConfig = field(default_factory=SparkConfig)
-    tables: TablesConfig = field(default_factory=TablesConfig)
-    admin: AdminConfig = field(default_factory=AdminConfig)
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
-    shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
+    segments: SegmentsSection = field(default_factory=SegmentsSection)
+    spark: SparkSection = field(default_factory=SparkSection)
+    tables: TablesSection = field(default_factory=TablesSection)
+    admin: AdminSection = field(default_factory=AdminSection)
+    logging: LoggingSection = field(default_factory=LoggingSection)
+    shutdown: ShutdownSection = field(default_factory=ShutdownSection)
 
     def __post_init__(self) -> None:
         _check_at_least(self, processes=1)
@@ -308,7 +308,7 @@ class ServiceConfig:
             if exporter.queue.full_behavior is FullBehavior.DROP_OLDEST:
                 yield f"{name}: queue.full_behavior is drop_oldest, so a full queue loses what was answered for"
 
-    def relays(self) -> dict[str, ExporterConfig]:
+    def relays(self) -> dict[str, ExporterSection]:
         """The destinations that requests are relayed to, by name; the one of `exporter` is called `relay`."""
         if not self.pipelines.relay:
             return {}
@@ -318,7 +318,7 @@ class ServiceConfig:
     def queue_path(self, name: str) -> Path:
         """Where the queue of that destination lies."""
         path = Path(self.relays()[name].queue.path)
-        is_default = path == Path(RelayQueueConfig().path)
+        is_default = path == Path(RelayQueueSection().path)
         return self.resolved(f"./queue-{name}" if is_default and name in self.exporters else path)
 
     def _queue_paths(self) -> Iterator[tuple[str, Path]]:

@@ -19,7 +19,7 @@ Counts = Mapping[tuple[int, int], int]  # by sign and index; sign 0 is the bucke
 
 
 @dataclass(frozen=True, slots=True)
-class Exponential:
+class ExponentialTotals:
     """One point, or its increment."""
 
     scale: int
@@ -36,14 +36,14 @@ class Exponential:
             found[key] = found.get(key, 0) + count
         return found
 
-    def since(self, before: "Exponential") -> "Exponential | None":
+    def since(self, before: "ExponentialTotals") -> "ExponentialTotals | None":
         """Returns the increment since `before`; None if a count fell, which is a reset."""
         scale = min(self.scale, before.scale)
         older, newer = before.at(scale), self.at(scale)
         if any(newer.get(key, 0) < count for key, count in older.items()):
             return None
         added = {key: count - older.get(key, 0) for key, count in newer.items()}
-        return Exponential(
+        return ExponentialTotals(
             scale,
             self.sum - before.sum,
             {key: count for key, count in added.items() if count},
@@ -51,13 +51,13 @@ class Exponential:
             self.greatest if self.greatest > before.greatest else math.nan,
         )
 
-    def plus(self, other: "Exponential") -> "Exponential":
+    def plus(self, other: "ExponentialTotals") -> "ExponentialTotals":
         scale = min(self.scale, other.scale)
         both = self.at(scale)
         for key, count in other.at(scale).items():
             both[key] = both.get(key, 0) + count
         least, greatest = self.least + other.least, self.greatest + other.greatest  # NaN if one is not known
-        return Exponential(
+        return ExponentialTotals(
             scale,
             self.sum + other.sum,
             both,
@@ -71,9 +71,9 @@ class ExponentialUndo:
     """What `undo` needs: the increments that were counted, and the last point of each stream before them."""
 
     advanced: AdvancedStreams
-    increments: list[tuple[int, Exponential]]
-    before: "dict[int, Exponential | None]"
-    owed: dict[int, list[Exponential]]  # which the increments contain
+    increments: list[tuple[int, ExponentialTotals]]
+    before: "dict[int, ExponentialTotals | None]"
+    owed: dict[int, list[ExponentialTotals]]  # which the increments contain
 
 
 class ExponentialDeltas:
@@ -85,12 +85,12 @@ class ExponentialDeltas:
     def __init__(self, initial: Initial, began: int) -> None:
         self.counts = DeltaCounts()
         self.clocks = DeltaClocks(initial, began)
-        self._last: dict[int, Exponential] = {}
-        self._owed: dict[int, list[Exponential]] = {}
+        self._last: dict[int, ExponentialTotals] = {}
+        self._owed: dict[int, list[ExponentialTotals]] = {}
 
     def increments(
-        self, streams: Ints, times: Ints, starts: Ints, points: list[Exponential], capacity: int
-    ) -> tuple[Ints, list[Exponential], ExponentialUndo]:
+        self, streams: Ints, times: Ints, starts: Ints, points: list[ExponentialTotals], capacity: int
+    ) -> tuple[Ints, list[ExponentialTotals], ExponentialUndo]:
         """Returns the points that bring an increment, and their increments. The state advances until `undo`."""
         self.clocks.ensure(capacity)
         order = DeltaOrder(streams, times, self.clocks.last)
@@ -104,7 +104,7 @@ class ExponentialDeltas:
         ):
             before = None if new else self._last.get(stream)
             self._last[stream] = now = points[row]
-            increment: Exponential | None = now
+            increment: ExponentialTotals | None = now
             if before is None:
                 increment = now if everything else None
             elif everything or (increment := now.since(before)) is None:
@@ -170,20 +170,20 @@ class ExponentialDeltas:
             self._owed[stream] = [_of_numbers(state.owed, state.owed_buckets.tolist())]
 
 
-def _sum(points: Sequence[Exponential]) -> Exponential | None:
-    return reduce(Exponential.plus, points) if points else None
+def _sum(points: Sequence[ExponentialTotals]) -> ExponentialTotals | None:
+    return reduce(ExponentialTotals.plus, points) if points else None
 
 
-def _as_numbers(points: Sequence[Exponential | None]) -> tuple[Ints, Ints]:
+def _as_numbers(points: Sequence[ExponentialTotals | None]) -> tuple[Ints, Ints]:
     texts = [_numbers(point) if point else [] for point in points]
     lengths = np.array([len(text) for text in texts], np.int64)
     return lengths, np.array([number for text in texts for number in text], np.int64)
 
 
-def _numbers(point: Exponential) -> list[int]:
+def _numbers(point: ExponentialTotals) -> list[int]:
     return [point.scale, *(number for (sign, index), count in point.counts.items() for number in (sign, index, count))]
 
 
-def _of_numbers(total: float, numbers: list[int]) -> Exponential:
+def _of_numbers(total: float, numbers: list[int]) -> ExponentialTotals:
     scale, *rest = numbers
-    return Exponential(scale, total, {(sign, index): count for sign, index, count in zip(*[iter(rest)] * 3)})
+    return ExponentialTotals(scale, total, {(sign, index): count for sign, index, count in zip(*[iter(rest)] * 3)})

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from penstock.config.tree import AdminConfig
+from penstock.config.tree import AdminSection
 from penstock.errors import ConfigError
 from penstock.receive.config import is_authorized
 from penstock.units import parse_address
@@ -64,7 +64,7 @@ class AdminGuard:
     Threads: every method may be called from any thread.
     """
 
-    def __init__(self, config: AdminConfig) -> None:
+    def __init__(self, config: AdminSection) -> None:
         self._config = config
         host, _ = parse_address(config.listen, "admin.listen")
         self._names = {name.lower() for name in ("localhost", socket.gethostname(), host, *config.allowed_hosts)}
@@ -131,7 +131,7 @@ class AdminServer:
     """
 
     def __init__(self, host: str, port: int, observed: AdminSource, guard: AdminGuard | None = None) -> None:
-        guard = guard or AdminGuard(AdminConfig(listen=f"[{host}]:{port}"))
+        guard = guard or AdminGuard(AdminSection(listen=f"[{host}]:{port}"))
         self._server = _AdminHttpServer((host, port), _handler(observed, guard), guard)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="penstock-admin", daemon=True

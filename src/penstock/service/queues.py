@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.clock import Clock, SystemClock
-from penstock.config.tree import SegmentQueueConfig, ServiceConfig
+from penstock.config.tree import SegmentQueueSection, ServiceConfig
 from penstock.errors import PenstockError, QueueLocked
 from penstock.export.breaker import CircuitState
 from penstock.export.config import SendQueueConfig
@@ -77,7 +77,7 @@ class SegmentStageQueue:
         yield from self.exporter.samples()
 
 
-def _send_queue_config(config: SegmentQueueConfig) -> SendQueueConfig:
+def _send_queue_config(config: SegmentQueueSection) -> SendQueueConfig:
     return SendQueueConfig(**{one.name: getattr(config, one.name) for one in fields(config)})
 
 

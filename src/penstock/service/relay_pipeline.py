@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from penstock.config.destinations import ExporterConfig
+from penstock.config.destinations import ExporterSection
 from penstock.errors import BlockTooLarge, ConfigError, QueueFull
 from penstock.export.exporter import Exporter
 from penstock.export.send_queue import SendQueue
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _PUSHERS = 16  # threads that wait for the disk: together they share one sync
 
 
-def make_stage_exporter(config: ExporterConfig, signal: "Signal" = "metrics") -> Exporter:
+def make_stage_exporter(config: ExporterSection, signal: "Signal" = "metrics") -> Exporter:
     """The exporter that a section describes. `signal`: what OTLP bodies are."""
     if config.kind is None:
         raise ConfigError(f"must say what the destination speaks, got {config.type!r}", field="exporter.type")

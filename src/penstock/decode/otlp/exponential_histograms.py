@@ -20,7 +20,7 @@ from penstock.decode.distributions import (
     no_histogram_rows,
     read_histogram_totals,
 )
-from penstock.decode.exponential_deltas import Exponential, ExponentialDeltas
+from penstock.decode.exponential_deltas import ExponentialDeltas, ExponentialTotals
 from penstock.decode.otlp.scanned_points import ScannedOtlpPoints, otlp_stream_starts
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import DecodedRows
@@ -146,17 +146,17 @@ def _numbered(flat: _FlatBuckets, points: Ints, of: int) -> _FlatBuckets:
     return _FlatBuckets(number[some.point], some.sign, some.index, some.count)
 
 
-def _points(flat: _FlatBuckets, totals: HistogramTotals, scales: Ints) -> list[Exponential]:
+def _points(flat: _FlatBuckets, totals: HistogramTotals, scales: Ints) -> list[ExponentialTotals]:
     counts: list[dict[tuple[int, int], int]] = [{} for _ in scales]
     for point, sign, index, count in zip(
         flat.point.tolist(), flat.sign.tolist(), flat.index.tolist(), flat.count.tolist()
     ):
         counts[point][sign, index] = count
     stated = (totals.sums.tolist(), counts, totals.least.tolist(), totals.greatest.tolist())
-    return [Exponential(*point) for point in zip(scales.tolist(), *stated)]
+    return [ExponentialTotals(*point) for point in zip(scales.tolist(), *stated)]
 
 
-def _with(flat: _FlatBuckets, first: int, increments: list[Exponential]) -> _FlatBuckets:
+def _with(flat: _FlatBuckets, first: int, increments: list[ExponentialTotals]) -> _FlatBuckets:
     """Appends the buckets of these increments, numbered from `first` on."""
     more = [
         (point, sign, index, count)
