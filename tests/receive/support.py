@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, Format, Status
 from penstock.model.point import Chunk, PointKind
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
@@ -100,7 +100,7 @@ class Sender:
 
     def __init__(self, intake: Intake) -> None:
         self.intake = intake
-        self.answers: list[tuple[Any, Answer]] = []
+        self.answers: list[tuple[Any, DecodeAnswer]] = []
 
     def send(
         self,
@@ -115,7 +115,7 @@ class Sender:
         wait_until(lambda: len(self.answers) >= count)
         return [answer.status for _, answer in self.answers]
 
-    def ask(self, body: bytes, kind: Format = Format.OTLP) -> Answer:
+    def ask(self, body: bytes, kind: Format = Format.OTLP) -> DecodeAnswer:
         before = len(self.answers)
         self.send(body, kind=kind)
         self.wait(before + 1)

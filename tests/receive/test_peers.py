@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.otlp.walk import CUMULATIVE, SUM, OtlpFamily, walk_otlp_metrics
-from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, Format, Status
 from penstock.decode.stream_owners import StreamOwners
 from penstock.receive import peer_link, peer_wire
 from penstock.receive import peers as peers_module
@@ -92,7 +92,7 @@ def test_each_process_counts_what_it_keeps_and_the_relay_gets_the_whole_once(mak
     here, there = make()
 
     for second, process in enumerate([here, there, there, here], 1):
-        assert process.ask(report(5.0 * second, HERE, THERE, second=second)) == Answer(Status.TAKEN)
+        assert process.ask(report(5.0 * second, HERE, THERE, second=second)) == DecodeAnswer(Status.TAKEN)
 
     assert (total(here.sink, HERE), total(there.sink, HERE)) == (20.0, 0.0)
     assert (total(here.sink, THERE), total(there.sink, THERE)) == (0.0, 20.0)
@@ -104,7 +104,7 @@ def test_what_came_as_json_is_handed_over_as_protobuf(make: Make) -> None:
     here, there = make()
     body = MessageToJson(ExportMetricsServiceRequest.FromString(report(5.0, HERE, THERE))).encode()
 
-    assert here.ask(body, Format.OTLP_JSON) == Answer(Status.TAKEN)
+    assert here.ask(body, Format.OTLP_JSON) == DecodeAnswer(Status.TAKEN)
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
 
 

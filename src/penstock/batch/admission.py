@@ -17,7 +17,7 @@ from penstock.errors import BlockTooLarge
 log = logging.getLogger("penstock.batch")
 
 
-class Admission:
+class ProduceAdmission:
     """Lets items in, makes their producers wait, or turns them away.
 
     Threads: every method may be called from any thread.

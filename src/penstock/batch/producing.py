@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.batch.drain import wake_owner
 
 if TYPE_CHECKING:
-    from penstock.batch.admission import Admission
+    from penstock.batch.admission import ProduceAdmission
     from penstock.batch.layout import PartitionLayout
     from penstock.batch.partition import Lane
     from penstock.batch.queue import BatchProducer, Producer
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def produce_many_into(
-    layout: "PartitionLayout", admission: "Admission", items: Iterable[object], timeout: float | None
+    layout: "PartitionLayout", admission: "ProduceAdmission", items: Iterable[object], timeout: float | None
 ) -> int:
     """Put `items` in; how many were accepted."""
     batch: list[object] = items if type(items) is list else produced_as_list(items)
@@ -35,7 +35,9 @@ def produce_many_into(
     return count
 
 
-def _put_mixed(layout: "PartitionLayout", admission: "Admission", batch: list[object], timeout: float | None) -> int:
+def _put_mixed(
+    layout: "PartitionLayout", admission: "ProduceAdmission", batch: list[object], timeout: float | None
+) -> int:
     """The same for items of several types, or of one type that goes to several partitions."""
     routes: dict[type, tuple[list[list[Any]], list[Any]]] = layout.routes
     admission.check_sizes(batch)
@@ -63,7 +65,7 @@ def _put_mixed(layout: "PartitionLayout", admission: "Admission", batch: list[ob
 
 
 def produce_without_route(
-    layout: "PartitionLayout", admission: "Admission", item: object, timeout: float | None
+    layout: "PartitionLayout", admission: "ProduceAdmission", item: object, timeout: float | None
 ) -> bool:
     """Put `item` in: the first of its type, one that goes to another lane each time, or one that found no credit."""
     lane = layout.lane_for(item)
@@ -81,7 +83,7 @@ def produce_without_route(
     return True
 
 
-def producer_of(lane: "Lane", admission: "Admission") -> "Producer[T]":
+def producer_of(lane: "Lane", admission: "ProduceAdmission") -> "Producer[T]":
     """A `produce` that knows the lane."""
     credits: list[list[Any]] = lane.route[0]
     items: list[Any] = lane.route[1]
@@ -102,7 +104,7 @@ def producer_of(lane: "Lane", admission: "Admission") -> "Producer[T]":
     return emit
 
 
-def batch_producer_of(lane: "Lane", admission: "Admission") -> "BatchProducer[T]":
+def batch_producer_of(lane: "Lane", admission: "ProduceAdmission") -> "BatchProducer[T]":
     """A `produce_many` that knows the lane."""
 
     def emit(items: Iterable[T], timeout: float | None = None) -> int:

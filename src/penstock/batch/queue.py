@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any, Protocol, Self, TypeVar
 
-from penstock.batch.admission import Admission
+from penstock.batch.admission import ProduceAdmission
 from penstock.batch.balancer import Rebalancer
 from penstock.batch.config import BatchQueueConfig, HandlerConsumer, check_handler
 from penstock.batch.drain import DrainTask, call_on_idle, report_batch, wake_owner
@@ -101,7 +101,7 @@ class BatchQueue:
         self._tasks, partitions = self._resolve()
         self._layout = PartitionLayout(config, self._tasks, partitions)
         self._routes = self._layout.routes
-        self._admission = Admission(name, config, self._layout, self._clock, self._served)
+        self._admission = ProduceAdmission(name, config, self._layout, self._clock, self._served)
         self._rebalancer = Rebalancer(name, config, self._layout, self._clock)
         self._finished = threading.Event()
         # _lock guards everything below.

@@ -22,7 +22,7 @@ from penstock.decode.deltas import Deltas, Floats, Mask, grown_delta_column
 from penstock.decode.distributions import HistogramTotals, no_histogram_rows
 from penstock.decode.histogram_deltas import HistogramDeltas
 from penstock.decode.rows import DecodedRows
-from penstock.decode.series import NO_STREAM, Namespace
+from penstock.decode.series import NO_STREAM, SeriesNamespace
 from penstock.model.point import PointKind, entity_of
 
 BUCKET, SUM, LE = "_bucket", "_sum", "le"
@@ -80,7 +80,7 @@ class ClassicHistograms:
     Threads: one at a time.
     """
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: SeriesNamespace) -> None:
         self._namespace = namespace
         self._new: list[_NewSeries] = []
         self._bound: dict[bytes, float] = {}  # of the series with that key

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from penstock.decode.column_scan import Ints
-from penstock.decode.outcome import MAX_REASONS, TAKEN, Answer, Refusal, Status
-from penstock.decode.series import KnownSeries, Namespace, ResolvedStreams
+from penstock.decode.outcome import MAX_REASONS, TAKEN, DecodeAnswer, Refusal, Status
+from penstock.decode.series import KnownSeries, ResolvedStreams, SeriesNamespace
 from penstock.decode.stream_owners import StreamHandoverParts
 
 
@@ -18,7 +18,7 @@ class DecodeOutcomes:
     """What became of the requests of one group, by their numbers in it."""
 
     def __init__(self, requests: int) -> None:
-        self.errors: dict[int, Answer] = {}  # of requests of which nothing can be taken
+        self.errors: dict[int, DecodeAnswer] = {}  # of requests of which nothing can be taken
         self.reasons: Counter[Refusal] = Counter()
         self.examples: dict[Refusal, tuple[int, str]] = {}  # a request and what was wrong, for each reason
         self.rejected = np.zeros(requests, np.int64)
@@ -29,7 +29,7 @@ class DecodeOutcomes:
 
     def fail(self, request: int, message: str, status: Status = Status.BAD) -> None:
         """Records that the request as a whole cannot be read, or cannot be taken now."""
-        self.errors.setdefault(request, Answer(status, message))
+        self.errors.setdefault(request, DecodeAnswer(status, message))
 
     def reject(self, requests: Ints, reason: Refusal, message: str) -> None:
         """Records a refused point of each of these requests; an answer names the first few reasons."""
@@ -68,14 +68,14 @@ class DecodeOutcomes:
         """The requests of which points are taken. Valid once all of them are decoded."""
         return set(np.unique(np.concatenate([*self._taken, np.zeros(0, np.int64)])).tolist())
 
-    def answer(self, request: int) -> Answer:
+    def answer(self, request: int) -> DecodeAnswer:
         """Returns the answer to a request once the rest of it is safe."""
         if request in self.errors:
             return self.errors[request]
         if self.rejected[request] or request in self.messages:
             messages, rejected = self.messages[request], int(self.rejected[request])
             is_useless = rejected > 0 and request not in self.taken
-            return Answer(Status.TAKEN, "; ".join(messages), rejected, tuple(messages), is_useless)
+            return DecodeAnswer(Status.TAKEN, "; ".join(messages), rejected, tuple(messages), is_useless)
         return TAKEN
 
 
@@ -94,7 +94,7 @@ class DecodeContext:
     undos: list[Callable[[], None]] = field(default_factory=list)
     """Each takes the increments of some cumulative streams back."""
 
-    def resolve(self, namespaces: list[Namespace], space: Ints, keys: Any, requests: Ints) -> ResolvedStreams:
+    def resolve(self, namespaces: list[SeriesNamespace], space: Ints, keys: Any, requests: Ints) -> ResolvedStreams:
         """Looks up the stream of each point as `KnownSeries.resolve` does, and records the refusals."""
         resolved = self.table.resolve(namespaces, space, keys, self.now, requests, self.senders)
         for rows, refused in resolved.refused:

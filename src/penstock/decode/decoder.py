@@ -32,7 +32,7 @@ from penstock.decode.outcome import Format
 from penstock.decode.remote_write import RemoteWriteReader
 from penstock.decode.rows import DecodedNumbers, DecodedRows
 from penstock.decode.seen_times import SeenTimes
-from penstock.decode.series import KnownSeries, Namespace
+from penstock.decode.series import KnownSeries, SeriesNamespace
 from penstock.decode.stream_memory import (
     RestoredStreams,
     Snapshot,
@@ -190,7 +190,7 @@ class Decoder:
     def expire(self) -> int:
         """Forgets streams that have been silent for too long; returns how many."""
         before = self._clock.monotonic() - float(self._config.expiry)
-        namespaces: list[Namespace] = [
+        namespaces: list[SeriesNamespace] = [
             *self._otlp.namespaces.values(),
             *self._remote_write.namespaces.values(),
             *self._events.namespaces.values(),
@@ -262,7 +262,7 @@ class Decoder:
         self._set_horizon(snapshot.horizon)
         return len(self._restored)
 
-    def _claim(self, namespace: Namespace, identity: tuple[str, str, str], stream: int) -> None:
+    def _claim(self, namespace: SeriesNamespace, identity: tuple[str, str, str], stream: int) -> None:
         assert self._restored is not None
         if found := self._restored.claim(namespace.family, stream_name_of(identity)):
             memory, state = found

@@ -20,7 +20,7 @@ from penstock.decode.otlp.attributes import otlp_attribute_text
 from penstock.decode.otlp.json_request import refuse_many_otlp_json_values
 from penstock.decode.outcome import Refusal, TooMany
 from penstock.decode.rows import DecodedRows
-from penstock.decode.series import NO_STREAM, Namespace, RefusedStreams
+from penstock.decode.series import NO_STREAM, RefusedStreams, SeriesNamespace
 from penstock.decode.series_description import SeriesDescription
 from penstock.model.name import is_encodable_name, metric_name_fault
 from penstock.model.point import PointKind, entity_of
@@ -40,7 +40,7 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self.namespaces = {"events": Namespace(_described)}
+        self.namespaces = {"events": SeriesNamespace(_described)}
 
     def read(self, bodies: list[bytes], context: DecodeContext, now: float) -> DecodedRows:
         """Returns the points of all valid events; `now` in seconds since the epoch. TooMany beyond a bound."""

@@ -49,7 +49,7 @@ class Refusal(Enum):
 class Status(Enum):
     """What became of a body."""
 
-    TAKEN = "taken"  # all of it, or all but `Answer.rejected` points
+    TAKEN = "taken"  # all of it, or all but `DecodeAnswer.rejected` points
     BAD = "bad"  # it can never be taken
     TOO_LARGE = "too_large"  # the same, but parts of it might
     BUSY = "busy"  # it can be sent again, after a while
@@ -57,7 +57,7 @@ class Status(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DecodeAnswer:
     """The answer to the sender of one body."""
 
     status: Status
@@ -74,4 +74,4 @@ class Answer:
         return "rejected" if self.is_useless else "partly_taken"
 
 
-TAKEN = Answer(Status.TAKEN)
+TAKEN = DecodeAnswer(Status.TAKEN)

@@ -34,7 +34,7 @@ from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import locate_messages_in_body, repeated_messages_in_bodies
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import DecodedNumbers, DecodedRows
-from penstock.decode.series import NO_STREAM, Namespace, RefusedStreams
+from penstock.decode.series import NO_STREAM, RefusedStreams, SeriesNamespace
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import SERIES, StreamOwners
 from penstock.model.name import metric_name_fault
@@ -68,7 +68,7 @@ class RemoteWriteReader:
 
     def __init__(self, config: IntakeConfig, owners: StreamOwners | None = None) -> None:
         self._config = config
-        self._namespace = Namespace(self._described, owners=owners)
+        self._namespace = SeriesNamespace(self._described, owners=owners)
         self.namespaces = {"remote write": self._namespace}
         self.histograms = ClassicHistograms(self._namespace)
         self.types: dict[str, int] = {}

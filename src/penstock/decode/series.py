@@ -43,7 +43,7 @@ class RefusedStreams(Exception):
         self.reason = reason
 
 
-class Namespace:
+class SeriesNamespace:
     """The raw keys of one sender's metric; `describe` is called once for each, and may raise Refused."""
 
     __slots__ = ("describe", "family", "keys", "owner_of_key", "owners", "parts", "streams")
@@ -137,7 +137,7 @@ class KnownSeries:
         self._entity = np.zeros(1024, np.int32)
         self._texts = SeriesTextDictionary()
         # Called for each new stream whose values depend on earlier ones.
-        self.on_cumulative: Callable[[Namespace, tuple[str, str, str], int], None] | None = None
+        self.on_cumulative: Callable[[SeriesNamespace, tuple[str, str, str], int], None] | None = None
 
     def __len__(self) -> int:
         return self._used - len(self._free)
@@ -153,7 +153,7 @@ class KnownSeries:
 
     def resolve(
         self,
-        namespaces: list[Namespace],
+        namespaces: list[SeriesNamespace],
         space: Ints,
         keys: Any,
         now: float,
@@ -213,13 +213,13 @@ class KnownSeries:
 
     @staticmethod
     def _count_dropped(
-        namespaces: list[Namespace], pairs: Sequence[tuple[int, int]], blobs: Sequence[bytes], codes: Ints
+        namespaces: list[SeriesNamespace], pairs: Sequence[tuple[int, int]], blobs: Sequence[bytes], codes: Ints
     ) -> int:
         """Returns how many points are of series that a rule drops: only their keys are known to have no stream."""
         is_dropped = [namespaces[number].keys.get(blobs[text]) == NO_STREAM for number, text in pairs]
         return int(np.array(is_dropped, bool)[codes].sum())
 
-    def _new_key(self, namespace: Namespace, key: bytes, sender: str) -> int:
+    def _new_key(self, namespace: SeriesNamespace, key: bytes, sender: str) -> int:
         """Returns the stream of a key that is not known; NO_STREAM if another process keeps it, or a rule drops it."""
         config = self._config
         if len(key) > config.longest_labels:
@@ -365,7 +365,7 @@ class KnownSeries:
         """Returns the entity of each point as a code, and the Arrow array that the codes point into."""
         return self._texts.encoded(self._entity[streams])
 
-    def expire(self, namespaces: Iterable[Namespace], before: float) -> Ints:
+    def expire(self, namespaces: Iterable[SeriesNamespace], before: float) -> Ints:
         """Forgets streams that were last seen before that time; returns their numbers, which are free again."""
         used = np.zeros(self.capacity, bool)
         used[: self._used] = True

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from penstock.decode.column_scan import Ints
 from penstock.decode.deltas import DeltaClocks, StreamState, StreamStates
 from penstock.decode.otlp.walk import OtlpFamily
-from penstock.decode.series import KnownSeries, Namespace
+from penstock.decode.series import KnownSeries, SeriesNamespace
 from penstock.decode.stream_owners import StreamOwners
 from penstock.model.segment import sync_segment_folder
 
@@ -119,7 +119,7 @@ def stream_name_of(identity: tuple[str, str, str]) -> str:
 
 
 def stream_rows_of(
-    namespaces: Iterable[Namespace], table: KnownSeries, memories: Sequence[StreamMemory], now: float
+    namespaces: Iterable[SeriesNamespace], table: KnownSeries, memories: Sequence[StreamMemory], now: float
 ) -> tuple[pa.Table, list[OtlpFamily | None]]:
     """Returns all streams that have a state, and their families."""
     families: list[OtlpFamily | None] = []

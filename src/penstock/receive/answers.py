@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, Format, Status
 from penstock.protobuf import field_bytes, field_varint
 
 RETRY_AFTER = 1  # seconds: L1 has pushed what it holds by then, unless the disk is slow
@@ -38,7 +38,7 @@ class HttpReply(NamedTuple):
     headers: Mapping[str, str]
 
 
-def http_reply(kind: Format, answer: Answer) -> HttpReply:
+def http_reply(kind: Format, answer: DecodeAnswer) -> HttpReply:
     """Returns the response to a request of that format."""
     if answer.status is not Status.TAKEN:
         return error_reply(kind, _HTTP[answer.status], answer.message)
@@ -73,7 +73,7 @@ def error_reply(kind: Format | None, status: int, message: str, headers: Mapping
             return HttpReply(status, message.encode() + b"\n", TEXT, headers)
 
 
-def otlp_answer(answer: Answer) -> bytes:
+def otlp_answer(answer: DecodeAnswer) -> bytes:
     """Returns a serialised `ExportMetricsServiceResponse`."""
     if not answer.message:
         return b""

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
-from penstock.decode.outcome import Answer
+from penstock.decode.outcome import DecodeAnswer
 
 
 class ReceiverLoopThread:
@@ -34,7 +34,7 @@ class ReceiverLoopThread:
         """Runs `work` there and waits for it."""
         asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
 
-    def deliver(self, answers: list[tuple[Any, Answer]]) -> None:
+    def deliver(self, answers: list[tuple[Any, DecodeAnswer]]) -> None:
         """Resolves the futures of these answers: one wake-up of the loop for a whole group."""
         try:
             self.loop.call_soon_threadsafe(_resolve, answers)
@@ -49,7 +49,7 @@ class ReceiverLoopThread:
             self.loop.close()
 
 
-def _resolve(answers: list[tuple[asyncio.Future[Answer], Answer]]) -> None:
+def _resolve(answers: list[tuple[asyncio.Future[DecodeAnswer], DecodeAnswer]]) -> None:
     for waiting, answer in answers:
         if not waiting.done():  # its client may have gone
             waiting.set_result(answer)

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from penstock.decode.outcome import Answer, Format, Refusal, Status
+from penstock.decode.outcome import DecodeAnswer, Format, Refusal, Status
 from penstock.errors import PenstockError
 from penstock.receive.answers import GRPC, RETRY_AFTER, grpc_error_answer, otlp_answer
 from penstock.receive.bodies import Encoding
@@ -144,7 +144,7 @@ class GrpcReceiver:
                 )
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token that we know is needed")
             sender = sender_token_name(headers[0])
-        waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
+        waiting: asyncio.Future[DecodeAnswer] = self._thread.loop.create_future()
         most = int(self.config.limits.max_decompressed)
         self._open_calls += 1
         try:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from penstock.decode.outcome import Answer, Format, Refusal
+from penstock.decode.outcome import DecodeAnswer, Format, Refusal
 from penstock.errors import PenstockError
 from penstock.receive.answers import HttpReply, error_reply, http_reply
 from penstock.receive.bodies import Encoding
@@ -281,7 +281,7 @@ class HttpReceiver:
         except _NoRoom:
             self._refuse(request, Refusal.FULL, "bodies that are being read take more than intake.max_held")
             return error_reply(kind, 429, "too many bodies are on their way: send it again")
-        waiting: asyncio.Future[Answer] = self._thread.loop.create_future()
+        waiting: asyncio.Future[DecodeAnswer] = self._thread.loop.create_future()
         largest = int(limits.max_json if kind in _JSON else limits.max_decompressed)
         sender, key = self._sender(request), request.headers.get("Idempotency-Key", "")
         # Several tokens tell several senders apart, also those with many connections.

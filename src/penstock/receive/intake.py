@@ -30,7 +30,7 @@ from typing import Self
 from penstock.clock import Clock, SystemClock
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
-from penstock.decode.outcome import Answer, Format, Refusal, Status, TooMany
+from penstock.decode.outcome import DecodeAnswer, Format, Refusal, Status, TooMany
 from penstock.decode.stream_owners import HandoverBodies
 from penstock.receive.bodies import Encoding
 from penstock.receive.peers import Peers
@@ -44,10 +44,10 @@ from penstock.telemetry import Buckets, Sample
 
 log = logging.getLogger(__name__)
 
-CLOSING = Answer(Status.BROKEN, "shutting down: send it again")
-_FULL = Answer(Status.BUSY, "too many requests wait for their answer: send it again")
-_NO_ROOM = Answer(Status.BUSY, "no room at the moment: send it again")
-_TOO_MUCH_ASIDE = Answer(Status.BUSY, "too much waits for other processes: send it again")
+CLOSING = DecodeAnswer(Status.BROKEN, "shutting down: send it again")
+_FULL = DecodeAnswer(Status.BUSY, "too many requests wait for their answer: send it again")
+_NO_ROOM = DecodeAnswer(Status.BUSY, "no room at the moment: send it again")
+_TOO_MUCH_ASIDE = DecodeAnswer(Status.BUSY, "too much waits for other processes: send it again")
 _LONGEST_REASON = 300  # characters of it that an answer has
 _NEARLY_FULL = 0.95  # of what may wait: requests are about to be refused
 _SWEEP = 60.0  # seconds between two looks for series that have expired
@@ -197,7 +197,7 @@ class Intake:
                 self._queue.put_back(requests[place:])
                 break
             body = request.decompressed()
-            if isinstance(body, Answer):
+            if isinstance(body, DecodeAnswer):
                 charged.append((request, request.max_decompressed if body.status is Status.TOO_LARGE else 0))
                 self._answer([(request, body)])
             else:
@@ -228,11 +228,11 @@ class Intake:
                 for one in received:
                     self._decode([one])
             elif isinstance(error, TooMany):
-                self._answer([(requests[0], Answer(Status.TOO_LARGE, f"the body has {error}"))])
+                self._answer([(requests[0], DecodeAnswer(Status.TOO_LARGE, f"the body has {error}"))])
             else:
                 log.debug("A request cannot be decoded. format=%s", kind.value, exc_info=error)
                 reason = f"this request cannot be decoded: {type(error).__name__}: {error}"
-                self._answer([(requests[0], Answer(Status.BAD, reason[:_LONGEST_REASON]))])
+                self._answer([(requests[0], DecodeAnswer(Status.BAD, reason[:_LONGEST_REASON]))])
             return
         self._answer([(requests[place], answer) for place, answer in decoded.outcomes.errors.items()])
         group.decoded = decoded
@@ -291,7 +291,7 @@ class Intake:
                 refusal = _NO_ROOM
         except Exception as error:  # sinks promise to raise none, but this thread must not end
             log.exception("A request could not be handed over. format=%s", kind.value)
-            refusal = Answer(Status.BROKEN, f"{type(error).__name__} here: send it again")
+            refusal = DecodeAnswer(Status.BROKEN, f"{type(error).__name__} here: send it again")
         if refusal is not None:
             pending.refuse_last(refusal)
             decoded.undo()
@@ -326,7 +326,7 @@ class Intake:
     # -- answering, from any thread ----------------------------------------------------------------------------------
 
     def _finish(
-        self, group: RequestGroup, points: Sequence[int], answers: list[tuple[ReceivedRequest, Answer]]
+        self, group: RequestGroup, points: Sequence[int], answers: list[tuple[ReceivedRequest, DecodeAnswer]]
     ) -> None:
         """Answers the requests of a group, and counts what is taken and refused of those that hear a success."""
         assert group.decoded is not None
@@ -338,12 +338,12 @@ class Intake:
         self._answer(answers)
         self._queue.group_settled()
 
-    def _answer(self, answers: list[tuple[ReceivedRequest, Answer]]) -> None:
+    def _answer(self, answers: list[tuple[ReceivedRequest, DecodeAnswer]]) -> None:
         if not answers:
             return
         if self._repeats is not None:  # first: a sender that has its answer is known
             self._repeats.settle(answers)
-        by_receiver: dict[Deliver, list[tuple[object, Answer]]] = {}
+        by_receiver: dict[Deliver, list[tuple[object, DecodeAnswer]]] = {}
         with self._lock:  # first: a sender that has its answer finds it counted
             for request, answer in answers:
                 by_receiver.setdefault(request.deliver, []).append((request.reply_to, answer))

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.clock import Clock
-from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, Format, Status
 from penstock.receive.peer_wire import handover_message, read_answer, write_to_peer
 
 PATIENCE = 10.0  # seconds for an answer: as long as SDKs wait for ours
 _WATCH = 0.25  # seconds between two looks at what is waited for
 
-OnAnswer = Callable[[Mapping[int, Answer]], None]
+OnAnswer = Callable[[Mapping[int, DecodeAnswer]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class _Handover:
     points: int
     deadline: float
 
-    def answer_all(self, answer: Answer) -> None:
+    def answer_all(self, answer: DecodeAnswer) -> None:
         self.on_answer(dict.fromkeys(self.places, answer))
 
 
@@ -69,7 +69,7 @@ class PeerLink:
             if writer is None:
                 refusal = self._absent()
             elif self._held > 0 and self._held + size > self._max_held:  # one larger than all that may wait goes alone
-                refusal = Answer(
+                refusal = DecodeAnswer(
                     Status.BUSY, f"process {self.process} keeps a stream of this and is slow: send it again"
                 )
             if refusal is not None:
@@ -87,8 +87,10 @@ class PeerLink:
         except RuntimeError:  # the loop has closed
             self.on_lost()
 
-    def _absent(self) -> Answer:
-        return Answer(Status.BROKEN, f"process {self.process} keeps a stream of this and is not there: send it again")
+    def _absent(self) -> DecodeAnswer:
+        return DecodeAnswer(
+            Status.BROKEN, f"process {self.process} keeps a stream of this and is not there: send it again"
+        )
 
     # -- on the loop ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +122,7 @@ class PeerLink:
         finally:
             watch.cancel()
 
-    def _count_locked(self, handover: _Handover, answers: Mapping[int, Answer]) -> None:
+    def _count_locked(self, handover: _Handover, answers: Mapping[int, DecodeAnswer]) -> None:
         self._held -= handover.size
         self.answers.update(answer.status for answer in answers.values())
         self.answers[Status.TAKEN] += len(handover.places) - len(answers)

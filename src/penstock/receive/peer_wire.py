@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, Format, Status
 
 BUFFER = 1 << 20
 _LARGEST = 1 << 30  # bytes of one message: more is nonsense
@@ -70,7 +70,7 @@ def _cut(data: bytes, lengths: Sequence[int]) -> list[bytes]:
     return found
 
 
-def answer_message(number: int, answers: Mapping[int, Answer]) -> bytes:
+def answer_message(number: int, answers: Mapping[int, DecodeAnswer]) -> bytes:
     """Returns the answer to a handover: of all bodies but those that were simply taken."""
     rows = [
         [place, answer.status.value, answer.message, answer.rejected, answer.reasons, answer.is_useless]
@@ -80,12 +80,12 @@ def answer_message(number: int, answers: Mapping[int, Answer]) -> bytes:
     return _ANSWER.pack(number, len(text)) + text
 
 
-async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[int, Answer]]:
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[int, DecodeAnswer]]:
     """Returns number and answers of the next one; ValueError if it is none."""
     number, length = _ANSWER.unpack(await reader.readexactly(_ANSWER.size))
     rows = json.loads(await reader.readexactly(length))
     return number, {
-        place: Answer(Status(status), message, rejected, tuple(reasons), is_useless)
+        place: DecodeAnswer(Status(status), message, rejected, tuple(reasons), is_useless)
         for place, status, message, rejected, reasons, is_useless in rows
     }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.clock import Clock, SystemClock
-from penstock.decode.outcome import TAKEN, Answer, Format
+from penstock.decode.outcome import TAKEN, DecodeAnswer, Format
 from penstock.decode.stream_owners import StreamOwners
 from penstock.receive.event_loop import ReceiverLoopThread
 from penstock.receive.peer_link import OnAnswer, PeerLink
@@ -211,9 +211,9 @@ class _HandoverReply:
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._left = count
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, DecodeAnswer] = {}
 
-    def deliver(self, answers: list[tuple[Any, Answer]]) -> None:
+    def deliver(self, answers: list[tuple[Any, DecodeAnswer]]) -> None:
         with self._lock:
             self._answers.update((place, answer) for place, answer in answers if answer != TAKEN)
             self._left -= len(answers)

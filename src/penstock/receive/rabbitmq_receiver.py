@@ -18,7 +18,7 @@ from penstock.consume.declarations import Declarations
 from penstock.consume.into_queue import RETRY_DELAY
 from penstock.consume.message import Message, Reject, Retry
 from penstock.consume.registry import ConsumerRegistry
-from penstock.decode.outcome import Answer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, Format, Status
 from penstock.errors import BrokerError
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import RabbitReceiverConfig
@@ -130,7 +130,7 @@ class _PartialSuccessLog:
         self._messages = self._points = 0
         self._logged_at = -_LOG_EVERY
 
-    def log_rejected(self, answers: Sequence[Answer]) -> None:
+    def log_rejected(self, answers: Sequence[DecodeAnswer]) -> None:
         partly = [
             answer for answer in answers if answer.status is Status.TAKEN and answer.rejected and not answer.is_useless
         ]
@@ -146,19 +146,19 @@ class _PartialSuccessLog:
             )
 
 
-def _submit(intake: Intake, message: Message, kind: Format | None) -> "Future[Answer]":
+def _submit(intake: Intake, message: Message, kind: Format | None) -> "Future[DecodeAnswer]":
     """Returns the answer to come."""
-    future: Future[Answer] = Future()
+    future: Future[DecodeAnswer] = Future()
     content_type = (message.properties.content_type or "").partition(";")[0].strip().lower()
     if kind is None:
         if content_type not in _PROTOBUF + _JSON:
-            future.set_result(Answer(Status.BAD, f"content type {content_type!r} is neither protobuf nor JSON"))
+            future.set_result(DecodeAnswer(Status.BAD, f"content type {content_type!r} is neither protobuf nor JSON"))
             return future
         kind = Format.OTLP if content_type in _PROTOBUF else Format.EVENTS
     try:
         encoding = Encoding((message.properties.content_encoding or "identity").lower())
     except ValueError as error:
-        future.set_result(Answer(Status.BAD, str(error)))
+        future.set_result(DecodeAnswer(Status.BAD, str(error)))
         return future
     sender = message.properties.user_id or message.properties.app_id or "RabbitMQ"
     most = _MAX_JSON if kind in (Format.EVENTS, Format.OTLP_JSON) else _MAX_BODY
@@ -166,12 +166,12 @@ def _submit(intake: Intake, message: Message, kind: Format | None) -> "Future[An
     return future
 
 
-def _deliver(answers: list[tuple[Any, Answer]]) -> None:
+def _deliver(answers: list[tuple[Any, DecodeAnswer]]) -> None:
     for future, answer in answers:
         future.set_result(answer)
 
 
-def _outcome(answer: Answer) -> Retry | Reject | None:
+def _outcome(answer: DecodeAnswer) -> Retry | Reject | None:
     match answer.status:
         case Status.TAKEN if not answer.is_useless:
             return None

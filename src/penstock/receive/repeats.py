@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 import xxhash
 
 from penstock.clock import Clock
-from penstock.decode.outcome import TAKEN, Answer, Format, Status
+from penstock.decode.outcome import TAKEN, DecodeAnswer, Format, Status
 from penstock.receive.recent_requests import Claim, RecentRequests
 from penstock.receive.request_group import ReceivedRequest, RequestGroup
 from penstock.telemetry import Sample
 
-_UNDER_WAY = Answer(Status.BUSY, "the same request waits for its answer: send it again")
-Answers = list[tuple[ReceivedRequest, Answer]]
+_UNDER_WAY = DecodeAnswer(Status.BUSY, "the same request waits for its answer: send it again")
+Answers = list[tuple[ReceivedRequest, DecodeAnswer]]
 
 
 class RepeatedRequests:
@@ -50,7 +50,7 @@ class RepeatedRequests:
         answers = dict(self._claim([request for request, _ in received if request.digest]))
         return [one for one in received if one[0] not in answers], list(answers.items())
 
-    def screen_events(self, group: RequestGroup) -> dict[int, Answer]:
+    def screen_events(self, group: RequestGroup) -> dict[int, DecodeAnswer]:
         """Returns the answers to the requests of a decoded group that are not to be taken, by their places."""
         assert group.decoded is not None
         if group.kind is not Format.EVENTS:

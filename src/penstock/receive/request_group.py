@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.decode.decoder import Decoded
-from penstock.decode.outcome import MAX_REASONS, Answer, Format, Status
+from penstock.decode.outcome import MAX_REASONS, DecodeAnswer, Format, Status
 from penstock.decode.stream_owners import HandoverBodies
 from penstock.errors import BlockTooLarge, PayloadTooLarge, PermanentExportError
 from penstock.receive.bodies import Encoding, TooLarge, decompress_body
 from penstock.receive.sink import DoneByPlace
 
-Deliver = Callable[[list[tuple[Any, Answer]]], None]
+Deliver = Callable[[list[tuple[Any, DecodeAnswer]]], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -36,16 +36,16 @@ class ReceivedRequest:
     digest: bytes = b""  # by which it is known when it comes again; empty: it is not
     turn: tuple[float, int] = (0.0, 0)  # see `fair_turns`
 
-    def decompressed(self) -> bytes | Answer:
+    def decompressed(self) -> bytes | DecodeAnswer:
         """Returns the body as it was, or the answer to one that cannot be had."""
         try:
             return decompress_body(self.body, self.encoding, self.max_decompressed)
         except TooLarge as error:
-            return Answer(Status.TOO_LARGE, str(error))
+            return DecodeAnswer(Status.TOO_LARGE, str(error))
         except ValueError as error:
-            return Answer(Status.BAD, str(error))
+            return DecodeAnswer(Status.BAD, str(error))
         except MemoryError:
-            return Answer(Status.BROKEN, "no memory: send it again")
+            return DecodeAnswer(Status.BROKEN, "no memory: send it again")
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +59,7 @@ class RequestGroup:
     decoded: Decoded | None = None  # None while it is decoded, and if that failed
     peer_bodies: HandoverBodies = field(default_factory=dict)
     awaited: int = 0  # processes that have not answered for their parts yet
-    peer_answers: list[Mapping[int, Answer]] = field(default_factory=list)  # but for parts that were simply taken
+    peer_answers: list[Mapping[int, DecodeAnswer]] = field(default_factory=list)  # but for parts that were simply taken
 
     @property
     def size(self) -> int:
@@ -77,16 +77,16 @@ class RequestGroup:
         return {place for parts in self.peer_bodies.values() for place in parts}
 
     @property
-    def peer_refusal(self) -> Answer | None:
+    def peer_refusal(self) -> DecodeAnswer | None:
         """Why the group cannot be taken now, if another process has not taken its part."""
         answers = (answer for answers in self.peer_answers for answer in answers.values())
         return next((answer for answer in answers if answer.status in (Status.BUSY, Status.BROKEN)), None)
 
-    def answers(self, places: Sequence[int]) -> list[tuple[ReceivedRequest, Answer]]:
+    def answers(self, places: Sequence[int]) -> list[tuple[ReceivedRequest, DecodeAnswer]]:
         """Returns the answers to these requests once all of them are safe."""
         return [(self.requests[place], self._answer(place)) for place in places]
 
-    def _answer(self, place: int) -> Answer:
+    def _answer(self, place: int) -> DecodeAnswer:
         assert self.decoded is not None
         answer = self.decoded.outcomes.answer(place)
         parts = sum(place in parts for parts in self.peer_bodies.values())
@@ -96,7 +96,7 @@ class RequestGroup:
             return replace(answer, is_useless=False)
         return answer
 
-    def _joint_answer(self, place: int, parts: int, own: Answer) -> Answer:
+    def _joint_answer(self, place: int, parts: int, own: DecodeAnswer) -> DecodeAnswer:
         assert self.decoded is not None
         others = [answers[place] for answers in self.peer_answers if place in answers]
         for answer in others:
@@ -106,10 +106,10 @@ class RequestGroup:
         reasons = tuple(dict.fromkeys(reason for answer in every for reason in answer.reasons))[:MAX_REASONS]
         is_useless = sum(answer.is_useless for answer in others) == parts and place not in self.decoded.outcomes.taken
         rejected = sum(answer.rejected for answer in every)
-        return Answer(Status.TAKEN, "; ".join(reasons), rejected, reasons, is_useless)
+        return DecodeAnswer(Status.TAKEN, "; ".join(reasons), rejected, reasons, is_useless)
 
 
-Finish = Callable[[list[tuple[ReceivedRequest, Answer]]], None]
+Finish = Callable[[list[tuple[ReceivedRequest, DecodeAnswer]]], None]
 
 
 class PendingRequestParts:
@@ -118,13 +118,13 @@ class PendingRequestParts:
     Threads: every method may be called from any thread. `finish` is called exactly once, on the last part's thread.
     """
 
-    def __init__(self, answers: Sequence[tuple[ReceivedRequest, Answer]], finish: Finish) -> None:
+    def __init__(self, answers: Sequence[tuple[ReceivedRequest, DecodeAnswer]], finish: Finish) -> None:
         self._answers = answers
         self._finish = finish
         # _lock guards everything below.
         self._lock = threading.Lock()
         self._parts = 1  # until `seal`: a part that ends at once must not end the group
-        self._refusal: Answer | None = None
+        self._refusal: DecodeAnswer | None = None
         self._error: BaseException | None = None
         self._errors: dict[int, BaseException] = {}  # of single requests
 
@@ -134,7 +134,7 @@ class PendingRequestParts:
             self._parts += 1
         return self._end_part
 
-    def refuse_last(self, answer: Answer) -> None:
+    def refuse_last(self, answer: DecodeAnswer) -> None:
         """Removes the last part, which was not taken: all requests get this answer, whatever becomes of the others."""
         with self._lock:
             self._refusal = answer
@@ -162,12 +162,12 @@ class PendingRequestParts:
         self._finish(answers)
 
 
-def _error_answer(error: BaseException) -> Answer:
+def _error_answer(error: BaseException) -> DecodeAnswer:
     """Returns the answer to an error: only what can never be taken must not be sent again, by the error's type."""
     match error:
         case BlockTooLarge() | PayloadTooLarge():
-            return Answer(Status.TOO_LARGE, f"too large to be handed on: {error}")
+            return DecodeAnswer(Status.TOO_LARGE, f"too large to be handed on: {error}")
         case PermanentExportError():
-            return Answer(Status.BAD, f"the destination will never take it: {error}")
+            return DecodeAnswer(Status.BAD, f"the destination will never take it: {error}")
         case _:
-            return Answer(Status.BROKEN, f"{type(error).__name__}: {error}")
+            return DecodeAnswer(Status.BROKEN, f"{type(error).__name__}: {error}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.clock import Clock
-from penstock.decode.outcome import Answer
+from penstock.decode.outcome import DecodeAnswer
 from penstock.receive.fair_turns import FairRequestTurns
 from penstock.receive.request_group import ReceivedRequest, RequestGroup
 
@@ -132,7 +132,7 @@ class RequestQueue:
             self._in_flight -= 1
             self._changed.notify_all()
 
-    def on_peer_answer(self, group: RequestGroup, answers: Mapping[int, Answer]) -> None:
+    def on_peer_answer(self, group: RequestGroup, answers: Mapping[int, DecodeAnswer]) -> None:
         """Records what another process answers for its part of a group."""
         with self._lock:
             group.peer_answers.append(answers)

@@ -43,7 +43,7 @@ from penstock.decode.otlp.walk import (
     walk_otlp_metrics,
 )
 from penstock.decode.outcome import Refusal
-from penstock.decode.series import NO_STREAM, Namespace, RefusedStreams
+from penstock.decode.series import NO_STREAM, RefusedStreams, SeriesNamespace
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import otlp_request_of_parts
 from penstock.model.point import PointKind
@@ -87,7 +87,7 @@ class _ReadMetrics(NamedTuple):
     """The points of metrics that were read field by field."""
 
     families: list[OtlpFamily]
-    namespaces: list[Namespace]
+    namespaces: list[SeriesNamespace]
     by_layout: dict[int, OtlpPointColumns]
     noncanonical: set[int]  # requests
 
@@ -100,7 +100,7 @@ class OtlpReader:
 
     def __init__(self, config: IntakeConfig) -> None:
         self._config = config
-        self.namespaces: dict[OtlpFamily, Namespace] = {}
+        self.namespaces: dict[OtlpFamily, SeriesNamespace] = {}
         self._fresh: list[OtlpFamily] = []
         self.shapes = OtlpShapeCache(_SHAPES_BYTES)
 
@@ -233,11 +233,11 @@ class OtlpReader:
         gone[streams] = True
         self.shapes.sweep(gone)
 
-    def namespace(self, family: OtlpFamily) -> Namespace:
+    def namespace(self, family: OtlpFamily) -> SeriesNamespace:
         """Returns the keys of that family's points."""
         known = self.namespaces.get(family)
         if known is None:
-            known = self.namespaces[family] = Namespace(_FamilyDescriber(family, self._config), family)
+            known = self.namespaces[family] = SeriesNamespace(_FamilyDescriber(family, self._config), family)
             self._fresh.append(family)
         return known
 

@@ -12,7 +12,7 @@ from penstock.decode.decode_context import DecodeContext
 from penstock.decode.otlp.walk import OtlpFamily
 from penstock.decode.outcome import Refusal
 from penstock.decode.rows import DecodedNumbers, DecodedRows
-from penstock.decode.series import NO_STREAM, Namespace
+from penstock.decode.series import NO_STREAM, SeriesNamespace
 
 _NO_VALUE = 1  # the flag of a point that only says that its stream has ended
 
@@ -30,7 +30,7 @@ class ScannedOtlpPoints:
     metrics: Ints  # the number of each point's metric in its group, ascending
     streams: Ints  # NO_STREAM where it has to be looked up
     families: list[OtlpFamily]
-    namespaces: list[Namespace]
+    namespaces: list[SeriesNamespace]
     family: Ints  # the index of each point's family, where its stream has to be looked up
     learn: Learn
     """Called with the stream of every point, NO_STREAM for those that were not taken."""
