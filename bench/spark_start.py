@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from bench.spark_data import Shape, write_segments
-from penstock.spark.java import find_java
+from penstock.spark.java import find_java_for_spark
 from penstock.spark.job import JobConfig, start_job
 from penstock.spark.session import archive_path, make_archive
 from penstock.tables.delta import DeltaTables
@@ -17,7 +17,7 @@ from penstock.tables.delta import DeltaTables
 def starts() -> None:
     """A new process, a session, one batch of a job, its tables: with and without the class-data archive."""
     print("cold start to the first table: session / table, 100,000 rows")
-    if not archive_path(find_java()).exists():
+    if not archive_path(find_java_for_spark()).exists():
         make_archive()
     with tempfile.TemporaryDirectory() as scratch:
         segments = write_segments(Path(scratch) / "segments", Shape(100_000))

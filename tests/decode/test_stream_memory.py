@@ -9,7 +9,7 @@ import pytest
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
-from penstock.decode.outcome import Format, Status
+from penstock.decode.outcome import DecodeStatus, Format
 from penstock.errors import QueueFull
 from penstock.protobuf import field_bytes, field_varint
 from penstock.receive.intake import Intake
@@ -235,16 +235,16 @@ def test_an_intake_that_closes_keeps_what_it_answered_for_and_not_what_it_refuse
     tmp_path: Path, sink: KeepingSink
 ) -> None:
     first = started(tmp_path / "streams.arrow", sink)
-    assert first.ask(report(1, 5.0)).status is Status.TAKEN
+    assert first.ask(report(1, 5.0)).status is DecodeStatus.TAKEN
     sink.refuses = True
-    assert first.ask(report(2, 7.0)).status is Status.BUSY
+    assert first.ask(report(2, 7.0)).status is DecodeStatus.BUSY
     sink.refuses, sink.fails = False, QueueFull("no room")
-    assert first.ask(report(2, 7.0)).status is Status.BROKEN
+    assert first.ask(report(2, 7.0)).status is DecodeStatus.BROKEN
     assert first.intake.close(10.0)
     sink.fails = None
 
     second = started(tmp_path / "streams.arrow", sink)
-    assert second.ask(report(2, 7.0)).status is Status.TAKEN
+    assert second.ask(report(2, 7.0)).status is DecodeStatus.TAKEN
     assert second.intake.close(10.0)
 
     assert sink.values("c") == [5.0, 2.0]

@@ -12,7 +12,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
 from penstock.decode.otlp.walk import CUMULATIVE, DELTA, EXPONENTIAL, GAUGE, HISTOGRAM, SUM, SUMMARY, OtlpFamily
-from penstock.decode.outcome import Format, Status
+from penstock.decode.outcome import DecodeStatus, Format
 from penstock.decode.stream_owners import HandoverBodies, StreamOwners
 from penstock.export.exporters.remote_write_exporter import write_request
 from penstock.testing import FakeClock
@@ -250,6 +250,6 @@ def test_a_request_whose_owner_is_down_is_answered_so_and_the_others_of_its_grou
         Format.OTLP, [request(counter(away, (NOW, 1.0))).SerializeToString(), plain], hand_over=refuse
     )
 
-    assert decoded.outcomes.answer(0).status is Status.BROKEN
-    assert decoded.outcomes.answer(1).status is Status.TAKEN
+    assert decoded.outcomes.answer(0).status is DecodeStatus.BROKEN
+    assert decoded.outcomes.answer(1).status is DecodeStatus.TAKEN
     assert [chunk.metric for chunk in decoded.chunks] == ["load"]

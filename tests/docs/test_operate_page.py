@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.spool import FastQueue, FastQueueConfig
 from tests.docs.pages import DOCS, ROOT, snippets
 from tests.export.misbehaving import Misbehaving
@@ -35,7 +35,7 @@ def test_every_alarm_says_where_to_go() -> None:
 
 
 def test_every_reason_of_a_refusal_has_a_row_and_an_alarm() -> None:
-    reasons = {reason.value for reason in Refusal}
+    reasons = {reason.value for reason in PointRefusal}
     rows = re.findall(r"^\| `(\w+)` \|", section("Requests or points are refused"), re.MULTILINE)
     assert set(rows) == reasons
     alarms = re.findall(r'refused_total\{reason=~?"([^"]+)"', section("What to alarm on"))

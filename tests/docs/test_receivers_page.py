@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import fields
 
 from penstock.decode.config import IntakeConfig
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.receive.config import HttpLimits
 from penstock.receive.http_receiver import HttpReceiver
 from tests.docs.pages import DOCS
@@ -31,5 +31,5 @@ def test_every_limit_and_every_reason_is_there() -> None:
     for setting in (*fields(HttpLimits), *fields(IntakeConfig)):
         if setting.name.startswith("max_") and setting.name not in ("max_group", "max_future"):
             assert f"{setting.name}`" in TEXT, setting.name
-    for reason in Refusal:
+    for reason in PointRefusal:
         assert f"`{reason.value}`" in TEXT, reason

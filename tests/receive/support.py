@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from penstock.decode.outcome import DecodeAnswer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, DecodeStatus, Format
 from penstock.model.point import Chunk, PointKind
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import GrpcReceiverConfig, HttpReceiverConfig
@@ -111,7 +111,7 @@ class Sender:
     ) -> None:
         self.intake.submit(ReceivedRequest(kind, body, encoding, 1 << 20, token, self.answers.extend))
 
-    def wait(self, count: int) -> list[Status]:
+    def wait(self, count: int) -> list[DecodeStatus]:
         wait_until(lambda: len(self.answers) >= count)
         return [answer.status for _, answer in self.answers]
 

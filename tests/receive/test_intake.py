@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.decode.config import IntakeConfig
-from penstock.decode.outcome import Format, Status
+from penstock.decode.outcome import DecodeStatus, Format
 from penstock.errors import BlockTooLarge, PayloadTooLarge, PermanentExportError
 from penstock.receive.intake import Intake
 from penstock.telemetry import Telemetry
@@ -36,7 +36,7 @@ def test_a_request_is_not_answered_before_the_sink_says_that_it_is_safe(intake: 
 
     assert not sender.answers
     sink.release()
-    assert sender.wait(1) == [Status.TAKEN]
+    assert sender.wait(1) == [DecodeStatus.TAKEN]
 
 
 def test_the_answer_waits_for_the_relay_and_for_the_points(both: Intake, sink: KeepingSink, relay: KeepingSink) -> None:
@@ -47,7 +47,7 @@ def test_the_answer_waits_for_the_relay_and_for_the_points(both: Intake, sink: K
 
     assert not sender.answers
     relay.release()
-    assert sender.wait(1) == [Status.TAKEN]
+    assert sender.wait(1) == [DecodeStatus.TAKEN]
     assert relay.raw == [(Format.OTLP, BODY)]
 
 
@@ -58,7 +58,7 @@ def test_a_full_relay_keeps_the_points_out_so_that_they_are_not_counted_twice(
     sender = Sender(both)
     sender.send(BODY, 1)
 
-    assert sender.wait(1) == [Status.BUSY]
+    assert sender.wait(1) == [DecodeStatus.BUSY]
     assert not sink.chunks
 
 
@@ -86,12 +86,12 @@ def test_a_request_that_can_never_be_handed_on_is_answered_so_and_those_beside_i
 
     answers = dict(sender.answers)
     assert {token: answer.status for token, answer in answers.items()} == {
-        "first": Status.TAKEN,
-        "good": Status.TAKEN,
-        "bad": Status.BAD,
-        "large": Status.TOO_LARGE,
-        "too large": Status.TOO_LARGE,
-        "unlucky": Status.BROKEN,
+        "first": DecodeStatus.TAKEN,
+        "good": DecodeStatus.TAKEN,
+        "bad": DecodeStatus.BAD,
+        "large": DecodeStatus.TOO_LARGE,
+        "too large": DecodeStatus.TOO_LARGE,
+        "unlucky": DecodeStatus.BROKEN,
     }
     assert answers["bad"].message == "the destination will never take it: 400 Bad Request: no such tenant"
 
@@ -103,10 +103,10 @@ def test_what_can_never_be_handed_on_comes_again_where_its_points_found_no_room(
     sink.refuses = True
     sender = Sender(both)
     sender.send(BODY, 1)
-    assert sender.wait(1) == [Status.BUSY]
+    assert sender.wait(1) == [DecodeStatus.BUSY]
     sink.refuses, sink.fails = False, OSError("no space")
     sender.send(BODY, 2)
-    assert sender.wait(2)[1] is Status.BROKEN
+    assert sender.wait(2)[1] is DecodeStatus.BROKEN
 
 
 def test_a_sink_that_breaks_its_promise_costs_one_answer_and_not_all_to_come(
@@ -122,9 +122,9 @@ def test_a_sink_that_breaks_its_promise_costs_one_answer_and_not_all_to_come(
     with monkeypatch.context() as broken:
         broken.setattr(sink, "submit", breaks)
         sender.send(points[1], "second")
-        assert sender.wait(2)[1] is Status.BROKEN
+        assert sender.wait(2)[1] is DecodeStatus.BROKEN
     sender.send(points[1], "again")
-    assert sender.wait(3)[2] is Status.TAKEN
+    assert sender.wait(3)[2] is DecodeStatus.TAKEN
     assert sink.values("c") == [5.0]
     assert "a mistake of ours" in caplog.text
 
@@ -137,9 +137,9 @@ def test_a_body_for_which_there_is_no_memory_is_answered_so(intake: Intake, monk
     with monkeypatch.context() as full:
         full.setattr("penstock.receive.request_group.decompress_body", fails)
         sender.send(BODY, "first")
-        assert sender.wait(1) == [Status.BROKEN]
+        assert sender.wait(1) == [DecodeStatus.BROKEN]
     sender.send(BODY, "again")
-    assert sender.wait(2)[1] is Status.TAKEN
+    assert sender.wait(2)[1] is DecodeStatus.TAKEN
 
 
 def test_a_failing_disk_is_answered_and_cumulative_values_come_again(intake: Intake, sink: KeepingSink) -> None:
@@ -152,13 +152,13 @@ def test_a_failing_disk_is_answered_and_cumulative_values_come_again(intake: Int
     sender.wait(1)
     sink.fails = OSError("no space")
     sender.send(bodies[1], 2)
-    assert sender.wait(2)[1] is Status.BROKEN
+    assert sender.wait(2)[1] is DecodeStatus.BROKEN
     assert "no space" in sender.answers[1][1].message
 
     sink.fails = None
     sender.send(bodies[1], 3)
 
-    assert sender.wait(3)[2] is Status.TAKEN
+    assert sender.wait(3)[2] is DecodeStatus.TAKEN
     assert sink.values("c") == [4.0]
 
 
@@ -177,7 +177,7 @@ def test_requests_that_gather_while_one_is_decoded_are_decoded_together(intake: 
         sender.send(BODY, token)
     may_go.set()
 
-    assert sender.wait(6) == [Status.TAKEN] * 6
+    assert sender.wait(6) == [DecodeStatus.TAKEN] * 6
     assert [token for token, _ in sender.answers] == list(range(6))
     assert [len(chunk) for chunk in sink.chunks] == [1, 5]
 
@@ -191,9 +191,9 @@ def test_only_the_bad_request_of_a_group_is_refused(sink: KeepingSink) -> None:
 
     sender.wait(3)
     assert {token: answer.status for token, answer in sender.answers} == {
-        0: Status.TAKEN,
-        1: Status.BAD,
-        2: Status.TAKEN,
+        0: DecodeStatus.TAKEN,
+        1: DecodeStatus.BAD,
+        2: DecodeStatus.TAKEN,
     }
     assert intake.close(10.0)
 
@@ -205,10 +205,10 @@ def test_what_waits_is_bounded_in_bytes(sink: KeepingSink) -> None:
     for _ in range(room + 1):
         sender.send(BODY)
 
-    assert sender.wait(1) == [Status.BUSY]
+    assert sender.wait(1) == [DecodeStatus.BUSY]
     intake.start()
-    assert sender.wait(1 + room) == [Status.BUSY] + [Status.TAKEN] * room
-    wait_until(lambda: sender.ask(BODY).status is Status.TAKEN)  # its room is free soon after the answer
+    assert sender.wait(1 + room) == [DecodeStatus.BUSY] + [DecodeStatus.TAKEN] * room
+    wait_until(lambda: sender.ask(BODY).status is DecodeStatus.TAKEN)  # its room is free soon after the answer
     assert intake.close(10.0)
 
 
@@ -218,8 +218,8 @@ def test_closing_answers_what_waits_and_takes_nothing_more(sink: KeepingSink) ->
     sender.send(BODY, 1)
 
     assert intake.close(10.0)
-    assert sender.wait(1) == [Status.TAKEN]
-    assert sender.ask(BODY).status is Status.BROKEN
+    assert sender.wait(1) == [DecodeStatus.TAKEN]
+    assert sender.ask(BODY).status is DecodeStatus.BROKEN
 
 
 def test_everything_is_counted(intake: Intake, sink: KeepingSink) -> None:
@@ -254,5 +254,5 @@ def test_a_sweep_that_fails_does_not_end_the_thread_that_answers(
     sender = Sender(intake)
     for token in range(3):
         sender.send(BODY, token)
-        assert sender.wait(token + 1)[token] is Status.TAKEN
+        assert sender.wait(token + 1)[token] is DecodeStatus.TAKEN
     assert "could not be forgotten" in caplog.text

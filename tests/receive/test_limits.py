@@ -9,7 +9,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoder
-from penstock.decode.outcome import Format, Refusal
+from penstock.decode.outcome import Format, PointRefusal
 from penstock.decode.series import OVERFLOW
 from penstock.errors import ConfigError
 from penstock.receive.config import AuthConfig, HttpLimits, HttpReceiverConfig
@@ -48,19 +48,19 @@ def test_counters_in_the_overflow_are_still_counted_each_for_itself() -> None:
 @pytest.mark.parametrize(
     ("config", "metrics", "reason"),
     [
-        ({"max_labels": 2}, [gauge("m", 1.0, a="1", b="2", c="3")], Refusal.LABELS),
-        ({"max_label_name": 5}, [gauge("m", 1.0, longer="1")], Refusal.LABELS),
-        ({"max_label_value": 5}, [gauge("m", 1.0, a="longer")], Refusal.LABELS),
-        ({"max_label_name": 5}, [gauge("longer", 1.0)], Refusal.LABELS),
-        ({}, [gauge("", 1.0)], Refusal.LABELS),
-        ({}, [gauge("with\0zero", 1.0)], Refusal.LABELS),
-        ({"max_metrics": 1}, [gauge("other", 1.0)], Refusal.METRICS),
-        ({"max_streams": 1}, [gauge("m", 1.0, a="1")], Refusal.STREAMS),
-        ({"max_future": 10}, [gauge("m", 1.0, time=NOW + 11 * SECOND)], Refusal.TIME),
+        ({"max_labels": 2}, [gauge("m", 1.0, a="1", b="2", c="3")], PointRefusal.LABELS),
+        ({"max_label_name": 5}, [gauge("m", 1.0, longer="1")], PointRefusal.LABELS),
+        ({"max_label_value": 5}, [gauge("m", 1.0, a="longer")], PointRefusal.LABELS),
+        ({"max_label_name": 5}, [gauge("longer", 1.0)], PointRefusal.LABELS),
+        ({}, [gauge("", 1.0)], PointRefusal.LABELS),
+        ({}, [gauge("with\0zero", 1.0)], PointRefusal.LABELS),
+        ({"max_metrics": 1}, [gauge("other", 1.0)], PointRefusal.METRICS),
+        ({"max_streams": 1}, [gauge("m", 1.0, a="1")], PointRefusal.STREAMS),
+        ({"max_future": 10}, [gauge("m", 1.0, time=NOW + 11 * SECOND)], PointRefusal.TIME),
     ],
 )
 def test_points_beyond_a_limit_are_refused_with_the_reason(
-    config: dict[str, int], metrics: list[Metric], reason: Refusal
+    config: dict[str, int], metrics: list[Metric], reason: PointRefusal
 ) -> None:
     using = decoder(**config)
     decode(request(gauge("m", 1.0), resource={}), using=using)
@@ -84,7 +84,7 @@ def test_a_histogram_that_counts_more_than_can_be_added_up_is_refused(kind: Call
         decoded = decode(
             request(kind(NOW + SECOND, [1, count], temporality=temporality), gauge("m", 2.0), resource={}), using=using
         )
-        assert decoded.outcomes.reasons == {Refusal.MALFORMED: 1}
+        assert decoded.outcomes.reasons == {PointRefusal.MALFORMED: 1}
         assert decoded.outcomes.rejected.tolist() == [1]
         assert [chunk.points["value"].to_pylist() for chunk in decoded.chunks] == [[2.0]]
 
@@ -123,7 +123,7 @@ def test_metrics_whose_series_have_expired_make_room_for_others() -> None:
     clock = FakeClock(NOW / SECOND)
     using = Decoder(IntakeConfig(expiry=60, max_metrics=2), clock)
     decode(request(gauge("old", 1.0), gauge("older", 1.0)), using=using)
-    assert decode(request(gauge("new", 1.0)), using=using).outcomes.reasons == {Refusal.METRICS: 1}
+    assert decode(request(gauge("new", 1.0)), using=using).outcomes.reasons == {PointRefusal.METRICS: 1}
     clock.advance(100)
     using.expire()
     assert sample(using, "penstock_receive_metrics") == 0
@@ -148,17 +148,17 @@ def test_labels_that_are_long_because_of_what_nobody_reads_are_refused() -> None
     using = decoder(max_labels=2, max_label_name=10, max_label_value=10)
     many: Any = {f"l{place}": "1" for place in range(10)}
     for made in (gauge("m", 1.0, a="1", b="x" * 100), gauge("m", 1.0, **many)):
-        assert decode(request(made, resource={}), using=using).outcomes.reasons == {Refusal.LABELS: 1}
+        assert decode(request(made, resource={}), using=using).outcomes.reasons == {PointRefusal.LABELS: 1}
     resource = {f"r{place}": "1" for place in range(10)}
     decoded = decode(request(gauge("m", 1.0), resource=resource), using=using)
-    assert decoded.outcomes.reasons == {Refusal.LABELS: 1}
+    assert decoded.outcomes.reasons == {PointRefusal.LABELS: 1}
     assert not using._otlp.namespaces
 
 
 def test_a_metrics_name_fits_into_every_table_however_long_a_labels_may_be() -> None:
     using = decoder(max_label_name=100_000)
     decoded = decode(request(gauge("m" * 512, 1.0), gauge("m" * 513, 2.0), resource={}), using=using)
-    assert decoded.outcomes.reasons == {Refusal.LABELS: 1}
+    assert decoded.outcomes.reasons == {PointRefusal.LABELS: 1}
     assert [chunk.metric for chunk in decoded.chunks] == ["m" * 512]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.decode.outcome import Format, Status, TooMany
+from penstock.decode.outcome import DecodeStatus, Format, TooMany
 from penstock.protobuf import encode_varint, field_bytes
 from penstock.receive.intake import Intake
 from tests.decode.support import decode, decoder
@@ -76,9 +76,9 @@ def test_a_request_without_end_is_too_large_and_its_neighbours_are_taken_once() 
     intake.start()
     assert intake.close(30.0)
     assert {place: answer.status for place, answer in sender.answers} == {
-        0: Status.TAKEN,
-        1: Status.TOO_LARGE,
-        2: Status.TAKEN,
+        0: DecodeStatus.TAKEN,
+        1: DecodeStatus.TOO_LARGE,
+        2: DecodeStatus.TAKEN,
     }
     assert sum(sink.values("c")) == 20.0
 

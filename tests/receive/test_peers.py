@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from penstock.decode.config import IntakeConfig
 from penstock.decode.otlp.walk import CUMULATIVE, SUM, OtlpFamily, walk_otlp_metrics
-from penstock.decode.outcome import DecodeAnswer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, DecodeStatus, Format
 from penstock.decode.stream_owners import StreamOwners
 from penstock.receive import peer_link, peer_wire
 from penstock.receive import peers as peers_module
@@ -92,7 +92,7 @@ def test_each_process_counts_what_it_keeps_and_the_relay_gets_the_whole_once(mak
     here, there = make()
 
     for second, process in enumerate([here, there, there, here], 1):
-        assert process.ask(report(5.0 * second, HERE, THERE, second=second)) == DecodeAnswer(Status.TAKEN)
+        assert process.ask(report(5.0 * second, HERE, THERE, second=second)) == DecodeAnswer(DecodeStatus.TAKEN)
 
     assert (total(here.sink, HERE), total(there.sink, HERE)) == (20.0, 0.0)
     assert (total(here.sink, THERE), total(there.sink, THERE)) == (0.0, 20.0)
@@ -104,7 +104,7 @@ def test_what_came_as_json_is_handed_over_as_protobuf(make: Make) -> None:
     here, there = make()
     body = MessageToJson(ExportMetricsServiceRequest.FromString(report(5.0, HERE, THERE))).encode()
 
-    assert here.ask(body, Format.OTLP_JSON) == DecodeAnswer(Status.TAKEN)
+    assert here.ask(body, Format.OTLP_JSON) == DecodeAnswer(DecodeStatus.TAKEN)
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
 
 
@@ -126,11 +126,11 @@ def test_if_a_part_is_refused_only_what_adds_nothing_again_is_taken_of_the_rest(
     here, there = make()
     there.sink.refuses = True
 
-    assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.BUSY
+    assert here.ask(report(5.0, HERE, THERE, second=1)).status is DecodeStatus.BUSY
     assert not here.relay.raw
     assert not here.sink.values("load")
     there.sink.refuses = False
-    assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.TAKEN
+    assert here.ask(report(5.0, HERE, THERE, second=1)).status is DecodeStatus.TAKEN
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
     assert len(here.sink.values("load")) == 1
 
@@ -143,13 +143,13 @@ def test_a_sender_that_turns_elsewhere_never_hears_of_something_safe_that_is_giv
     here.send(body)
     wait_until(lambda: there.sink.held)
     other.send(body)
-    wait_until(lambda: other.peers._links[0].answers[Status.TAKEN])  # it is known here, and waits
+    wait_until(lambda: other.peers._links[0].answers[DecodeStatus.TAKEN])  # it is known here, and waits
     here.peers._thread.loop.call_soon_threadsafe(here.peers._links[1].on_lost)
     wait_until(lambda: here.answers)
     there.sink.release()
     wait_until(lambda: other.answers)
 
-    assert (here.answers[0][1].status, other.answers[0][1].status) == (Status.BROKEN, Status.TAKEN)
+    assert (here.answers[0][1].status, other.answers[0][1].status) == (DecodeStatus.BROKEN, DecodeStatus.TAKEN)
     assert (total(here.sink, mine), total(there.sink, theirs)) == (5.0, 5.0)
     assert [len(process.sink.values("load")) for process in (here, other)] == [0, 1]
 
@@ -158,9 +158,9 @@ def test_a_rest_that_is_refused_comes_again_and_the_part_is_not_counted_twice(ma
     here, there = make()
     here.sink.refuses = True
 
-    assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.BUSY
+    assert here.ask(report(5.0, HERE, THERE, second=1)).status is DecodeStatus.BUSY
     here.sink.refuses = False
-    assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.TAKEN
+    assert here.ask(report(5.0, HERE, THERE, second=1)).status is DecodeStatus.TAKEN
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
 
 
@@ -169,10 +169,10 @@ def test_a_disk_that_fails_there_is_answered_here(make: Make) -> None:
     there.sink.fails = OSError("no space left")
 
     answer = here.ask(report(5.0, HERE, THERE, second=1))
-    assert answer.status is Status.BROKEN
+    assert answer.status is DecodeStatus.BROKEN
     assert "no space left" in answer.message
     there.sink.fails = None
-    assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.TAKEN
+    assert here.ask(report(5.0, HERE, THERE, second=1)).status is DecodeStatus.TAKEN
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
 
 
@@ -188,8 +188,8 @@ def test_requests_of_this_process_alone_are_taken_while_another_process_refuses(
     wait_until(lambda: len(here.answers) == 3)
 
     assert {token: answer.status for token, answer in here.answers if token} == {
-        "divided": Status.BUSY,
-        "alone": Status.TAKEN,
+        "divided": DecodeStatus.BUSY,
+        "alone": DecodeStatus.TAKEN,
     }
     assert here.sink.values("alone") == [1.0]
 
@@ -200,7 +200,7 @@ def test_what_is_rejected_there_is_part_of_the_answer(make: Make) -> None:
 
     answer = here.ask(request(labelled, gauge("load", 0.5, one="1", two="2")).SerializeToString())
 
-    assert (answer.status, answer.rejected) == (Status.TAKEN, 2)
+    assert (answer.status, answer.rejected) == (DecodeStatus.TAKEN, 2)
     assert answer.reasons == ("3 labels, at most 1 are taken",)
 
 
@@ -228,7 +228,7 @@ def test_a_part_that_cannot_be_read_is_answered_so(make: Make) -> None:
     assert body[at] == 0x11
     body[at] = 0x0F  # a field of no kind that there is
 
-    assert here.ask(bytes(body)).status is Status.BAD
+    assert here.ask(bytes(body)).status is DecodeStatus.BAD
 
 
 def test_a_request_that_fails_here_while_its_part_is_handed_over_is_not_resumed(
@@ -237,10 +237,10 @@ def test_a_request_that_fails_here_while_its_part_is_handed_over_is_not_resumed(
     here, there = make()
     with monkeypatch.context() as failing:
         failing.setattr(here.intake._decoder, "_otlp_rows", lambda *_: 1 / 0)
-        assert here.ask(report(5.0, HERE, THERE, second=1)).status is Status.BAD
+        assert here.ask(report(5.0, HERE, THERE, second=1)).status is DecodeStatus.BAD
         wait_until(lambda: there.sink.chunks)
 
-    assert here.ask(report(6.0, HERE, THERE, second=2)).status is Status.TAKEN
+    assert here.ask(report(6.0, HERE, THERE, second=2)).status is DecodeStatus.TAKEN
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (6.0, 6.0)
     assert len(here.sink.values("load")) == 1
 
@@ -275,7 +275,7 @@ def test_a_part_that_is_larger_than_what_may_wait_is_taken_when_nothing_else_wai
     assert len(body) < 16 << 10
 
     here.send(body, encoding=Encoding.GZIP)
-    assert here.wait(1) == [Status.TAKEN]
+    assert here.wait(1) == [DecodeStatus.TAKEN]
     assert total(there.sink, THERE) == 20.0
 
 
@@ -289,8 +289,8 @@ def test_both_full_and_handing_each_other_their_parts_neither_waits_for_the_othe
 
     together([lambda: flood(here), lambda: flood(there)])
     for process in (here, there):
-        assert Status.TAKEN in process.wait(600)
-    assert here.ask(report(1000.0, HERE, THERE, second=1000)).status is Status.TAKEN
+        assert DecodeStatus.TAKEN in process.wait(600)
+    assert here.ask(report(1000.0, HERE, THERE, second=1000)).status is DecodeStatus.TAKEN
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (1000.0, 1000.0)
 
 
@@ -302,11 +302,11 @@ def test_a_process_that_is_not_there_is_reported_at_once_and_found_when_it_comes
     here.intake.start()
 
     answer = here.ask(report(5.0, HERE, THERE, second=1))
-    assert (answer.status, "process 1" in answer.message) == (Status.BROKEN, True)
+    assert (answer.status, "process 1" in answer.message) == (DecodeStatus.BROKEN, True)
     assert not here.sink.chunks
-    assert here.ask(report(5.0, HERE, second=1)).status is Status.TAKEN
+    assert here.ask(report(5.0, HERE, second=1)).status is DecodeStatus.TAKEN
     there.intake.start()
-    wait_until(lambda: here.ask(report(5.0, HERE, THERE, second=1)).status is Status.TAKEN)
+    wait_until(lambda: here.ask(report(5.0, HERE, THERE, second=1)).status is DecodeStatus.TAKEN)
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (5.0, 5.0)
     together([lambda: here.intake.close(10.0), lambda: there.intake.close(10.0)])
 
@@ -330,7 +330,7 @@ def beside_fake_peer(folder: Path) -> Iterator[tuple[Process, socket.socket]]:
 def test_a_process_that_greets_and_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_link, "PATIENCE", 0.1)
     with beside_fake_peer(tmp_path) as (here, connection):
-        assert here.ask(report(5.0, HERE, THERE)).status is Status.BROKEN
+        assert here.ask(report(5.0, HERE, THERE)).status is DecodeStatus.BROKEN
         assert not here.sink.values("load")
         connection.close()
 
@@ -342,7 +342,7 @@ def test_a_process_that_dies_with_a_part_is_reported(tmp_path: Path) -> None:
         connection.close()
 
         wait_until(lambda: here.answers)
-        assert here.answers[0][1].status is Status.BROKEN
+        assert here.answers[0][1].status is DecodeStatus.BROKEN
         assert not here.sink.values("load")
 
 
@@ -358,7 +358,7 @@ def test_a_connection_that_sends_nonsense_is_closed_and_the_others_go_on(
         while stranger.recv(100):
             pass
 
-    assert here.ask(report(5.0, HERE, THERE)).status is Status.TAKEN
+    assert here.ask(report(5.0, HERE, THERE)).status is DecodeStatus.TAKEN
     assert total(there.sink, THERE) == 5.0
 
 
@@ -371,9 +371,9 @@ def test_the_first_process_to_stop_takes_what_others_hand_over_until_they_stop(m
     stopping.start()
     wait_until(lambda: there.intake.is_closing)
 
-    assert there.ask(report(9.0, HERE)).status is Status.BROKEN
+    assert there.ask(report(9.0, HERE)).status is DecodeStatus.BROKEN
     there.sink.release()
-    assert here.ask(report(6.0, HERE, THERE, second=2)).status is Status.TAKEN
+    assert here.ask(report(6.0, HERE, THERE, second=2)).status is DecodeStatus.TAKEN
     assert here.intake.close(10.0)
     stopping.join()
     assert (total(here.sink, HERE), total(there.sink, THERE)) == (6.0, 6.0)
@@ -393,7 +393,7 @@ def test_a_folder_with_a_long_name_will_do(tmp_path: Path) -> None:
     here, there = (Process(folder, own, 2) for own in range(2))
     together([here.intake.start, there.intake.start])
 
-    assert here.ask(report(5.0, THERE)).status is Status.TAKEN
+    assert here.ask(report(5.0, THERE)).status is DecodeStatus.TAKEN
     together([lambda: here.intake.close(10.0), lambda: there.intake.close(10.0)])
     assert not list(folder.iterdir())
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.decode.outcome import Format, Status
+from penstock.decode.outcome import DecodeStatus, Format
 from penstock.receive.bodies import Encoding
 from penstock.receive.intake import Intake
 from penstock.receive.recent_requests import DIGEST, Claim, RecentRequests
@@ -93,12 +93,12 @@ def test_a_request_that_waits_is_not_answered_twice_and_one_that_failed_is_taken
     sink.hold()
     sender.send(BODY)
     wait_until(lambda: sink.held == 1)
-    assert sender.ask(BODY).status is Status.BUSY
+    assert sender.ask(BODY).status is DecodeStatus.BUSY
     sink.fails = OSError("the disk is full")
     sink.release()
-    assert sender.wait(2) == [Status.BUSY, Status.BROKEN]
+    assert sender.wait(2) == [DecodeStatus.BUSY, DecodeStatus.BROKEN]
     sink.fails, sink.chunks = None, []
-    assert [sender.ask(BODY).status for _ in range(3)] == [Status.TAKEN] * 3
+    assert [sender.ask(BODY).status for _ in range(3)] == [DecodeStatus.TAKEN] * 3
     assert sink.values("cpu") == [0.5]
     assert count(intake, "penstock_receive_repeated_total") == 2
     assert intake.close(10.0)
@@ -119,6 +119,6 @@ def test_the_relay_hears_a_repeated_request_once(recent: RecentRequests) -> None
     relay = KeepingSink()
     intake = Intake(None, relay, recent=recent).start()
     body = bytes(request(counter("c", (1, 1.0), temporality=1)).SerializeToString())
-    assert [Sender(intake).ask(body).status for _ in range(3)] == [Status.TAKEN] * 3
+    assert [Sender(intake).ask(body).status for _ in range(3)] == [DecodeStatus.TAKEN] * 3
     assert len(relay.raw) == 1
     assert intake.close(10.0)

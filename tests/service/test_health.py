@@ -181,20 +181,20 @@ def test_a_dead_thread_is_what_health_is_about(tmp_path: Path, monkeypatch: pyte
 def test_a_requests_sender_and_reason_are_logged_again_after_a_minute_with_the_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from penstock.decode.outcome import Refusal
+    from penstock.decode.outcome import PointRefusal
     from penstock.receive.refusal_log import RefusalLog
 
     clock = FakeClock()
     refusals = RefusalLog(clock)
     for sender in ("a", "b", "c"):
-        refusals.add(Refusal.STREAMS, sender=sender, detail="too many")
+        refusals.add(PointRefusal.STREAMS, sender=sender, detail="too many")
     clock.advance(59.0)
-    refusals.add(Refusal.STREAMS, sender="d")
+    refusals.add(PointRefusal.STREAMS, sender="d")
     assert len(caplog.records) == 1
     assert "sender d" in refusals.notes()[0]
     clock.advance(61.0)
     assert refusals.notes() == []
-    refusals.add(Refusal.STREAMS, sender="e", detail="too many")
+    refusals.add(PointRefusal.STREAMS, sender="e", detail="too many")
     assert [record.getMessage().split(" detail")[0] for record in caplog.records] == [
         "Requests or points are refused. reason=streams count=1 sender=a",
         "Requests or points are refused. reason=streams count=4 sender=e",

@@ -18,7 +18,7 @@ from typing import Self
 import psutil
 import pyspark
 
-from penstock.spark.java import find_java
+from penstock.spark.java import find_java_for_spark
 from tests.servers import Server, free_port
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -28,7 +28,7 @@ EXECUTOR_MEMORY = "512m"  # with Python beside it; two of them and their workers
 def environ() -> dict[str, str]:
     """For every process of a cluster and for its drivers: all of them are reached on loopback only."""
     return {
-        "JAVA_HOME": str(find_java().home),
+        "JAVA_HOME": str(find_java_for_spark().home),
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,

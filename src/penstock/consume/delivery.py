@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.consume.message import Message, Reject, Retry
 
 if TYPE_CHECKING:
-    from penstock.consume.routes import Route
+    from penstock.consume.routes import ConsumerRoute
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class Delivery:
     tag: int
     generation: Generation
     message: Message
-    route: "Route"
+    route: "ConsumerRoute"
     received: float
     outcome: "HandlerOutcome | None" = None  # how its last attempt ended; None: it was handled
     retries: int = 0  # made by the worker itself, see `PoolSettings.in_place`

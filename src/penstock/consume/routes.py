@@ -27,7 +27,7 @@ class Counts:
     stale: int = 0  # finished after their channel was lost: the broker sends them again
 
 
-class Route:
+class ConsumerRoute:
     """One handler of a consumer, or the lack of one."""
 
     def __init__(self, label: str, index: int, options: ConsumerOptions, handled: bool = True) -> None:
@@ -51,12 +51,12 @@ class Route:
         return outcome.delay if outcome.delay is not None else self.options.retry.delay(attempt, random())
 
 
-class RouteTable:
+class ConsumerRoutes:
     """The routes of one consumer by event type."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.routes = [
-            Route(options.event_type or ANY, index, options) for index, options in enumerate(consumer.options)
+            ConsumerRoute(options.event_type or ANY, index, options) for index, options in enumerate(consumer.options)
         ]
         for route in self.routes:
             route.dead_letters = route.options.dead_letters or consumer.queue.dead_letters
@@ -64,7 +64,7 @@ class RouteTable:
         self.by_type = {route.options.event_type: route for route in self.routes if route.options.event_type}
         default = next((route for route in self.routes if route.options.event_type is None), None)
         if default is None:
-            default = Route(UNKNOWN, -1, consumer.pool, handled=False)
+            default = ConsumerRoute(UNKNOWN, -1, consumer.pool, handled=False)
             default.dead_letters = self.routes[0].dead_letters
             self.routes.append(default)
         self.default = default

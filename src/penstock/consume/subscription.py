@@ -26,7 +26,7 @@ from penstock.consume.declarations import Consumer
 from penstock.consume.delivery import RETURNED, Delivery, Job, Verdict
 from penstock.consume.message import MAX_RETRY_DELAY, Message
 from penstock.consume.publisher import Done, properties_with_message_headers
-from penstock.consume.routes import RouteTable
+from penstock.consume.routes import ConsumerRoutes
 from penstock.consume.unreadable_headers import UnreadableHeaders
 from penstock.consume.worker_pool import ConsumerReports, ConsumerWorkers, PoolSettings
 
@@ -54,7 +54,7 @@ class Subscription:
     def __init__(self, consumer: Consumer, port: SubscriptionPort, clock: Clock) -> None:
         self.consumer = consumer
         self.name = consumer.name
-        self.table = RouteTable(consumer)
+        self.table = ConsumerRoutes(consumer)
         self.size = pool_size(consumer.pool, self.table.largest_batch)
         self.early_ack = consumer.pool.auto_ack
         self.position = ConsumerStreamPosition() if consumer.queue.kind == "stream" else None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.decode.column_scan import Ints
-from penstock.decode.outcome import MAX_REASONS, TAKEN, DecodeAnswer, Refusal, Status
+from penstock.decode.outcome import MAX_REASONS, TAKEN, DecodeAnswer, DecodeStatus, PointRefusal
 from penstock.decode.series import KnownSeries, ResolvedStreams, SeriesNamespace
 from penstock.decode.stream_owners import StreamHandoverParts
 
@@ -19,19 +19,19 @@ class DecodeOutcomes:
 
     def __init__(self, requests: int) -> None:
         self.errors: dict[int, DecodeAnswer] = {}  # of requests of which nothing can be taken
-        self.reasons: Counter[Refusal] = Counter()
-        self.examples: dict[Refusal, tuple[int, str]] = {}  # a request and what was wrong, for each reason
+        self.reasons: Counter[PointRefusal] = Counter()
+        self.examples: dict[PointRefusal, tuple[int, str]] = {}  # a request and what was wrong, for each reason
         self.rejected = np.zeros(requests, np.int64)
         self.messages: dict[int, list[str]] = {}
         self.untimed: set[int] = set()  # requests with events that have no time of their own
         self.overflowed: tuple[int, int, str] | None = None  # a request, how many points, and of which metric
         self._taken: list[Ints] = []
 
-    def fail(self, request: int, message: str, status: Status = Status.BAD) -> None:
+    def fail(self, request: int, message: str, status: DecodeStatus = DecodeStatus.BAD) -> None:
         """Records that the request as a whole cannot be read, or cannot be taken now."""
         self.errors.setdefault(request, DecodeAnswer(status, message))
 
-    def reject(self, requests: Ints, reason: Refusal, message: str) -> None:
+    def reject(self, requests: Ints, reason: PointRefusal, message: str) -> None:
         """Records a refused point of each of these requests; an answer names the first few reasons."""
         if not len(requests):
             return
@@ -47,7 +47,7 @@ class DecodeOutcomes:
         for request in np.unique(requests).tolist():
             self._add_message(request, message)
 
-    def reject_one(self, request: int, reason: Refusal, message: str) -> None:
+    def reject_one(self, request: int, reason: PointRefusal, message: str) -> None:
         """Records one refused point, without arrays."""
         self.reasons[reason] += 1
         self.examples.setdefault(reason, (request, message))
@@ -75,7 +75,7 @@ class DecodeOutcomes:
         if self.rejected[request] or request in self.messages:
             messages, rejected = self.messages[request], int(self.rejected[request])
             is_useless = rejected > 0 and request not in self.taken
-            return DecodeAnswer(Status.TAKEN, "; ".join(messages), rejected, tuple(messages), is_useless)
+            return DecodeAnswer(DecodeStatus.TAKEN, "; ".join(messages), rejected, tuple(messages), is_useless)
         return TAKEN
 
 
@@ -110,5 +110,5 @@ class DecodeContext:
             return False
         if owner in self.parts.owners.unreachable:
             message = f"process {owner} keeps a stream of this and is not there: send it again"
-            self.outcomes.fail(request, message, Status.BROKEN)
+            self.outcomes.fail(request, message, DecodeStatus.BROKEN)
         return True

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from penstock.decode.column_scan import Bytes, Ints, float64_at
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Floats
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.decode.rows import DecodedRows
 from penstock.model.packed import COUNT_BITS
 
@@ -69,7 +69,7 @@ def histogram_rows(
     """
     is_fine = is_countable_histogram(point, counts, len(totals.times), 1 << COUNT_BITS)
     if not is_fine.all():
-        context.outcomes.reject(totals.requests[~is_fine], Refusal.MALFORMED, TOO_MUCH)
+        context.outcomes.reject(totals.requests[~is_fine], PointRefusal.MALFORMED, TOO_MUCH)
         rows = np.flatnonzero(is_fine[point])
         point, values, low, high, counts = point[rows], values[rows], low[rows], high[rows], counts[rows]
     context.outcomes.take(totals.requests[is_fine])

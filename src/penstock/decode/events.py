@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.otlp.attributes import otlp_attribute_text
 from penstock.decode.otlp.json_request import refuse_many_otlp_json_values
-from penstock.decode.outcome import Refusal, TooMany
+from penstock.decode.outcome import PointRefusal, TooMany
 from penstock.decode.rows import DecodedRows
 from penstock.decode.series import NO_STREAM, RefusedStreams, SeriesNamespace
 from penstock.decode.series_description import SeriesDescription
@@ -85,27 +85,27 @@ class EventReader:
 
 def _checked(event: Any, now: float, latest: int) -> tuple[bytes, int, float]:
     if not isinstance(event, dict):
-        raise RefusedStreams(Refusal.MALFORMED, f"an object is expected, got {type(event).__name__}")
+        raise RefusedStreams(PointRefusal.MALFORMED, f"an object is expected, got {type(event).__name__}")
     unknown = [key for key in event if key not in _KEYS]
     if unknown:
-        raise RefusedStreams(Refusal.MALFORMED, f"unknown key {_shown(unknown[0])}; there are {', '.join(_KEYS)}")
+        raise RefusedStreams(PointRefusal.MALFORMED, f"unknown key {_shown(unknown[0])}; there are {', '.join(_KEYS)}")
     metric, value, labels = event.get("metric"), event.get("value"), event.get("labels", {})
     if not isinstance(metric, str) or not metric:
-        raise RefusedStreams(Refusal.MALFORMED, f"metric must be a text, got {_shown(metric)}")
+        raise RefusedStreams(PointRefusal.MALFORMED, f"metric must be a text, got {_shown(metric)}")
     if _SEPARATOR in metric:
-        raise RefusedStreams(Refusal.LABELS, metric_name_fault(metric))
+        raise RefusedStreams(PointRefusal.LABELS, metric_name_fault(metric))
     if not _is_number(value):
-        raise RefusedStreams(Refusal.VALUE, f"value must be a number, got {_shown(value)}")
+        raise RefusedStreams(PointRefusal.VALUE, f"value must be a number, got {_shown(value)}")
     if not isinstance(labels, dict) or any(isinstance(label, (dict, list)) for label in labels.values()):
-        raise RefusedStreams(Refusal.LABELS, f"labels must be an object of texts, got {_shown(labels)}")
+        raise RefusedStreams(PointRefusal.LABELS, f"labels must be an object of texts, got {_shown(labels)}")
     texts = {name: otlp_attribute_text(label) for name, label in labels.items()}
     time = _nanoseconds(event.get("time", now))
     if not 0 < time <= latest:
-        raise RefusedStreams(Refusal.TIME, f"time is far ahead or before 1970, got {_shown(event.get('time'))}")
+        raise RefusedStreams(PointRefusal.TIME, f"time is far ahead or before 1970, got {_shown(event.get('time'))}")
     try:
         key = (metric + _SEPARATOR + entity_of(texts)).encode()
     except UnicodeEncodeError:  # JSON can say half a character, "\\ud800"
-        raise RefusedStreams(Refusal.LABELS, f"{_halved(metric, texts)} has half a character") from None
+        raise RefusedStreams(PointRefusal.LABELS, f"{_halved(metric, texts)} has half a character") from None
     return key, time, float(value)
 
 
@@ -121,10 +121,10 @@ def _nanoseconds(time: Any) -> int:
         try:
             moment = datetime.fromisoformat(time)
         except ValueError:
-            raise RefusedStreams(Refusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}") from None
+            raise RefusedStreams(PointRefusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}") from None
         return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6) * 1000
     if not _is_number(time) or abs(time) > 1e11:
-        raise RefusedStreams(Refusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}")
+        raise RefusedStreams(PointRefusal.TIME, f"time must be seconds or RFC 3339, got {_shown(time)}")
     return round(time * 1e6) * 1000
 
 

@@ -24,7 +24,7 @@ class Format(Enum):
         return Format.OTLP if self is Format.OTLP_JSON else self
 
 
-class Refusal(Enum):
+class PointRefusal(Enum):
     """Why a request or a point was not taken: the label `reason` of the metrics."""
 
     MALFORMED = "malformed"
@@ -46,7 +46,7 @@ class Refusal(Enum):
     CONNECTIONS = "connections"  # too many at a time
 
 
-class Status(Enum):
+class DecodeStatus(Enum):
     """What became of a body."""
 
     TAKEN = "taken"  # all of it, or all but `DecodeAnswer.rejected` points
@@ -60,7 +60,7 @@ class Status(Enum):
 class DecodeAnswer:
     """The answer to the sender of one body."""
 
-    status: Status
+    status: DecodeStatus
     message: str = ""
     rejected: int = 0  # points
     reasons: tuple[str, ...] = ()  # of the rejected points, the first few
@@ -69,9 +69,9 @@ class DecodeAnswer:
     @property
     def label(self) -> str:
         """What it is counted as: one that takes only some of the points, or none, is told from a whole success."""
-        if self.status is not Status.TAKEN or not self.rejected:
+        if self.status is not DecodeStatus.TAKEN or not self.rejected:
             return self.status.value
         return "rejected" if self.is_useless else "partly_taken"
 
 
-TAKEN = DecodeAnswer(Status.TAKEN)
+TAKEN = DecodeAnswer(DecodeStatus.TAKEN)

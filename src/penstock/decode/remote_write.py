@@ -32,7 +32,7 @@ from penstock.decode.column_scan import PADDING, Ints, MessageLayout, decode_tex
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import locate_messages_in_body, repeated_messages_in_bodies
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.decode.rows import DecodedNumbers, DecodedRows
 from penstock.decode.series import NO_STREAM, RefusedStreams, SeriesNamespace
 from penstock.decode.series_description import SeriesDescription
@@ -111,7 +111,7 @@ class RemoteWriteReader:
         failed = np.isin(requests, np.array(sorted(context.outcomes.errors), np.int64))
         native = ~failed & (columns["histograms"] > 0)
         context.outcomes.reject(
-            requests[native], Refusal.UNSUPPORTED, "native histograms are not taken: send classic ones"
+            requests[native], PointRefusal.UNSUPPORTED, "native histograms are not taken: send classic ones"
         )
 
         asked = np.flatnonzero(~failed)
@@ -133,7 +133,7 @@ class RemoteWriteReader:
         is_timely = (times > 0) & (times <= context.latest // 1_000_000)
         is_taken = streams[series_of] != NO_STREAM
         context.outcomes.reject(
-            requests[series_of[is_taken & ~is_timely]], Refusal.TIME, "a sample without a time, or one far ahead"
+            requests[series_of[is_taken & ~is_timely]], PointRefusal.TIME, "a sample without a time, or one far ahead"
         )
         is_taken &= is_timely
         if not is_taken.all():
@@ -174,7 +174,7 @@ class RemoteWriteReader:
             if is_foreign[owner, request]:
                 context.parts.add_field(owner, request, SERIES, blob[start:end])
             else:  # the process that handed it over counts processes differently: never drop it silently
-                context.outcomes.reject_one(request, Refusal.FAILED, f"a series that process {owner} keeps")
+                context.outcomes.reject_one(request, PointRefusal.FAILED, f"a series that process {owner} keeps")
 
     def forget_owners(self) -> None:
         """Forgets the keys that other processes own: they are never seen here, so they do not expire."""
@@ -211,19 +211,19 @@ class RemoteWriteReader:
         try:
             pairs = list(_labels(key))
         except (ValueError, IndexError) as error:
-            raise RefusedStreams(Refusal.MALFORMED, f"labels that cannot be read: {error}") from None
+            raise RefusedStreams(PointRefusal.MALFORMED, f"labels that cannot be read: {error}") from None
         labels = {name: value for name, value in pairs if value}  # in Prometheus an empty label means none
         if len({name for name, _ in pairs}) < len(pairs):
-            raise RefusedStreams(Refusal.LABELS, "a series with two labels of one name")
+            raise RefusedStreams(PointRefusal.LABELS, "a series with two labels of one name")
         name = labels.pop(_NAME, "")
         if not name:
-            raise RefusedStreams(Refusal.MALFORMED, "a series without a name")
+            raise RefusedStreams(PointRefusal.MALFORMED, "a series without a name")
         bound = histogram_bound_of(labels)
         kind = self._kind_of(name, has_bound=bound is not None)
         if kind is PointKind.DISTRIBUTION:
             name = name.removesuffix(BUCKET)
             if len(self.histograms) >= self._config.max_streams:
-                raise RefusedStreams(Refusal.STREAMS, f"more than {self._config.max_streams} series of buckets")
+                raise RefusedStreams(PointRefusal.STREAMS, f"more than {self._config.max_streams} series of buckets")
             del labels[LE]
             self.histograms.expect(key, name, bound, labels)
         elif kind is PointKind.COUNTER and name.endswith(SUM):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.decode.column_scan import Ints
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.deltas import Deltas
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.decode.series import NO_STREAM, KnownSeries
 from penstock.model.columns import ChunkColumns
 from penstock.model.point import Chunk
@@ -90,7 +90,7 @@ class DecodedNumbers:
             context.outcomes.take(rows.requests)
             return rows
         is_sound = ~is_cumulative | np.isfinite(rows.values)
-        context.outcomes.reject(rows.requests[~is_sound], Refusal.VALUE, "a cumulative value that is not a number")
+        context.outcomes.reject(rows.requests[~is_sound], PointRefusal.VALUE, "a cumulative value that is not a number")
         context.outcomes.take(rows.requests[is_sound])
         cumulative = np.flatnonzero(is_cumulative & is_sound)
         some = rows.take(cumulative)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.decode.column_scan import Ints
 from penstock.decode.config import IntakeConfig
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.decode.rules import RuleBook
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import StreamOwners
@@ -38,7 +38,7 @@ _MAX_SPELLINGS = 8  # of each series' labels, in another order or with attribute
 class RefusedStreams(Exception):
     """Raised for a point, or for all points of a stream, that cannot be taken; says why."""
 
-    def __init__(self, reason: Refusal, message: str) -> None:
+    def __init__(self, reason: PointRefusal, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -179,7 +179,7 @@ class KnownSeries:
         owners: Ints | None = None
         if namespaces and (all_owners := namespaces[0].owners) is not None:
             owners = np.full(len(pairs), all_owners.own)
-        refused: dict[Refusal, tuple[list[int], RefusedStreams]] = {}
+        refused: dict[PointRefusal, tuple[list[int], RefusedStreams]] = {}
         new = [place for place, stream in enumerate(streams) if stream is None]
         has_senders = bool(new) and requests is not None and len(senders) > 0
         firsts = np.unique(codes, return_index=True)[1] if has_senders else None
@@ -224,7 +224,7 @@ class KnownSeries:
         config = self._config
         if len(key) > config.longest_labels:
             raise RefusedStreams(
-                Refusal.LABELS, f"labels of {len(key)} bytes, at most {config.longest_labels} are taken"
+                PointRefusal.LABELS, f"labels of {len(key)} bytes, at most {config.longest_labels} are taken"
             )
         described = namespace.describe(key)
         changed = self.rules.apply(described)
@@ -274,11 +274,11 @@ class KnownSeries:
     def _check(self, labels: Mapping[str, str]) -> None:
         config = self._config
         if len(labels) > config.max_labels:
-            raise RefusedStreams(Refusal.LABELS, f"{len(labels)} labels, at most {config.max_labels} are taken")
+            raise RefusedStreams(PointRefusal.LABELS, f"{len(labels)} labels, at most {config.max_labels} are taken")
         for name, value in labels.items():
             if len(name) > config.max_label_name or len(value) > config.max_label_value:
                 raise RefusedStreams(
-                    Refusal.LABELS,
+                    PointRefusal.LABELS,
                     f"label {name[:40]!r} has {len(name)} and its value {len(value)} characters, "
                     f"at most {config.max_label_name} and {config.max_label_value} are taken",
                 )
@@ -288,22 +288,24 @@ class KnownSeries:
         config = self._config
         if entity == OVERFLOW and described.is_cumulative:
             if self._in_overflow >= max(_LEAST_OVERFLOW, config.max_streams // _OVERFLOW_SHARE):
-                raise RefusedStreams(Refusal.QUOTA, f"{self._overflow_message}, and too many of these are cumulative")
+                raise RefusedStreams(
+                    PointRefusal.QUOTA, f"{self._overflow_message}, and too many of these are cumulative"
+                )
             return
         if len(self) - self._in_overflow >= config.max_streams:
             raise RefusedStreams(
-                Refusal.STREAMS, f"{described.metric[:100]!r} has one more than {self._describe_greatest()}"
+                PointRefusal.STREAMS, f"{described.metric[:100]!r} has one more than {self._describe_greatest()}"
             )
         metric, most = self._metric_of.get((described.metric, described.kind)), config.streams_per_metric
         if metric is not None and metric.streams >= most:
             raise RefusedStreams(
-                Refusal.QUOTA,
+                PointRefusal.QUOTA,
                 f"metric {metric.name[:100]!r} has {metric.streams} streams (intake.max_streams_per_metric), "
                 f"most by label {metric.widest!r}",
             )
         if sender and self._senders.streams_of(sender) >= config.streams_per_sender:
             raise RefusedStreams(
-                Refusal.QUOTA,
+                PointRefusal.QUOTA,
                 f"sender {sender!r} has {config.streams_per_sender} streams (intake.max_streams_per_sender): "
                 f"{described.metric[:100]!r} has one more",
             )
@@ -339,11 +341,11 @@ class KnownSeries:
     def _new_metric(self, described: SeriesDescription) -> Metric:
         if self.metric_count >= self._config.max_metrics:
             raise RefusedStreams(
-                Refusal.METRICS,
+                PointRefusal.METRICS,
                 f"{described.metric[:100]!r} is one more than {self._config.max_metrics} metrics (intake.max_metrics)",
             )
         if fault := metric_name_fault(described.metric, self._config.longest_name):
-            raise RefusedStreams(Refusal.LABELS, fault)
+            raise RefusedStreams(PointRefusal.LABELS, fault)
         chunk = chunk_type(described.metric, described.kind)
         if self._unused:
             number = self._unused.pop().id

@@ -10,22 +10,22 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from penstock.decode.outcome import DecodeAnswer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, DecodeStatus, Format
 from penstock.protobuf import field_bytes, field_varint
 
 RETRY_AFTER = 1  # seconds: L1 has pushed what it holds by then, unless the disk is slow
 PROTOBUF, JSON, TEXT = "application/x-protobuf", "application/json", "text/plain; charset=utf-8"
 
 _RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"
-_HTTP = {Status.BAD: 400, Status.TOO_LARGE: 413, Status.BUSY: 429, Status.BROKEN: 503}
+_HTTP = {DecodeStatus.BAD: 400, DecodeStatus.TOO_LARGE: 413, DecodeStatus.BUSY: 429, DecodeStatus.BROKEN: 503}
 # google.rpc.Code, which gRPC's own codes are, too.
 OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE = 0, 3, 8, 14
 GRPC = {
-    Status.TAKEN: OK,
-    Status.BAD: INVALID_ARGUMENT,
-    Status.TOO_LARGE: INVALID_ARGUMENT,  # RESOURCE_EXHAUSTED would invite the sender to try again
-    Status.BUSY: RESOURCE_EXHAUSTED,
-    Status.BROKEN: UNAVAILABLE,
+    DecodeStatus.TAKEN: OK,
+    DecodeStatus.BAD: INVALID_ARGUMENT,
+    DecodeStatus.TOO_LARGE: INVALID_ARGUMENT,  # RESOURCE_EXHAUSTED would invite the sender to try again
+    DecodeStatus.BUSY: RESOURCE_EXHAUSTED,
+    DecodeStatus.BROKEN: UNAVAILABLE,
 }
 
 
@@ -40,7 +40,7 @@ class HttpReply(NamedTuple):
 
 def http_reply(kind: Format, answer: DecodeAnswer) -> HttpReply:
     """Returns the response to a request of that format."""
-    if answer.status is not Status.TAKEN:
+    if answer.status is not DecodeStatus.TAKEN:
         return error_reply(kind, _HTTP[answer.status], answer.message)
     match kind:
         case Format.OTLP:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from penstock.decode.outcome import DecodeAnswer, Format, Refusal, Status
+from penstock.decode.outcome import DecodeAnswer, DecodeStatus, Format, PointRefusal
 from penstock.errors import PenstockError
 from penstock.receive.answers import GRPC, RETRY_AFTER, grpc_error_answer, otlp_answer
 from penstock.receive.bodies import Encoding
@@ -140,7 +140,7 @@ class GrpcReceiver:
             headers = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
             if not is_authorized(headers, self._tokens):
                 self._intake.refusals.add(
-                    Refusal.UNAUTHORIZED, sender=sender, detail="no bearer token, or an unknown one"
+                    PointRefusal.UNAUTHORIZED, sender=sender, detail="no bearer token, or an unknown one"
                 )
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token that we know is needed")
             sender = sender_token_name(headers[0])
@@ -159,10 +159,10 @@ class GrpcReceiver:
             answer = await waiting
         finally:
             self._open_calls -= 1
-        if answer.status is Status.TAKEN:
+        if answer.status is DecodeStatus.TAKEN:
             return otlp_answer(answer)
         code = GRPC[answer.status]
-        retry = RETRY_AFTER if answer.status in (Status.BUSY, Status.BROKEN) else 0
+        retry = RETRY_AFTER if answer.status in (DecodeStatus.BUSY, DecodeStatus.BROKEN) else 0
         details = ("grpc-status-details-bin", grpc_error_answer(code, answer.message, retry_after=retry))
         await context.abort(_CODES[code], answer.message, trailing_metadata=(details,))
         raise AssertionError("abort raises")

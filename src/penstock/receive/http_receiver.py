@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from penstock.decode.outcome import DecodeAnswer, Format, Refusal
+from penstock.decode.outcome import DecodeAnswer, Format, PointRefusal
 from penstock.errors import PenstockError
 from penstock.receive.answers import HttpReply, error_reply, http_reply
 from penstock.receive.bodies import Encoding
@@ -184,7 +184,7 @@ class HttpReceiver:
         try:
             reply = await self._reply(request)
         except (ConnectionError, web.RequestPayloadError) as error:  # the client may still read the answer
-            self._refuse(request, Refusal.ABORTED, "the body broke off")
+            self._refuse(request, PointRefusal.ABORTED, "the body broke off")
             reply = error_reply(None, 400, f"the body broke off: {error}")
         headers = {"Server": SERVER, **reply.headers}
         origin = request.headers.get("Origin")
@@ -205,7 +205,7 @@ class HttpReceiver:
                 await response.prepare(request)
                 await response.write_eof()
         except TimeoutError:
-            self._refuse(request, Refusal.SLOW, "the answer is not read")
+            self._refuse(request, PointRefusal.SLOW, "the answer is not read")
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
@@ -220,7 +220,7 @@ class HttpReceiver:
             kind = Format.OTLP_JSON
         origin = request.headers.get("Origin")
         if self._origins.is_refused(origin):
-            self._refuse(request, Refusal.ORIGIN, f"a page of {origin!r}")
+            self._refuse(request, PointRefusal.ORIGIN, f"a page of {origin!r}")
             return error_reply(
                 kind, 403, f"pages of {origin!r} may not send; receivers.http.allowed_origins names some"
             )
@@ -230,14 +230,14 @@ class HttpReceiver:
             reply_as = kind if "Content-Type" in request.headers else None  # a browser gets plain text
             return error_reply(reply_as, 405, f"{request.method} is not taken here, POST is", {"Allow": "POST"})
         if self._tokens and not is_authorized(request.headers.getall("Authorization", ()), self._tokens):
-            self._refuse(request, Refusal.UNAUTHORIZED, "no bearer token, or an unknown one")
+            self._refuse(request, PointRefusal.UNAUTHORIZED, "no bearer token, or an unknown one")
             return error_reply(kind, 401, "a bearer token that we know is needed", {"WWW-Authenticate": "Bearer"})
         if kind is Format.REMOTE_WRITE and "Content-Type" not in request.headers:
             content_type = _PROTOBUF[0]  # some senders of 1.0 leave it out, and Prometheus takes what they send
         if "write.v2" in request.headers.get("Content-Type", ""):  # after 415 the sender goes on with 1.0
             content_type = "remote write 2.0"
         if content_type not in (("application/json",) if kind in _JSON else _PROTOBUF):
-            self._refuse(request, Refusal.UNSUPPORTED, f"content type {content_type!r}")
+            self._refuse(request, PointRefusal.UNSUPPORTED, f"content type {content_type!r}")
             taken = _TAKEN[kind]
             return error_reply(kind, 415, f"content type {content_type!r} is not taken here, {taken} is")
         name = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
@@ -245,11 +245,11 @@ class HttpReceiver:
             name = "snappy"  # as above
         encoding = _ENCODINGS.get(name)
         if encoding is None:
-            self._refuse(request, Refusal.UNSUPPORTED, f"content encoding {name!r}")
+            self._refuse(request, PointRefusal.UNSUPPORTED, f"content encoding {name!r}")
             known = ", ".join(filter(None, _ENCODINGS))
             return error_reply(kind, 415, f"content encoding {name!r} is not taken; there are {known}")
         if self._intake.is_closing:
-            self._refuse(request, Refusal.CLOSED, CLOSING.message)
+            self._refuse(request, PointRefusal.CLOSED, CLOSING.message)
             return http_reply(kind, CLOSING)
         return await self._body_reply(request, kind, encoding)
 
@@ -258,7 +258,7 @@ class HttpReceiver:
         most = int(limits.max_body)
         if (request.content_length or 0) > most:
             detail = f"the body has {request.content_length} bytes, at most {most} are taken"
-            self._refuse(request, Refusal.TOO_LARGE, detail)
+            self._refuse(request, PointRefusal.TOO_LARGE, detail)
             return error_reply(kind, 413, detail)
         try:
             async with asyncio.timeout(float(limits.read_timeout)) as scope:
@@ -271,15 +271,15 @@ class HttpReceiver:
                     self._being_read.discard(scope)
         except TimeoutError:
             if self._intake.is_closing:
-                self._refuse(request, Refusal.CLOSED, CLOSING.message)
+                self._refuse(request, PointRefusal.CLOSED, CLOSING.message)
                 return http_reply(kind, CLOSING)
-            self._refuse(request, Refusal.SLOW, "the body does not come")
+            self._refuse(request, PointRefusal.SLOW, "the body does not come")
             return error_reply(kind, 408, f"the body did not come within {limits.read_timeout:g} s")
         except _TooLong:
-            self._refuse(request, Refusal.TOO_LARGE, f"the body has more than {most} bytes")
+            self._refuse(request, PointRefusal.TOO_LARGE, f"the body has more than {most} bytes")
             return error_reply(kind, 413, f"the body has more than {most} bytes")
         except _NoRoom:
-            self._refuse(request, Refusal.FULL, "bodies that are being read take more than intake.max_held")
+            self._refuse(request, PointRefusal.FULL, "bodies that are being read take more than intake.max_held")
             return error_reply(kind, 429, "too many bodies are on their way: send it again")
         waiting: asyncio.Future[DecodeAnswer] = self._thread.loop.create_future()
         largest = int(limits.max_json if kind in _JSON else limits.max_decompressed)
@@ -297,7 +297,7 @@ class HttpReceiver:
         """What a request's sender is called: by its token, else by its address."""
         return sender_token_name(request.headers["Authorization"]) if self._tokens else request.remote or ""
 
-    def _refuse(self, request: web.BaseRequest, reason: Refusal, detail: str) -> None:
+    def _refuse(self, request: web.BaseRequest, reason: PointRefusal, detail: str) -> None:
         """Counts a request that does not come as far as the intake."""
         self._intake.refusals.add(reason, sender=request.remote or "", detail=detail)
 

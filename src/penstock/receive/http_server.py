@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,9 @@ class HttpServer(web.Server):
         if is_too_many:
             client = (transport.get_extra_info("peername") or ("",))[0]
             self.on_refusal(
-                Refusal.CONNECTIONS, sender=client, detail=f"more than {self._max_connections} connections at a time"
+                PointRefusal.CONNECTIONS,
+                sender=client,
+                detail=f"more than {self._max_connections} connections at a time",
             )
         if is_too_many or self.is_stopping or handler.generation != self._generation:
             transport.abort()
@@ -109,7 +111,7 @@ class _Connection(RequestHandler):
             log.error("A request failed. client=%s", request.remote, exc_info=exc)
             message = "something went wrong here; our log says what"
         elif isinstance(self._manager, HttpServer):
-            self._manager.on_refusal(Refusal.MALFORMED, sender=request.remote or "", detail="not HTTP")
+            self._manager.on_refusal(PointRefusal.MALFORMED, sender=request.remote or "", detail="not HTTP")
         if request.writer.output_size > 0:
             raise ConnectionError("a part of another answer was sent already")
         text = (message or "not HTTP").partition("\n")[0] + "\n"

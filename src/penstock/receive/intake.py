@@ -30,7 +30,7 @@ from typing import Self
 from penstock.clock import Clock, SystemClock
 from penstock.decode.config import IntakeConfig
 from penstock.decode.decoder import Decoded, Decoder
-from penstock.decode.outcome import DecodeAnswer, Format, Refusal, Status, TooMany
+from penstock.decode.outcome import DecodeAnswer, DecodeStatus, Format, PointRefusal, TooMany
 from penstock.decode.stream_owners import HandoverBodies
 from penstock.receive.bodies import Encoding
 from penstock.receive.peers import Peers
@@ -44,10 +44,10 @@ from penstock.telemetry import Buckets, Sample
 
 log = logging.getLogger(__name__)
 
-CLOSING = DecodeAnswer(Status.BROKEN, "shutting down: send it again")
-_FULL = DecodeAnswer(Status.BUSY, "too many requests wait for their answer: send it again")
-_NO_ROOM = DecodeAnswer(Status.BUSY, "no room at the moment: send it again")
-_TOO_MUCH_ASIDE = DecodeAnswer(Status.BUSY, "too much waits for other processes: send it again")
+CLOSING = DecodeAnswer(DecodeStatus.BROKEN, "shutting down: send it again")
+_FULL = DecodeAnswer(DecodeStatus.BUSY, "too many requests wait for their answer: send it again")
+_NO_ROOM = DecodeAnswer(DecodeStatus.BUSY, "no room at the moment: send it again")
+_TOO_MUCH_ASIDE = DecodeAnswer(DecodeStatus.BUSY, "too much waits for other processes: send it again")
 _LONGEST_REASON = 300  # characters of it that an answer has
 _NEARLY_FULL = 0.95  # of what may wait: requests are about to be refused
 _SWEEP = 60.0  # seconds between two looks for series that have expired
@@ -108,7 +108,7 @@ class Intake:
     def submit(self, request: ReceivedRequest) -> None:
         """Takes a request, or refuses it: BUSY if too much waits already, BROKEN while closing."""
         if not self._queue.push([request]):
-            reason, answer = (Refusal.CLOSED, CLOSING) if self.is_closing else (Refusal.FULL, _FULL)
+            reason, answer = (PointRefusal.CLOSED, CLOSING) if self.is_closing else (PointRefusal.FULL, _FULL)
             self.refusals.add(reason, sender=request.sender, detail=answer.message)
             request.deliver([(request.reply_to, answer)])
 
@@ -198,7 +198,7 @@ class Intake:
                 break
             body = request.decompressed()
             if isinstance(body, DecodeAnswer):
-                charged.append((request, request.max_decompressed if body.status is Status.TOO_LARGE else 0))
+                charged.append((request, request.max_decompressed if body.status is DecodeStatus.TOO_LARGE else 0))
                 self._answer([(request, body)])
             else:
                 (from_peers if request.is_from_peer else from_senders).append((request, body))
@@ -228,11 +228,11 @@ class Intake:
                 for one in received:
                     self._decode([one])
             elif isinstance(error, TooMany):
-                self._answer([(requests[0], DecodeAnswer(Status.TOO_LARGE, f"the body has {error}"))])
+                self._answer([(requests[0], DecodeAnswer(DecodeStatus.TOO_LARGE, f"the body has {error}"))])
             else:
                 log.debug("A request cannot be decoded. format=%s", kind.value, exc_info=error)
                 reason = f"this request cannot be decoded: {type(error).__name__}: {error}"
-                self._answer([(requests[0], DecodeAnswer(Status.BAD, reason[:_LONGEST_REASON]))])
+                self._answer([(requests[0], DecodeAnswer(DecodeStatus.BAD, reason[:_LONGEST_REASON]))])
             return
         self._answer([(requests[place], answer) for place, answer in decoded.outcomes.errors.items()])
         group.decoded = decoded
@@ -291,7 +291,7 @@ class Intake:
                 refusal = _NO_ROOM
         except Exception as error:  # sinks promise to raise none, but this thread must not end
             log.exception("A request could not be handed over. format=%s", kind.value)
-            refusal = DecodeAnswer(Status.BROKEN, f"{type(error).__name__} here: send it again")
+            refusal = DecodeAnswer(DecodeStatus.BROKEN, f"{type(error).__name__} here: send it again")
         if refusal is not None:
             pending.refuse_last(refusal)
             decoded.undo()
@@ -330,7 +330,7 @@ class Intake:
     ) -> None:
         """Answers the requests of a group, and counts what is taken and refused of those that hear a success."""
         assert group.decoded is not None
-        taken = [count for count, (_, answer) in zip(points, answers) if answer.status is Status.TAKEN]
+        taken = [count for count, (_, answer) in zip(points, answers) if answer.status is DecodeStatus.TAKEN]
         with self._lock:
             self._points[group.kind] += sum(taken)
         if taken:
@@ -350,7 +350,7 @@ class Intake:
                 if not request.is_from_peer:  # otherwise it is counted where it came from
                     self._answers[request.kind, answer.label] += 1
         for request, answer in answers:
-            if answer.status is not Status.TAKEN and not request.is_from_peer:
+            if answer.status is not DecodeStatus.TAKEN and not request.is_from_peer:
                 self.refusals.add(REASONS[answer.status], sender=request.sender, detail=answer.message)
         for deliver, some in by_receiver.items():
             deliver(some)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.clock import Clock
-from penstock.decode.outcome import DecodeAnswer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, DecodeStatus, Format
 from penstock.receive.peer_wire import handover_message, read_answer, write_to_peer
 
 PATIENCE = 10.0  # seconds for an answer: as long as SDKs wait for ours
@@ -43,7 +43,7 @@ class PeerLink:
         self._max_held = max_held
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self.answers: Counter[Status] = Counter()
+        self.answers: Counter[DecodeStatus] = Counter()
         self.points = 0
         self.bytes = 0
         self._writer: asyncio.StreamWriter | None = None  # None: not connected
@@ -70,7 +70,7 @@ class PeerLink:
                 refusal = self._absent()
             elif self._held > 0 and self._held + size > self._max_held:  # one larger than all that may wait goes alone
                 refusal = DecodeAnswer(
-                    Status.BUSY, f"process {self.process} keeps a stream of this and is slow: send it again"
+                    DecodeStatus.BUSY, f"process {self.process} keeps a stream of this and is slow: send it again"
                 )
             if refusal is not None:
                 self.answers[refusal.status] += len(bodies)
@@ -89,7 +89,7 @@ class PeerLink:
 
     def _absent(self) -> DecodeAnswer:
         return DecodeAnswer(
-            Status.BROKEN, f"process {self.process} keeps a stream of this and is not there: send it again"
+            DecodeStatus.BROKEN, f"process {self.process} keeps a stream of this and is not there: send it again"
         )
 
     # -- on the loop ---------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class PeerLink:
         with self._lock:
             self._writer = None
             given_up, self._unanswered, self._held = list(self._unanswered.values()), {}, 0
-            self.answers[Status.BROKEN] += sum(len(handover.places) for handover in given_up)
+            self.answers[DecodeStatus.BROKEN] += sum(len(handover.places) for handover in given_up)
         for handover in given_up:
             handover.answer_all(self._absent())
 
@@ -125,9 +125,9 @@ class PeerLink:
     def _count_locked(self, handover: _Handover, answers: Mapping[int, DecodeAnswer]) -> None:
         self._held -= handover.size
         self.answers.update(answer.status for answer in answers.values())
-        self.answers[Status.TAKEN] += len(handover.places) - len(answers)
+        self.answers[DecodeStatus.TAKEN] += len(handover.places) - len(answers)
         self.bytes += handover.size
-        if not any(answer.status in (Status.BUSY, Status.BROKEN) for answer in answers.values()):
+        if not any(answer.status in (DecodeStatus.BUSY, DecodeStatus.BROKEN) for answer in answers.values()):
             self.points += handover.points
 
     async def _watch(self, reader: asyncio.StreamReader) -> None:

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.decode.outcome import DecodeAnswer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, DecodeStatus, Format
 
 BUFFER = 1 << 20
 _LARGEST = 1 << 30  # bytes of one message: more is nonsense
@@ -85,7 +85,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[int, Deco
     number, length = _ANSWER.unpack(await reader.readexactly(_ANSWER.size))
     rows = json.loads(await reader.readexactly(length))
     return number, {
-        place: DecodeAnswer(Status(status), message, rejected, tuple(reasons), is_useless)
+        place: DecodeAnswer(DecodeStatus(status), message, rejected, tuple(reasons), is_useless)
         for place, status, message, rejected, reasons, is_useless in rows
     }
 

@@ -18,7 +18,7 @@ from penstock.consume.declarations import Declarations
 from penstock.consume.into_queue import RETRY_DELAY
 from penstock.consume.message import Message, Reject, Retry
 from penstock.consume.registry import ConsumerRegistry
-from penstock.decode.outcome import DecodeAnswer, Format, Status
+from penstock.decode.outcome import DecodeAnswer, DecodeStatus, Format
 from penstock.errors import BrokerError
 from penstock.receive.bodies import Encoding
 from penstock.receive.config import RabbitReceiverConfig
@@ -132,7 +132,9 @@ class _PartialSuccessLog:
 
     def log_rejected(self, answers: Sequence[DecodeAnswer]) -> None:
         partly = [
-            answer for answer in answers if answer.status is Status.TAKEN and answer.rejected and not answer.is_useless
+            answer
+            for answer in answers
+            if answer.status is DecodeStatus.TAKEN and answer.rejected and not answer.is_useless
         ]
         if not partly:
             return
@@ -152,13 +154,15 @@ def _submit(intake: Intake, message: Message, kind: Format | None) -> "Future[De
     content_type = (message.properties.content_type or "").partition(";")[0].strip().lower()
     if kind is None:
         if content_type not in _PROTOBUF + _JSON:
-            future.set_result(DecodeAnswer(Status.BAD, f"content type {content_type!r} is neither protobuf nor JSON"))
+            future.set_result(
+                DecodeAnswer(DecodeStatus.BAD, f"content type {content_type!r} is neither protobuf nor JSON")
+            )
             return future
         kind = Format.OTLP if content_type in _PROTOBUF else Format.EVENTS
     try:
         encoding = Encoding((message.properties.content_encoding or "identity").lower())
     except ValueError as error:
-        future.set_result(DecodeAnswer(Status.BAD, str(error)))
+        future.set_result(DecodeAnswer(DecodeStatus.BAD, str(error)))
         return future
     sender = message.properties.user_id or message.properties.app_id or "RabbitMQ"
     most = _MAX_JSON if kind in (Format.EVENTS, Format.OTLP_JSON) else _MAX_BODY
@@ -173,9 +177,9 @@ def _deliver(answers: list[tuple[Any, DecodeAnswer]]) -> None:
 
 def _outcome(answer: DecodeAnswer) -> Retry | Reject | None:
     match answer.status:
-        case Status.TAKEN if not answer.is_useless:
+        case DecodeStatus.TAKEN if not answer.is_useless:
             return None
-        case Status.TAKEN | Status.BAD | Status.TOO_LARGE:
+        case DecodeStatus.TAKEN | DecodeStatus.BAD | DecodeStatus.TOO_LARGE:
             return Reject(answer.message)
         case _:
             return Retry(RETRY_DELAY, answer.message, counted=False)

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from penstock.clock import Clock
 from penstock.decode.decode_context import DecodeOutcomes
-from penstock.decode.outcome import Refusal, Status
+from penstock.decode.outcome import DecodeStatus, PointRefusal
 
 log = logging.getLogger(__name__)
 
 REASONS = {  # as which an answer is counted
-    Status.BAD: Refusal.MALFORMED,
-    Status.TOO_LARGE: Refusal.TOO_LARGE,
-    Status.BUSY: Refusal.FULL,
-    Status.BROKEN: Refusal.FAILED,
+    DecodeStatus.BAD: PointRefusal.MALFORMED,
+    DecodeStatus.TOO_LARGE: PointRefusal.TOO_LARGE,
+    DecodeStatus.BUSY: PointRefusal.FULL,
+    DecodeStatus.BROKEN: PointRefusal.FAILED,
 }
 
 _QUIET = 60.0  # seconds between two lines of one reason, and for which a note stands
@@ -47,16 +47,16 @@ class RefusalLog:
         self._clock = clock
         # _lock guards everything below.
         self._lock = threading.Lock()
-        self._counts: Counter[Refusal] = Counter()
+        self._counts: Counter[PointRefusal] = Counter()
         self._refused: dict[str, _Refused] = {}  # by reason
 
-    def add(self, reason: Refusal, count: int = 1, *, sender: str = "", detail: str = "") -> None:
+    def add(self, reason: PointRefusal, count: int = 1, *, sender: str = "", detail: str = "") -> None:
         """Counts requests or points of one sender that were refused; `detail` names what was too much or wrong."""
         with self._lock:
             self._counts[reason] += count
         if unlogged := self._unlogged(reason.value, count, sender, detail):
             log.log(
-                logging.INFO if reason is Refusal.CLOSED else logging.WARNING,
+                logging.INFO if reason is PointRefusal.CLOSED else logging.WARNING,
                 "Requests or points are refused. reason=%s count=%d sender=%s detail=%s",
                 *(reason.value, unlogged, sender or "unknown", detail),
             )
@@ -89,10 +89,10 @@ class RefusalLog:
             refused.logged_at, unlogged, refused.unlogged = now, refused.unlogged, 0
             return unlogged
 
-    def counts(self) -> dict[Refusal, int]:
+    def counts(self) -> dict[PointRefusal, int]:
         """Returns how much was refused for each reason; 0 too, so that the first one is an increase."""
         with self._lock:
-            return {reason: self._counts[reason] for reason in Refusal}
+            return {reason: self._counts[reason] for reason in PointRefusal}
 
     def notes(self) -> list[str]:
         """Returns what was refused within the last minute and needs an operator, with the last culprit."""

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 import xxhash
 
 from penstock.clock import Clock
-from penstock.decode.outcome import TAKEN, DecodeAnswer, Format, Status
+from penstock.decode.outcome import TAKEN, DecodeAnswer, DecodeStatus, Format
 from penstock.receive.recent_requests import Claim, RecentRequests
 from penstock.receive.request_group import ReceivedRequest, RequestGroup
 from penstock.telemetry import Sample
 
-_UNDER_WAY = DecodeAnswer(Status.BUSY, "the same request waits for its answer: send it again")
+_UNDER_WAY = DecodeAnswer(DecodeStatus.BUSY, "the same request waits for its answer: send it again")
 Answers = list[tuple[ReceivedRequest, DecodeAnswer]]
 
 
@@ -78,7 +78,7 @@ class RepeatedRequests:
             digests = [
                 request.digest
                 for request, answer in answers
-                if request.digest and (answer.status is Status.TAKEN and not answer.is_useless) is is_taken
+                if request.digest and (answer.status is DecodeStatus.TAKEN and not answer.is_useless) is is_taken
             ]
             if digests:
                 self._recent.settle(digests, is_taken=is_taken)

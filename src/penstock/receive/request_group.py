@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.decode.decoder import Decoded
-from penstock.decode.outcome import MAX_REASONS, DecodeAnswer, Format, Status
+from penstock.decode.outcome import MAX_REASONS, DecodeAnswer, DecodeStatus, Format
 from penstock.decode.stream_owners import HandoverBodies
 from penstock.errors import BlockTooLarge, PayloadTooLarge, PermanentExportError
 from penstock.receive.bodies import Encoding, TooLarge, decompress_body
@@ -41,11 +41,11 @@ class ReceivedRequest:
         try:
             return decompress_body(self.body, self.encoding, self.max_decompressed)
         except TooLarge as error:
-            return DecodeAnswer(Status.TOO_LARGE, str(error))
+            return DecodeAnswer(DecodeStatus.TOO_LARGE, str(error))
         except ValueError as error:
-            return DecodeAnswer(Status.BAD, str(error))
+            return DecodeAnswer(DecodeStatus.BAD, str(error))
         except MemoryError:
-            return DecodeAnswer(Status.BROKEN, "no memory: send it again")
+            return DecodeAnswer(DecodeStatus.BROKEN, "no memory: send it again")
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +80,7 @@ class RequestGroup:
     def peer_refusal(self) -> DecodeAnswer | None:
         """Why the group cannot be taken now, if another process has not taken its part."""
         answers = (answer for answers in self.peer_answers for answer in answers.values())
-        return next((answer for answer in answers if answer.status in (Status.BUSY, Status.BROKEN)), None)
+        return next((answer for answer in answers if answer.status in (DecodeStatus.BUSY, DecodeStatus.BROKEN)), None)
 
     def answers(self, places: Sequence[int]) -> list[tuple[ReceivedRequest, DecodeAnswer]]:
         """Returns the answers to these requests once all of them are safe."""
@@ -100,13 +100,13 @@ class RequestGroup:
         assert self.decoded is not None
         others = [answers[place] for answers in self.peer_answers if place in answers]
         for answer in others:
-            if answer.status is not Status.TAKEN:  # that part can never be taken
+            if answer.status is not DecodeStatus.TAKEN:  # that part can never be taken
                 return answer
         every = (own, *others)
         reasons = tuple(dict.fromkeys(reason for answer in every for reason in answer.reasons))[:MAX_REASONS]
         is_useless = sum(answer.is_useless for answer in others) == parts and place not in self.decoded.outcomes.taken
         rejected = sum(answer.rejected for answer in every)
-        return DecodeAnswer(Status.TAKEN, "; ".join(reasons), rejected, reasons, is_useless)
+        return DecodeAnswer(DecodeStatus.TAKEN, "; ".join(reasons), rejected, reasons, is_useless)
 
 
 Finish = Callable[[list[tuple[ReceivedRequest, DecodeAnswer]]], None]
@@ -166,8 +166,8 @@ def _error_answer(error: BaseException) -> DecodeAnswer:
     """Returns the answer to an error: only what can never be taken must not be sent again, by the error's type."""
     match error:
         case BlockTooLarge() | PayloadTooLarge():
-            return DecodeAnswer(Status.TOO_LARGE, f"too large to be handed on: {error}")
+            return DecodeAnswer(DecodeStatus.TOO_LARGE, f"too large to be handed on: {error}")
         case PermanentExportError():
-            return DecodeAnswer(Status.BAD, f"the destination will never take it: {error}")
+            return DecodeAnswer(DecodeStatus.BAD, f"the destination will never take it: {error}")
         case _:
-            return DecodeAnswer(Status.BROKEN, f"{type(error).__name__}: {error}")
+            return DecodeAnswer(DecodeStatus.BROKEN, f"{type(error).__name__}: {error}")

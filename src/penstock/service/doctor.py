@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.errors import MissingRequirement
 from penstock.machine import cpu_quota, how_to_install, machine_memory, memory_limit
-from penstock.spark.java import find_java
+from penstock.spark.java import find_java_for_spark
 from penstock.units import format_bytes
 
 NEEDED_DISK = 2 * 2**30  # the default queue (1 GiB) full, and as much again for segments and tables
@@ -22,7 +22,7 @@ AMQP = ("127.0.0.1", 5672)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at."""
 
     name: str
@@ -32,7 +32,7 @@ class Finding:
     required: bool = True  # the embedded default cannot run without it
 
 
-def examine_for_doctor(folder: Path | None = None) -> list[Finding]:
+def examine_for_doctor(folder: Path | None = None) -> list[DoctorFinding]:
     """Everything that the pipeline may need, as it is on this machine."""
     return [
         _python(),
@@ -63,7 +63,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def render_doctor_findings(findings: list[Finding], *, as_json: bool = False) -> str:
+def render_doctor_findings(findings: list[DoctorFinding], *, as_json: bool = False) -> str:
     """The findings as text for a terminal, or as JSON."""
     able = all(finding.ok for finding in findings if finding.required)
     if as_json:
@@ -82,47 +82,47 @@ def render_doctor_findings(findings: list[Finding], *, as_json: bool = False) ->
     return "\n".join(lines)
 
 
-def _python() -> Finding:
+def _python() -> DoctorFinding:
     found = f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})"
-    return Finding("Python", sys.version_info >= (3, 11), found, "install Python 3.11 or newer")
+    return DoctorFinding("Python", sys.version_info >= (3, 11), found, "install Python 3.11 or newer")
 
 
-def _java() -> Finding:
+def _java() -> DoctorFinding:
     try:
-        java = find_java()
+        java = find_java_for_spark()
     except MissingRequirement as error:
-        return Finding("Java", False, "none that Spark can use", str(error))
-    return Finding("Java", True, f"{java.version} at {java.home} ({java.source})")
+        return DoctorFinding("Java", False, "none that Spark can use", str(error))
+    return DoctorFinding("Java", True, f"{java.version} at {java.home} ({java.source})")
 
 
-def _package(name: str, package: str, extra: str, *, required: bool = True) -> Finding:
+def _package(name: str, package: str, extra: str, *, required: bool = True) -> DoctorFinding:
     try:
-        return Finding(name, True, f"{package} {version(package)}", required=required)
+        return DoctorFinding(name, True, f"{package} {version(package)}", required=required)
     except PackageNotFoundError:
-        return Finding(name, False, f"{package} is not installed", how_to_install(extra), required)
+        return DoctorFinding(name, False, f"{package} is not installed", how_to_install(extra), required)
 
 
-def _broker() -> Finding:
+def _broker() -> DoctorFinding:
     where = f"{AMQP[0]}:{AMQP[1]}"
     try:
         with socket.create_connection(AMQP, timeout=1):
-            return Finding("RabbitMQ", True, f"something listens at {where}", required=False)
+            return DoctorFinding("RabbitMQ", True, f"something listens at {where}", required=False)
     except OSError:
         advice = "only needed to receive from or send to a broker; the tests start their own"
-        return Finding("RabbitMQ", False, f"nothing listens at {where}", advice, required=False)
+        return DoctorFinding("RabbitMQ", False, f"nothing listens at {where}", advice, required=False)
 
 
-def _disk(folder: Path) -> list[Finding]:
+def _disk(folder: Path) -> list[DoctorFinding]:
     free = shutil.disk_usage(folder).free
     writable = os.access(folder, os.W_OK | os.X_OK)
     return [
-        Finding(
+        DoctorFinding(
             "Disk space",
             free >= NEEDED_DISK,
             f"{format_bytes(free)} free at {folder}",
             f"free at least {format_bytes(NEEDED_DISK)}, or work in a folder on another disk",
         ),
-        Finding(
+        DoctorFinding(
             "Permissions",
             writable,
             f"{folder} is {'' if writable else 'not '}writable",
@@ -131,17 +131,17 @@ def _disk(folder: Path) -> list[Finding]:
     ]
 
 
-def _cores() -> Finding:
+def _cores() -> DoctorFinding:
     usable = len(os.sched_getaffinity(0))
     quota = cpu_quota()
     found = f"{usable} usable of {os.cpu_count()}" + (f", limited to {quota:.1f} by the container" if quota else "")
-    return Finding("Cores", True, found)
+    return DoctorFinding("Cores", True, found)
 
 
-def _memory() -> Finding:
+def _memory() -> DoctorFinding:
     machine = machine_memory()
     limit = memory_limit()
     usable = min(machine, limit or machine)
     found = f"{format_bytes(machine)}" + (f", limited to {format_bytes(limit)} by the container" if limit else "")
     advice = f"give it at least {format_bytes(NEEDED_MEMORY)}: Spark's driver alone takes half of that"
-    return Finding("Memory", usable >= NEEDED_MEMORY, found, advice)
+    return DoctorFinding("Memory", usable >= NEEDED_MEMORY, found, advice)

@@ -70,7 +70,7 @@ def quick_bench_ingest(seconds: float) -> QuickBenchResult:
     """OTLP requests of 1 000 points, 10 000 series, from the request to the durable queue."""
     from penstock.aggregate.config import L1Config
     from penstock.aggregate.l1 import L1
-    from penstock.decode.outcome import DecodeAnswer, Format, Status
+    from penstock.decode.outcome import DecodeAnswer, DecodeStatus, Format
     from penstock.receive.bodies import Encoding
     from penstock.receive.intake import Intake
     from penstock.receive.request_group import ReceivedRequest
@@ -85,7 +85,7 @@ def quick_bench_ingest(seconds: float) -> QuickBenchResult:
         bad: list[DecodeAnswer] = []
 
         def deliver(answers: list[tuple[object, DecodeAnswer]]) -> None:
-            bad.extend(answer for _, answer in answers if answer.status is not Status.TAKEN)
+            bad.extend(answer for _, answer in answers if answer.status is not DecodeStatus.TAKEN)
             answered.release(len(answers))
 
         def work() -> int:

@@ -15,7 +15,7 @@ _NOTE, _RUN = "penstock.json", "run-"
 _RUN_KEPT = 86_400.0  # seconds: another job may be at work in a younger one
 
 
-class Checkpoint:
+class SparkCheckpoint:
     """One job's checkpoint folder."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:

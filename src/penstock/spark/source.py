@@ -39,7 +39,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import ConfigError
 from penstock.model.packed import PACKED, packed_partials
 from penstock.model.partial import merged
-from penstock.spark.coverage import Coverage, spark_coverage_mark, spark_points_of
+from penstock.spark.coverage import SparkBatchCoverage, spark_coverage_mark, spark_points_of
 from penstock.spark.piece_reading import read_piece
 from penstock.spark.pieces import SparkReadPiece, spark_read_pieces
 from penstock.spark.segment_folder import Offset, SegmentSourceFolder, checked_spark_offset
@@ -191,7 +191,7 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         if self._marks:
             moved = [writer for writer in reach if reach[writer]["last"] > begin.get(writer, {"last": -1})["last"]]
-            coverage = Coverage(
+            coverage = SparkBatchCoverage(
                 self._folder.identity(),
                 {writer: begin[writer]["last"] for writer in moved if writer in begin},
                 {writer: reach[writer]["last"] for writer in moved},

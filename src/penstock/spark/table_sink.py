@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import RowsMissing
 from penstock.model.level import Level
-from penstock.spark.coverage import MARK, Coverage, spark_points_of
+from penstock.spark.coverage import MARK, SparkBatchCoverage, spark_points_of
 from penstock.spark.rollup import PLACE, PLACES
 from penstock.tables.landing import TableLanding, TableWriter, WrittenTableFile
 from penstock.tables.port import SCHEMAS, TOP_N
@@ -144,12 +144,12 @@ def _reports(exchange: Path) -> list[SinkReport]:
     return [report for report in found if report is not None]
 
 
-def checked_spark_reports(reports: list[SinkReport]) -> Coverage:
+def checked_spark_reports(reports: list[SinkReport]) -> SparkBatchCoverage:
     """What the batch covers. RowsMissing unless every task has read its part, and every level has all of its points."""
     marks = {mark.table: mark for report in reports for mark in report.marked}
     if {mark.coverage for mark in marks.values()} != {next(iter(marks.values())).coverage} if marks else True:
         raise RowsMissing("what the tasks that read have said of the batch did not reach the tasks that write")
-    coverage = Coverage.from_text(next(iter(marks.values())).coverage)
+    coverage = SparkBatchCoverage.from_text(next(iter(marks.values())).coverage)
     for level in Level:
         mark, points = marks.get(level.value), sum(report.points[level.value] for report in reports)
         if mark is None or (mark.tasks, mark.points) != (coverage.tasks, points):

@@ -31,7 +31,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.tables.fold import Fold, Run, TableFile, checked_fold_reports, plan_folds, run_folds_here
+from penstock.tables.fold import Run, TableFile, TableFold, checked_fold_reports, plan_folds, run_folds_here
 from penstock.tables.landing import TableFileLanding, WrittenTableFile, check_landed_files
 from penstock.tables.location import local_tables_folder
 from penstock.tables.port import TableBatch, TableCompaction, TableDescription, expired_table_rows
@@ -262,7 +262,7 @@ class DeltaTables:
             partition_values={"date": file.date.isoformat()},
         )
 
-    def _replace_files(self, name: str, fold: Fold, written: list[WrittenTableFile]) -> None:
+    def _replace_files(self, name: str, fold: TableFold, written: list[WrittenTableFile]) -> None:
         check_landed_files(written)
 
         def step(table: DeltaTable) -> list[Any]:

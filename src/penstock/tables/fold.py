@@ -74,7 +74,7 @@ class FoldReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class TableFold:
     """One commit: the files of a date that are replaced, and the tasks that make the new ones."""
 
     date: date
@@ -90,7 +90,7 @@ def run_folds_here(tasks: Sequence[FoldTask]) -> list[FoldReport]:
     return [fold_files(task) for task in tasks]
 
 
-def plan_folds(table: str, files: Iterable[TableFile], landing: TableFileLanding, today: date) -> Iterator[Fold]:
+def plan_folds(table: str, files: Iterable[TableFile], landing: TableFileLanding, today: date) -> Iterator[TableFold]:
     """What there is to fold, newest date first."""
     dates: dict[date, list[TableFile]] = defaultdict(list)
     for file in files:
@@ -106,10 +106,10 @@ def plan_folds(table: str, files: Iterable[TableFile], landing: TableFileLanding
             continue
         taken = [file for file in found if not file.is_final or any(file.meets(*one) for one in ranges)]
         tasks = tuple(task for one in ranges for task in _tasks(table, taken, one, landing))
-        yield Fold(day, tuple(taken), tasks)
+        yield TableFold(day, tuple(taken), tasks)
 
 
-def checked_fold_reports(table: str, fold: Fold, reports: list[FoldReport]) -> list[WrittenTableFile]:
+def checked_fold_reports(table: str, fold: TableFold, reports: list[FoldReport]) -> list[WrittenTableFile]:
     """What was written. RowsMissing unless every row of the replaced files was read exactly once."""
     expected, read = sum(file.rows for file in fold.replaced), sum(report.rows for report in reports)
     if read != expected:

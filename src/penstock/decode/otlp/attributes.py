@@ -9,7 +9,7 @@ import json
 import struct
 from typing import Any
 
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.decode.series import RefusedStreams
 from penstock.protobuf import LENGTH, fields
 
@@ -29,7 +29,7 @@ def otlp_attributes(data: bytes, max_nesting: int, *, tag: int | None = None) ->
                 name, value = _key_value(data, start, end, max_nesting)
                 found[name] = otlp_attribute_text(value)
     except (ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
-        raise RefusedStreams(Refusal.MALFORMED, f"attributes that cannot be read: {error}") from None
+        raise RefusedStreams(PointRefusal.MALFORMED, f"attributes that cannot be read: {error}") from None
     return found
 
 

@@ -22,7 +22,7 @@ from penstock.decode.distributions import (
 )
 from penstock.decode.exponential_deltas import ExponentialDeltas, ExponentialTotals
 from penstock.decode.otlp.scanned_points import ScannedOtlpPoints, otlp_stream_starts
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.decode.rows import DecodedRows
 from penstock.decode.series import NO_STREAM
 
@@ -70,12 +70,14 @@ def exponential_histograms(points: ScannedOtlpPoints, context: DecodeContext, de
     for side in sides.values():
         is_whole &= ~side.is_malformed & (side.lengths <= MAX_BUCKETS)
     context.outcomes.reject(
-        points.requests[is_valid & ~is_whole], Refusal.MALFORMED, "an exponential histogram of unknown scale or form"
+        points.requests[is_valid & ~is_whole],
+        PointRefusal.MALFORMED,
+        "an exponential histogram of unknown scale or form",
     )
     zeros = np.where(columns["zeros"] > 0, uint64_at(data, columns["zeros"]).view(np.int64), 0)
     flat = _flat(sides, zeros)
     is_sound = is_countable_histogram(flat.point, flat.count, len(times))
-    context.outcomes.reject(points.requests[is_valid & is_whole & ~is_sound], Refusal.MALFORMED, TOO_MUCH)
+    context.outcomes.reject(points.requests[is_valid & is_whole & ~is_sound], PointRefusal.MALFORMED, TOO_MUCH)
     streams = points.resolve_streams(is_valid & is_whole & is_sound, context)
     taken = np.flatnonzero(streams != NO_STREAM)
     if not len(taken):

@@ -17,7 +17,7 @@ from penstock.decode.distributions import (
 )
 from penstock.decode.histogram_deltas import HistogramDeltas
 from penstock.decode.otlp.scanned_points import ScannedOtlpPoints, otlp_stream_starts
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.decode.rows import DecodedRows
 from penstock.decode.series import NO_STREAM
 
@@ -32,7 +32,7 @@ def explicit_histograms(points: ScannedOtlpPoints, context: DecodeContext, delta
     is_whole &= buckets <= MAX_BUCKETS
     context.outcomes.reject(
         points.requests[is_valid & ~is_whole],
-        Refusal.MALFORMED,
+        PointRefusal.MALFORMED,
         "a histogram whose counts do not match its bounds, or are too many",
     )
     is_valid &= is_whole
@@ -43,7 +43,7 @@ def explicit_histograms(points: ScannedOtlpPoints, context: DecodeContext, delta
     if not where.all():
         counts = np.where(np.repeat(where > 0, lengths), counts, 0)
     is_sound = is_countable_histogram(np.repeat(np.arange(len(lengths)), lengths), counts, len(lengths))
-    context.outcomes.reject(points.requests[~is_sound], Refusal.MALFORMED, TOO_MUCH)
+    context.outcomes.reject(points.requests[~is_sound], PointRefusal.MALFORMED, TOO_MUCH)
     streams = points.resolve_streams(is_valid & is_sound, context)
     taken = np.flatnonzero(streams != NO_STREAM)
     if not len(taken):

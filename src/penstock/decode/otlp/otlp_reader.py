@@ -42,7 +42,7 @@ from penstock.decode.otlp.walk import (
     otlp_data_of_metric,
     walk_otlp_metrics,
 )
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.decode.series import NO_STREAM, RefusedStreams, SeriesNamespace
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import otlp_request_of_parts
@@ -263,14 +263,16 @@ class _FamilyDescriber:
         family = self._family
         if self._resource is None:
             if (size := len(family.resource) + len(family.scope)) > self._longest:
-                raise RefusedStreams(Refusal.LABELS, f"a resource of {size} bytes, at most {self._longest} are taken")
+                raise RefusedStreams(
+                    PointRefusal.LABELS, f"a resource of {size} bytes, at most {self._longest} are taken"
+                )
             found = otlp_attributes(family.resource, self._nesting, tag=_ATTRIBUTES)
             self._resource = {name: found[name] for name in self._kept if name in found}
         kind, is_cumulative = _kind(family)
         try:
             name = family.name.decode()
         except UnicodeDecodeError as error:
-            raise RefusedStreams(Refusal.MALFORMED, f"a metric's name that is no text: {error}") from None
+            raise RefusedStreams(PointRefusal.MALFORMED, f"a metric's name that is no text: {error}") from None
         return SeriesDescription(name, kind, is_cumulative, {**self._resource, **otlp_attributes(key, self._nesting)})
 
 
@@ -279,7 +281,7 @@ def _kind(family: OtlpFamily) -> tuple[PointKind, bool]:
         return PointKind.GAUGE, False
     if family.temporality not in (DELTA, CUMULATIVE):
         raise RefusedStreams(
-            Refusal.MALFORMED,
+            PointRefusal.MALFORMED,
             f"metric {family.name[:100].decode(errors='replace')!r} does not say whether it is delta or cumulative",
         )
     is_cumulative = family.temporality == CUMULATIVE

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from penstock.decode.column_scan import Bytes, Ints, decode_texts, float64_at, uint64_at
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.otlp.walk import OtlpFamily
-from penstock.decode.outcome import Refusal
+from penstock.decode.outcome import PointRefusal
 from penstock.decode.rows import DecodedNumbers, DecodedRows
 from penstock.decode.series import NO_STREAM, SeriesNamespace
 
@@ -57,7 +57,7 @@ class ScannedOtlpPoints:
         has_value = self.fields["flags"] & _NO_VALUE == 0
         if not is_timely.all():
             context.outcomes.reject(
-                self.requests[~is_timely & has_value], Refusal.TIME, "a point without a time, or one far ahead"
+                self.requests[~is_timely & has_value], PointRefusal.TIME, "a point without a time, or one far ahead"
             )
         return times.view(np.int64), is_timely & has_value
 
@@ -89,7 +89,9 @@ class ScannedOtlpPoints:
             values = np.where(is_integer, uint64_at(self.data, integer).view(np.int64).astype(np.float64), values)
         has_number = is_integer | (double > 0)
         if not has_number.all():
-            context.outcomes.reject(self.requests[is_valid & ~has_number], Refusal.VALUE, "a point without a value")
+            context.outcomes.reject(
+                self.requests[is_valid & ~has_number], PointRefusal.VALUE, "a point without a value"
+            )
             is_valid &= has_number
         starts = otlp_stream_starts(self.data, self.fields)
         streams = self.resolve_streams(is_valid, context)
