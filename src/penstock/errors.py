@@ -130,6 +130,10 @@ class TableOvertaken(TableConflict):
     """Another job has added part of the batch: this one goes on from what the table holds, once it is alone."""
 
 
+class TableBusy(TableConflict):
+    """Other commits came first each time; a later attempt finds its turn."""
+
+
 class TablesOutdated(PenstockError):
     """Tables whose format this version does not write; the message says how they are converted."""
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from penstock.model.partial import IDENTITY, PARTIALS, SERIES, STATES
+from penstock.model.partial import IDENTITY, PARTIALS, STATES
 from penstock.spark.job import JobConfig, commit_spark_batch, job_beginning
 from penstock.spark.rollup import PLACE, PLACES
 from penstock.spark.segment_folder import Offset, SegmentSourceFolder, checked_spark_offset
@@ -25,7 +25,6 @@ from penstock.spark.source import SegmentStream
 from penstock.spark.table_sink import SinkOrder, SinkReport, TableSinkWriter
 from penstock.tables import delta, parquet, postgres
 from penstock.tables.port import TOP_N, TableBatch, Tables
-from penstock.tables.table_rows import DISTRIBUTION, PACKED_ROWS, packed_table_rows
 
 _ALL = ReadAllAvailable()
 
@@ -163,23 +162,9 @@ def aggregated(partials: pa.Table) -> pa.Table:
         moments = rows["bucket"].cast(pa.timestamp("us"))
         buckets = pc.floor_temporal(moments, unit=level.value).cast(rows["bucket"].type)
         rows = rows.set_column(3, "bucket", buckets)
-        if table == TOP_N:
-            states = [(state.name, state.merge) for state in STATES]
-            merged = rows.group_by(list(IDENTITY)).aggregate(states)
-            merged = merged.select([*IDENTITY, *("_".join(state) for state in states)]).rename_columns(PARTIALS.names)
-            merged = merged.cast(PARTIALS).drop_columns(["part"])
-            merged = merged.append_column("distribution", pa.nulls(merged.num_rows, DISTRIBUTION))
-        else:
-            mark = pc.equal(rows["function"], "")
-            merged = pa.concat_tables([packed_table_rows(rows.filter(pc.invert(mark))), _marks(rows.filter(mark))])
-            merged = merged.append_column("record", pa.nulls(merged.num_rows, pa.string()))
+        states = [(state.name, state.merge) for state in STATES]
+        merged = rows.group_by(list(IDENTITY)).aggregate(states)
+        merged = merged.select([*IDENTITY, *("_".join(state) for state in states)]).rename_columns(PARTIALS.names)
         placed = pa.repeat(pa.scalar(number, pa.int8()), merged.num_rows)
-        found.append(merged.select([*PACKED_ROWS.names, "record"]).add_column(0, PLACE, placed))
+        found.append(merged.cast(PARTIALS).add_column(0, PLACE, placed))
     return pa.concat_tables(found)
-
-
-def _marks(rows: pa.Table) -> pa.Table:
-    keys, states = list(SERIES), [(state.name, state.merge) for state in STATES]
-    found = rows.group_by(keys).aggregate(states).select([*keys, *("_".join(state) for state in states)])
-    found = found.append_column("distribution", pa.nulls(found.num_rows, DISTRIBUTION))
-    return found.rename_columns(PACKED_ROWS.names).cast(PACKED_ROWS)

@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
-from penstock.errors import MissingRequirement, TableConflict
+from penstock.errors import MissingRequirement, TableBusy, TableConflict
 from penstock.model.function import Function
 from penstock.model.level import Level
 from penstock.model.segment import read_segment
@@ -197,9 +197,18 @@ def test_the_loser_of_two_jobs_waits_and_takes_over_when_the_other_is_gone(
             kept.rename(last)
         return checked(reports)
 
-    monkeypatch.setattr(spark_job, "checked_spark_reports", overtaken)
+    resume_point, is_away = spark_job.job_resume_point, iter([False, True, True])
+
+    def away_now_and_then(*arguments: Any) -> Any:
+        if next(is_away, False):
+            raise MissingRequirement("the database is away")
+        return resume_point(*arguments)
+
+    monkeypatch.setattr(spark_job, "checked", overtaken)
+    monkeypatch.setattr(supervisor, "resume_point", away_now_and_then)
     job = JobSupervisor(spark, tables, config(tmp_path, available_now=True))
     job.run()
+    assert next(is_away, None) is None
 
     assert_exact(tables, edge)
     said = [message for message in caplog.messages if "nother job" in message or "o other job" in message]
@@ -257,14 +266,26 @@ def test_a_stop_lets_the_batch_that_runs_finish_and_the_next_run_goes_on(
         commit(*arguments)
 
     monkeypatch.setattr(delta, "_commit", slow)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
+    checked, busy = table_sink.checked_spark_reports, iter([TableBusy("ten other commits came first")])
+
+    def busy_once(reports: Any) -> Any:
+        for error in busy:
+            raise error
+        return checked(reports)
+
+    monkeypatch.setattr(spark_job, "checked", busy_once)
     job = JobSupervisor(spark, tables, config(tmp_path, max_files=1, trigger="0 seconds"))
     running = threading.Thread(target=job.run)
     running.start()
     assert in_batch.wait(60)
+    assert job.progress.restarts == 1  # the tables were busy; to stop a query that was started again is no failure
+    caplog.clear()
     job.stop()
     go_on.set()
     running.join(60)
     assert not running.is_alive()
+    assert job.progress.restarts == 1
     assert "Segments wait for the next start: they are not in the tables yet. segments=2" in caplog.messages
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

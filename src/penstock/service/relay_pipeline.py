@@ -1,4 +1,4 @@
-"""The relay pipeline: pushes each request, unchanged, to the queue of every destination that takes its format."""
+"""The relay pipeline: pushes each request, decompressed, to the queue of every destination that takes its format."""
 
 import logging
 import threading

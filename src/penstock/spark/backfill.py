@@ -58,7 +58,8 @@ def backfill(
         if job_resume_point(tables, folder) != (held, ahead):
             raise TableConflict("the job has added a batch during the backfill: stop the job first, or try again")
 
-    reading = spark.read.format("penstock").option("path", str(segments)).option("upTo", json.dumps(held))
+    options = {"path": str(segments), "upTo": json.dumps(held), "tasks": str(spark.sparkContext.defaultParallelism)}
+    reading = spark.read.format("penstock").options(**options)
     rows = _between(reading.load(), start, end)
     after = _points_of(rows)
     before = {level: _points(tables, level, start, end) for level in Level}

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 _NOTE, _RUN = "penstock.json", "run-"
-_RUN_KEPT = 86_400.0  # seconds: another job may be at work in a younger one
+_RUN_KEPT = 86_400.0  # seconds since the last batch: another job may be at work in a younger one
 
 
 class SparkCheckpoint:
@@ -29,10 +29,16 @@ class SparkCheckpoint:
         """A folder for one run; those of long ago are removed."""
         if self._files.exists(self._path("")):
             for status in self._files.listStatus(self._path("")):
-                old = status.getModificationTime() / 1000 < time.time() - _RUN_KEPT
-                if old and status.getPath().getName().startswith(_RUN):
-                    self._files.delete(status.getPath(), True)
+                path = status.getPath()
+                if path.getName().startswith(_RUN) and self._last_batch(path) < time.time() - _RUN_KEPT:
+                    self._files.delete(path, True)
         return f"{self.location}/{_RUN}{uuid.uuid4().hex}"
+
+    def _last_batch(self, run: Any) -> float:
+        """When a run has begun its last batch: the folder of its own changes no more after the start."""
+        offsets = self._jvm.org.apache.hadoop.fs.Path(run, "offsets")
+        found = offsets if self._files.exists(offsets) else run
+        return float(self._files.getFileStatus(found).getModificationTime()) / 1000
 
     def noted(self, source: str) -> set[str]:
         """The writers of a source that the tables have held something of."""

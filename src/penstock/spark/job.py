@@ -26,6 +26,7 @@ from penstock.spark.coverage import SparkBatchCoverage
 from penstock.spark.progress import AddedBatch
 from penstock.spark.rollup import rolled_up
 from penstock.spark.segment_folder import Offset, SegmentSourceFolder
+from penstock.spark.session import use_all_cores
 from penstock.spark.table_sink import SinkOrder, SinkReport, checked_spark_reports, spark_files_for, written_by_spark
 from penstock.tables.port import SCHEMAS, TableBatch, Tables, table_application_of_queue
 
@@ -79,10 +80,15 @@ class JobBatchGate:
         self.waits = False
         self.reached: Offset = {}  # the end of the last batch that went through
 
+    def prepare(self) -> None:
+        """For the next query: what waited at the gate before is gone."""
+        self._released.clear()
+        self.waits = False
+
     def close(self) -> None:
         self._closed.set()
 
-    def pass_through(self, batch: AddedBatch) -> None:
+    def note_added(self, batch: AddedBatch) -> None:
         """A batch is in all tables."""
         self.reached = self.reached | {writer: {"last": last, "segments": 0} for writer, last in batch.end.items()}
         self._on_added(batch)
@@ -224,6 +230,7 @@ def _into(
             raise RuntimeError(_INTERRUPTED)
         # Adaptive execution would run each stage as a job of its own; there is nothing for it to adapt.
         rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
+        use_all_cores(rows.sparkSession)
         began = time.monotonic()
         with closing(tables.landing(f"batch-{number}")) as landing:
             order = SinkOrder(landing, dict(config.not_at))
@@ -235,7 +242,7 @@ def _into(
             checkpoint.note(covered.source, set(covered.end))
         files = [file for report in reports for file in report.written]
         added = sum(file.rows for file in files)
-        gate.pass_through(AddedBatch(end=covered.end, rows=added, files=len(files), phases=phases))
+        gate.note_added(AddedBatch(end=covered.end, rows=added, files=len(files), phases=phases))
 
     return write
 

@@ -1,9 +1,9 @@
 """L2: what a batch adds to the tables, as Spark plans it. Frames in, frames out, built-in expressions only.
 
-    partials ── together ──► exchange by series ── at_every_level ──► 3 rows each ── merged_in ── packed_in ──► rows
+    partials ── together ──► exchange by series ── at_every_level ──► 3 rows each ── merged_in ──► rows for the tables
 
 One job of two stages: the tasks of the first read segments, those of the second merge and write. All rows of a series
-are in one task, so nothing is shuffled twice: equal parts are merged, then the parts of a series become one row.
+are in one task, so nothing is shuffled twice. The sink packs the parts of a series and bucket into one row.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name for it
 
 from penstock.model.function import FunctionSpec, function_names_where
 from penstock.model.level import Level
-from penstock.model.partial import IDENTITY, SERIES, STATES
+from penstock.model.partial import IDENTITY, STATES
 from penstock.tables.port import TOP_N
 
 PLACE = "place"  # the number of the place, in the order of `PLACES`, that a row is for
@@ -21,13 +21,8 @@ PLACES = tuple((table, level) for table in ("", TOP_N) for level in Level)  # wi
 
 
 def rolled_up(partials: DataFrame) -> DataFrame:
-    """What the tables get of a batch: one row for each place, series and bucket, and each record of a top-n."""
-    return (
-        partials.transform(rollup_together)
-        .transform(rollup_at_every_level)
-        .transform(rollup_merged)
-        .transform(rollup_packed)
-    )
+    """What the tables get of a batch: one row for each place, series, bucket, part and record of a top-n."""
+    return partials.transform(rollup_together).transform(rollup_at_every_level).transform(rollup_merged)
 
 
 def rollup_together(partials: DataFrame) -> DataFrame:
@@ -49,25 +44,6 @@ def rollup_at_every_level(partials: DataFrame) -> DataFrame:
 def rollup_merged(rows: DataFrame) -> DataFrame:
     """One row per place and identity."""
     return rows.groupBy(PLACE, *IDENTITY).agg(*_states())
-
-
-def rollup_packed(rows: DataFrame) -> DataFrame:
-    """One row per place, series, bucket and record, with its parts as a distribution."""
-    names = [state.name for state in STATES]
-    number = F.when(spark_function_is(lambda spec: spec.counts_distinct), F.col("max").cast("bigint")).otherwise(
-        F.col("count")
-    )
-    entry = F.struct(F.col("part").alias("index"), number.alias("count"))
-    listed = F.when(spark_function_is(lambda spec: spec.has_parts), entry)
-    # Of `latest` only the newest part counts.
-    newest = F.max(F.struct("part", *names, F.array(entry).alias("distribution"))).alias("newest")
-    latest = spark_function_is(lambda spec: spec.keeps_newest)
-    keys = (PLACE, *SERIES, "record")
-    entries = F.sort_array(F.collect_list(listed))
-    entries = F.when(F.size(entries) > 0, entries).alias("distribution")
-    packed = rows.groupBy(*keys).agg(*_states(), entries, newest)
-    chosen = [F.when(latest, F.col("newest")[name]).otherwise(F.col(name)) for name in (*names, "distribution")]
-    return packed.select(*keys, *(column.alias(name) for name, column in zip((*names, "distribution"), chosen)))
 
 
 def rollup_series_of(partials: DataFrame) -> DataFrame:

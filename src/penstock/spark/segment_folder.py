@@ -32,7 +32,7 @@ from penstock.model.segment import (
     sealed,
 )
 
-MARK = ".penstock-source"
+IDENTITY_FILE = ".penstock-source"
 Offset = dict[str, dict[str, Any]]
 _HEADERS_KEPT = 10_000  # outlines of segments that were planned and not yet read
 
@@ -40,8 +40,10 @@ _HEADERS_KEPT = 10_000  # outlines of segments that were planned and not yet rea
 class SegmentSourceFolder:
     """The segments below one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, admits: bool = True) -> None:
+        """`admits` says whether `admit` will be called, which looks at what came since the last time."""
         self.folder = folder
+        self._admits = admits
         self._is_listed = False
         self._names: set[str] = set()  # of everything in the folder when it was listed last
         self._segments: dict[str, list[Segment]] = {}  # of each writer, in the order of its sequences
@@ -74,8 +76,9 @@ class SegmentSourceFolder:
                 insort(held, segment)
             else:
                 held.append(segment)
-        self._fresh += fresh
-        self._fresh += self._begun_anew()
+        fresh += self._begun_anew()
+        if self._admits:
+            self._fresh += fresh
 
     def _begun_anew(self) -> list[Segment]:
         """First segments that were replaced between two listings by one of the same name, as only another queue does.
@@ -95,12 +98,12 @@ class SegmentSourceFolder:
 
     def identity(self) -> str:
         """What tells this folder from others, also after it was moved; made when first asked for."""
-        mark = self.folder / MARK
+        mark = self.folder / IDENTITY_FILE
         try:
             return mark.read_text().strip()
         except FileNotFoundError:
             pass
-        scratch = self.folder / f"{MARK}.{uuid.uuid4().hex}"
+        scratch = self.folder / f"{IDENTITY_FILE}.{uuid.uuid4().hex}"
         scratch.write_text(uuid.uuid4().hex)
         try:
             os.link(scratch, mark)  # fails if another process was first: then theirs holds

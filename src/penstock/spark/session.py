@@ -24,8 +24,6 @@ from penstock.spark.table_sink import TableSink
 
 CONFIG = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 reads back as nanoseconds without a zone
-    "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # no state that an empty batch would have to age
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Python processes keep what they freed for a while: steps of a merge take the same hundreds of megabytes again, and
@@ -42,6 +40,7 @@ LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.
 
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
+_PARTITIONS = "spark.sql.shuffle.partitions"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
@@ -75,7 +74,7 @@ def make_archive(timeout: float = 300.0) -> Path:
 
 
 def _exercise() -> None:
-    """What a job does, in small, so that the archive has the classes that it needs."""
+    """A little of everything, so that the archive has the classes that a job needs."""
     options = f"-XX:ArchiveClassesAtExit={os.environ['PENSTOCK_ARCHIVE']} {_QUIET}"
     session = start_session("local[1]", {_JAVA_OPTIONS: options})
     with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +127,6 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
         settings = {**LOCAL, **settings}
     own = [f"-Dlog4j2.configurationFile={logging}", "" if "PENSTOCK_ARCHIVE" in os.environ else archive_options(java)]
     settings[_JAVA_OPTIONS] = " ".join(filter(None, [*own, settings.get(_JAVA_OPTIONS)]))
-    settings = {"spark.sql.shuffle.partitions": str(os.cpu_count() or 2), **settings}
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         with _submitted_as_file(settings):
             session = builder.getOrCreate()
@@ -136,11 +134,18 @@ def start_session(master: str | None = "local[*]", config: Mapping[str, str] | N
         for key, value in settings.items():
             builder = builder.config(key, value)
         session = builder.getOrCreate()
+    use_all_cores(session)
     _share_own_path(session.sparkContext)
     session.dataSource.register(SegmentSource)
     session.dataSource.register(TableSink)
     session.dataSource.register(StreamSource)
     return session
+
+
+def use_all_cores(session: SparkSession) -> None:
+    """A task for each core that there is now behind an exchange, unless the settings say how many; executors come."""
+    if not session.sparkContext.getConf().contains(_PARTITIONS):
+        session.conf.set(_PARTITIONS, str(session.sparkContext.defaultParallelism))
 
 
 @contextmanager

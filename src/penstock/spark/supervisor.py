@@ -20,9 +20,10 @@ from penstock.errors import (
     TableConflict,
     TableOvertaken,
 )
+from penstock.model.segment import Segment
 from penstock.spark.job import JobBatchGate, JobConfig, job_resume_point, start_job
 from penstock.spark.progress import JobProgress, ProgressListener
-from penstock.spark.segment_folder import SegmentSourceFolder
+from penstock.spark.segment_folder import Offset, SegmentSourceFolder
 from penstock.tables.port import Tables
 from penstock.telemetry import Sample
 
@@ -54,7 +55,8 @@ class JobSupervisor:
         self._config = config
         self._show = show
         self._clock: Clock = clock or SystemClock()
-        self._folder = SegmentSourceFolder(config.segments)
+        self._folder = SegmentSourceFolder(config.segments, admits=False)
+        self._looking = threading.Lock()  # for the folder: `run` looks into it, and so does `samples`
         self.progress = JobProgress()
         self._gate = JobBatchGate(self.progress.add)
         self._stopping = threading.Event()
@@ -100,22 +102,35 @@ class JobSupervisor:
             self._tables.location, reason[1] if reason else _first_line(error),
         )  # fmt: skip
         self.progress.overtaken += 1
-        held = job_resume_point(self._tables, self._folder)
+        held = self._held()
         while not self._stopping.wait(QUIET):
-            before, held = held, job_resume_point(self._tables, self._folder)
-            if held == before:
+            before, held = held, self._held()
+            if held is not None and held == before:
                 log.info(
                     "No other job adds to the tables any more, so this one goes on. tables=%s", self._tables.location
                 )
                 return
 
+    def _held(self) -> tuple[Offset, Offset] | None:
+        """What the tables hold; None while their database is away."""
+        with self._looking:
+            try:
+                return job_resume_point(self._tables, self._folder)
+            except MissingRequirement:
+                return None
+
+    def _waiting(self) -> list[Segment]:
+        """Segments that are not in the tables yet."""
+        self._folder.refresh()
+        return self._folder.after(self._gate.reached)
+
     def _say_what_waits(self) -> None:
-        with suppress(OSError):  # a missing folder is reported where the job starts
-            self._folder.refresh()
-            if waiting := len(self._folder.after(self._gate.reached)):
+        with suppress(OSError), self._looking:  # a missing folder is reported where the job starts
+            if waiting := len(self._waiting()):
                 log.info("Segments wait for the next start: they are not in the tables yet. segments=%d", waiting)
 
     def _run_once(self) -> None:
+        self._gate.prepare()
         query = start_job(self._spark, self._tables, self._config, self._gate)
         self._has_run = True
         try:
@@ -133,11 +148,12 @@ class JobSupervisor:
     def samples(self) -> Iterable[Sample]:
         """For `Telemetry.watch`."""
         yield from self.progress.samples()
-        self._folder.refresh()
-        waiting = self._folder.after(self._gate.reached)
+        with self._looking:
+            waiting = self._waiting()
+            age, quarantined = self._folder.age(waiting, self._clock.time()), len(self._folder.quarantined())
         yield Sample("penstock_spark_lag_segments", len(waiting))
-        yield Sample("penstock_spark_lag_seconds", self._folder.age(waiting, self._clock.time()))
-        yield Sample("penstock_spark_quarantined_segments", len(self._folder.quarantined()))
+        yield Sample("penstock_spark_lag_seconds", age)
+        yield Sample("penstock_spark_quarantined_segments", quarantined)
         yield Sample("penstock_tables_commit_conflicts_total", self._tables.conflicts)
 
 

@@ -29,10 +29,10 @@ from penstock.spark.rollup import PLACE, PLACES
 from penstock.tables.landing import TableLanding, TableWriter, WrittenTableFile
 from penstock.tables.port import SCHEMAS, TOP_N
 from penstock.tables.table_rows import (
-    PACKED_ROWS,
     RECORDS,
     increment_table_rows,
     increment_top_n_rows,
+    packed_once,
     records_kept,
     sorted_table_rows,
     top_records,
@@ -62,7 +62,7 @@ class SinkMarks:
 
 @dataclass(frozen=True)
 class SinkReport(WriterCommitMessage):
-    """What one task has written, and what it was given: rows, points of each level, and the batch's marks if any."""
+    """What one task was given and has written: rows, points of each level (or left out there), the batch's marks."""
 
     written: tuple[WrittenTableFile, ...] = ()
     rows: int = 0
@@ -106,9 +106,12 @@ class TableSinkWriter(DataSourceArrowWriter):
                 is_mark = pc.equal(rows["function"], MARK)
                 marked += _marks(level.value, rows.filter(is_mark))
                 rows = rows.filter(pc.invert(is_mark))
-                points[level.value] += spark_points_of(rows)
-                for some in _portions(_kept(rows, left_out)):
-                    writers[level.value].write(increment_table_rows(some))
+                kept = _kept(rows, left_out)
+                points[level.value] += spark_points_of(rows) - spark_points_of(kept)
+                for some in _portions(kept):
+                    made = increment_table_rows(some)
+                    writers[level.value].write(made)
+                    points[level.value] += spark_points_of(made)
         written = tuple(one for writer in writers.values() for one in writer.close())
         return SinkReport(written, given, points, tuple(marked))
 
@@ -196,7 +199,7 @@ def _portions(rows: pa.Table) -> Iterator[pa.Table]:
     """The rows of a level in their order, so many at once that their labels stay within bounds."""
     if not rows.num_rows:
         return
-    rows = sorted_table_rows(rows.select(PACKED_ROWS.names).cast(PACKED_ROWS), ("metric", "entity", "bucket"))
+    rows = sorted_table_rows(packed_once(rows), ("metric", "entity", "bucket"))
     longest = pc.max(pc.binary_length(rows["entity"])).as_py()
     step = max(1, min(CHUNK_ROWS, TEXT_BYTES // max(1, longest)))
     for start in range(0, rows.num_rows, step):

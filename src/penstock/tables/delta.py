@@ -29,7 +29,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from penstock.errors import TableConflict
+from penstock.errors import TableBusy, TableConflict
 from penstock.model.level import Level
 from penstock.tables.fold import Run, TableFile, TableFold, checked_fold_reports, plan_folds, run_folds_here
 from penstock.tables.landing import TableFileLanding, WrittenTableFile, check_landed_files
@@ -85,7 +85,7 @@ class DeltaTables:
                     self.conflicts += 1
                     continue
                 return True
-        raise TableConflict(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
+        raise TableBusy(f"table {name!r} changed {ATTEMPTS} times while this batch was being added: try again")
 
     def adopt(self, name: str, written: Sequence[WrittenTableFile], versions: Mapping[str, int]) -> None:
         """Begin a table with these rows and guards."""

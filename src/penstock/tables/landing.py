@@ -10,9 +10,11 @@ it is never seen by a reader, and `vacuum` removes it.
 """
 
 import json
+import os
 import sys
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -77,7 +79,10 @@ class TableFileLanding:
         return TableFileWriter(name, Path(self.folders[name]), names_date=self.names_date)
 
     def close(self) -> None:
-        pass  # what was committed stays where it is, the rest is removed by vacuum
+        """What was committed stays where it is, and vacuum removes the rest; folders without a file go at once."""
+        for folder in self.folders.values():
+            with suppress(OSError):  # it has files, or was moved
+                os.rmdir(folder)
 
 
 class TableFileWriter:

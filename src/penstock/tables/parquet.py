@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from penstock.errors import TableConflict
 from penstock.model.level import Level
-from penstock.tables.fold import Run, TableFile, checked_fold_reports, plan_folds, run_folds_here
+from penstock.tables.fold import Run, TableFile, TableFold, checked_fold_reports, plan_folds, run_folds_here
 from penstock.tables.landing import TableFileLanding, WrittenTableFile, check_landed_files
 from penstock.tables.location import local_tables_folder
 from penstock.tables.port import TableBatch, TableCompaction, TableDescription, expired_table_rows
@@ -115,14 +115,21 @@ class ParquetTables:
         before = self.describe(name)
         landing = self._landing(name)
         for fold in plan_folds(name, self.files(name), landing, datetime.now(UTC).date()):
-            written = checked_fold_reports(name, fold, run(fold.tasks))
+            try:
+                written = checked_fold_reports(name, fold, run(fold.tasks))
+            except Exception as error:
+                self._check_unchanged(name, fold, error)  # its files may be gone
+                raise
             check_landed_files(written)
             with self._alone(name):
-                if not set(fold.replaced) <= set(self.files(name)):
-                    raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again")
+                self._check_unchanged(name, fold)
                 self._publish(name, "final", written, self._versions(name), fold.replaced)
         after = self.describe(name)
         return TableCompaction(before.rows, after.rows, before.files, after.files)
+
+    def _check_unchanged(self, name: str, fold: TableFold, cause: Exception | None = None) -> None:
+        if not set(fold.replaced) <= set(self.files(name)):
+            raise TableConflict(f"table {name!r} was rewritten while it was being folded: try again") from cause
 
     def expire(self, name: str, before: datetime, metrics: tuple[str, ...] = (), but_not: tuple[str, ...] = ()) -> int:
         gone = 0

@@ -121,6 +121,15 @@ def packed_table_rows(partials: pa.Table) -> pa.Table:
     )
 
 
+def packed_once(partials: pa.Table) -> pa.Table:
+    """The same of partials of which no two have the same identity: only those that have parts are merged."""
+    has_parts = _has_parts(partials)
+    whole = partials.filter(pa.array(~has_parts))
+    whole = whole.append_column("distribution", pa.nulls(whole.num_rows, DISTRIBUTION)).select(PACKED_ROWS.names)
+    parts = partials.filter(pa.array(has_parts)).select(PARTIALS.names).cast(PARTIALS)
+    return pa.concat_tables([whole.cast(PACKED_ROWS), packed_table_rows(parts)])
+
+
 def increment_table_rows(rows: pa.Table) -> pa.Table:
     """Packed rows as rows of a level that are not final."""
     labels, series = label_columns(rows["entity"])
