@@ -333,7 +333,7 @@ def fail_twice(config: ServiceConfig) -> None:
 def run_spark_job(config: ServiceConfig, patch: pytest.MonkeyPatch) -> None:
     """The process of Spark without Java: the session, the job and the tables are not there."""
     patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # else Spark's page is refused on a cluster
-    for name in ("spark.session.start_session", "spark.supervisor.Supervisor", "tables.port.open_tables"):
+    for name in ("spark.session.start_session", "spark.supervisor.JobSupervisor", "tables.port.open_tables"):
         patch.setattr(f"penstock.{name}", MagicMock())
     stopping = threading.Event()
     spark_process._run(

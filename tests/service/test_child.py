@@ -115,8 +115,8 @@ def test_one_that_does_not_end_in_time_is_killed(start: Callable[..., ChildProce
 def test_it_ends_when_the_service_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
-        "from penstock.service.child import Child\n"
-        "child = Child('echo', 'tests.service.echo_child', dict)\n"
+        "from penstock.service.child import ChildProcess\n"
+        "child = ChildProcess('echo', 'tests.service.echo_child', dict)\n"
         "child.start()\n"
         "print(child.ask('pid'), flush=True)\n"
         "time.sleep(60)\n"

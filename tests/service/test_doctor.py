@@ -25,7 +25,7 @@ def test_without_java_the_exit_code_says_so_and_the_advice_says_what_to_do(monke
     def nothing() -> None:
         raise MissingRequirement("get Java like this")
 
-    monkeypatch.setattr(doctor, "find_java", nothing)
+    monkeypatch.setattr(doctor, "find_java_for_spark", nothing)
     ran = CliRunner().invoke(main, ["doctor", "--json"])
 
     assert ran.exit_code == 1

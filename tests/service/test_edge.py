@@ -188,7 +188,7 @@ def test_a_relay_only_edge_needs_no_l1(rig: Callable[..., Rig], tmp_path: Path) 
 def test_a_queue_that_is_nearly_full_is_a_reason(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = MemoryExporter()
     exporter.hold()
-    monkeypatch.setattr(queues_module, "make_exporter", lambda _: exporter)
+    monkeypatch.setattr(queues_module, "make_stage_exporter", lambda _: exporter)
     one = rig(
         "pipelines: {rollup: false}\nexporter: {type: console, queue: {max_bytes: 1000, adaptive_enabled: false}}"
     )
@@ -206,7 +206,7 @@ def test_stopping_waits_for_a_queue_that_empties_and_not_for_a_destination_that_
     good, bad = MemoryExporter(), FailingExporter()
     bad.fail_with(ConnectionRefusedError("down"))
     exporters = iter([good, bad])
-    monkeypatch.setattr(queues_module, "make_exporter", lambda _: next(exporters))
+    monkeypatch.setattr(queues_module, "make_stage_exporter", lambda _: next(exporters))
     one = rig(
         "pipelines: {rollup: false}\nexporter: {type: console, queue: {workers: 1}}\n"
         "exporters: {down: {type: console, queue: {workers: 1, circuit_breaker: {threshold: 1}}}}"
@@ -226,7 +226,7 @@ def test_a_queue_that_could_not_be_emptied_in_time_is_said(
 ) -> None:
     slow = MemoryExporter()
     slow.hold()
-    monkeypatch.setattr(queues_module, "make_exporter", lambda _: slow)
+    monkeypatch.setattr(queues_module, "make_stage_exporter", lambda _: slow)
     one = rig("pipelines: {rollup: false}\nexporter: {type: console, queue: {workers: 1}}")
     assert one.relay.submit_raw(Format.OTLP, [b"a", b"b"], lambda _: None)
 

@@ -88,7 +88,7 @@ def soon() -> float:
 def test_what_is_being_drained_is_shown_until_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter, telemetry = MemoryExporter(), Telemetry()
     exporter.hold()
-    monkeypatch.setattr(queues_module, "make_exporter", lambda _: exporter)
+    monkeypatch.setattr(queues_module, "make_stage_exporter", lambda _: exporter)
     fill(tmp_path / "queue.7", b"a", b"b")
     left = started(config_of(tmp_path, "exporter: {type: console}\npipelines: {rollup: false}"), telemetry)
 
@@ -108,7 +108,7 @@ def test_a_destination_that_is_down_keeps_nobody_from_stopping_and_loses_nothing
 ) -> None:
     down = FailingExporter()
     down.fail_with(ConnectionRefusedError("down"))
-    monkeypatch.setattr(queues_module, "make_exporter", lambda _: down)
+    monkeypatch.setattr(queues_module, "make_stage_exporter", lambda _: down)
     fill(tmp_path / "queue.1", b"a")
     config = config_of(tmp_path, "exporter: {type: console, queue: {circuit_breaker: {threshold: 1}}}")
     left = started(config)
@@ -166,7 +166,7 @@ def test_what_waits_in_a_queue_that_was_switched_off_is_sent_on(
 ) -> None:
     exporter = MemoryExporter()
     exporter.hold()
-    monkeypatch.setattr(queues_module, "make_exporter", lambda _: exporter)
+    monkeypatch.setattr(queues_module, "make_stage_exporter", lambda _: exporter)
     fill(tmp_path / "queue", b"a")
     fill(tmp_path / "queue.1", b"b")
     text = f"exporter: {{type: console, queue: {{{off}}}}}\npipelines: {{rollup: false}}\nprocesses: 2"
@@ -190,7 +190,7 @@ def test_a_queue_that_is_switched_off_keeps_nobody_from_stopping(
 ) -> None:
     down = FailingExporter()
     down.fail_with(ConnectionRefusedError("down"))
-    monkeypatch.setattr(queues_module, "make_exporter", lambda _: down)
+    monkeypatch.setattr(queues_module, "make_stage_exporter", lambda _: down)
     fill(tmp_path / "queue", b"a")
     queue = "{enabled: false, circuit_breaker: {threshold: 1}}"
     config = config_of(tmp_path, f"exporter: {{type: console, queue: {queue}}}\npipelines: {{rollup: false}}")
@@ -218,7 +218,7 @@ def test_new_samples_wait_for_old_ones_where_the_destination_wants_them_in_order
 ) -> None:
     exporter = MemoryExporter()
     exporter.hold()
-    monkeypatch.setattr(queues_module, "make_exporter", lambda _: exporter)
+    monkeypatch.setattr(queues_module, "make_stage_exporter", lambda _: exporter)
     fill(tmp_path / "queue.1", b"old")
     left = started(config_of(tmp_path, "exporter: {type: remote_write, url: 'http://127.0.0.1:9/'}"))
     waiting = threading.Thread(target=left.wait_for_ordered_destinations)

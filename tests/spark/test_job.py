@@ -249,7 +249,7 @@ def test_a_query_that_another_has_overtaken_is_refused_and_nothing_is_added_twic
         return checked(reports)
 
     last = edge.seal()
-    monkeypatch.setattr(spark_job, "checked", overtaken)
+    monkeypatch.setattr(spark_job, "checked_spark_reports", overtaken)
     with pytest.raises(Exception, match=r"TableOvertaken.*another query has added some of it"):
         job.run()
     job.run()

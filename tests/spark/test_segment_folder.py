@@ -159,7 +159,7 @@ def test_an_error_of_the_system_that_one_task_sees_sets_nothing_aside(
         raise OSError(errno.EMFILE, "Too many open files", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.spark.piece_reading.read_encoded", failing)
+        patched.setattr("penstock.spark.piece_reading.read_segment_encoded", failing)
         with pytest.raises(OSError, match="Too many open files"):
             list(read_piece(folder.folder, one))
 

@@ -204,8 +204,8 @@ def test_the_loser_of_two_jobs_waits_and_takes_over_when_the_other_is_gone(
             raise MissingRequirement("the database is away")
         return resume_point(*arguments)
 
-    monkeypatch.setattr(spark_job, "checked", overtaken)
-    monkeypatch.setattr(supervisor, "resume_point", away_now_and_then)
+    monkeypatch.setattr(spark_job, "checked_spark_reports", overtaken)
+    monkeypatch.setattr(supervisor, "job_resume_point", away_now_and_then)
     job = JobSupervisor(spark, tables, config(tmp_path, available_now=True))
     job.run()
     assert next(is_away, None) is None
@@ -274,7 +274,7 @@ def test_a_stop_lets_the_batch_that_runs_finish_and_the_next_run_goes_on(
             raise error
         return checked(reports)
 
-    monkeypatch.setattr(spark_job, "checked", busy_once)
+    monkeypatch.setattr(spark_job, "checked_spark_reports", busy_once)
     job = JobSupervisor(spark, tables, config(tmp_path, max_files=1, trigger="0 seconds"))
     running = threading.Thread(target=job.run)
     running.start()

@@ -13,7 +13,7 @@ from penstock.errors import PenstockError
 from penstock.machine import how_to_install
 
 
-@click.command()
+@click.command("bench")
 @click.argument("name", required=False)
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="For each measurement.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")

@@ -6,7 +6,7 @@ from click.shell_completion import get_completion_class
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command()
+@click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion_command(ctx: click.Context, shell: str) -> None:

@@ -64,7 +64,7 @@ def tables_of_command(file: Path | None) -> str:
     return location
 
 
-@click.group()
+@click.group("config")
 def config_command() -> None:
     """The configuration: one file, and every key also a flag and an environment variable.
 
@@ -79,7 +79,7 @@ def config_command() -> None:
     """
 
 
-@config_command.command(cls=ConfigFlagsCommand)
+@config_command.command("check", cls=ConfigFlagsCommand)
 @config_option
 @click.pass_context
 def config_check_command(ctx: click.Context, file: Path | None) -> None:
@@ -128,7 +128,7 @@ def _definitions(configured: Any) -> list[str]:
     return []
 
 
-@config_command.command(cls=ConfigFlagsCommand)
+@config_command.command("show", cls=ConfigFlagsCommand)
 @config_option
 @click.option("--origin", is_flag=True, help="Say beside each key where its value comes from.")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read: key, value, origin.")
@@ -152,7 +152,7 @@ def config_show_command(ctx: click.Context, file: Path | None, origin: bool, as_
         click.echo(config_as_yaml(loaded, with_origin=origin), nl=False)
 
 
-@config_command.command()
+@config_command.command("init")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write it; not over a file.")
 @click.option("--full", is_flag=True, help="With every key there is, commented out, at its default.")
 def config_init_command(out: Path | None, full: bool) -> None:
@@ -175,7 +175,7 @@ def config_init_command(out: Path | None, full: bool) -> None:
     click.echo(f"{out} is written: penstock config check -c {out}, then penstock run -c {out}", err=True)
 
 
-@config_command.command()
+@config_command.command("keys")
 @click.argument("text", default="")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 def config_keys_command(text: str, as_json: bool) -> None:

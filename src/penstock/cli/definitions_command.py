@@ -17,7 +17,7 @@ _SHOWN = 5  # series of a definition in a terminal; --json has all
 _file = click.argument("definition_file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 
 
-@click.group()
+@click.group("definitions")
 def definitions_command() -> None:
     """Metric definitions: which metrics are made of which points.
 
@@ -29,7 +29,7 @@ def definitions_command() -> None:
     """
 
 
-@definitions_command.command()
+@definitions_command.command("init")
 @click.argument("name", type=click.Choice(sorted(path.stem for path in SETS.glob("*.yaml"))))
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write it; not over a file.")
 def definitions_init_command(name: str, out: Path | None) -> None:
@@ -50,7 +50,7 @@ def definitions_init_command(name: str, out: Path | None) -> None:
     )
 
 
-@definitions_command.command()
+@definitions_command.command("check")
 @_file
 def definitions_check_command(definition_file: Path) -> None:
     """Say whether the definitions can be used, what each makes, and which metrics it takes out of the tables.

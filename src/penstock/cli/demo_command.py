@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command("demo")
 @click.option("--points", default=600_000, show_default=True, type=click.IntRange(10_000), help="How many to generate.")
 @click.option(
     "--dir",

@@ -5,7 +5,7 @@ import sys
 import click
 
 
-@click.command()
+@click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 def doctor_command(as_json: bool) -> None:
     """Say what this machine has, what is missing, and what to do about it.

@@ -18,7 +18,7 @@ _EVER = 1e10  # seconds: centuries
 SHOWN = 100  # rows of a table in a terminal; the newest
 
 
-@click.command()
+@click.command("query")
 @click.argument("metric", required=False)
 @click.option(
     "--by", multiple=True, metavar="LABEL", help="One group per value of it; '*': per series. May be repeated."

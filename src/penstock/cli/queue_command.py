@@ -53,7 +53,7 @@ _CONFIG = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 
 
-@click.group()
+@click.group("queue")
 def queue_command() -> None:
     """Durable queues: what is in them, whether they are whole, how to empty them.
 
@@ -66,7 +66,7 @@ def queue_command() -> None:
     """
 
 
-@queue_command.command()
+@queue_command.command("inspect")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @JSON
@@ -130,7 +130,7 @@ def _state(found: examine.SpoolOverview) -> str:
     return "closed" if found.was_closed_properly else "not closed properly: the next start will recover it"
 
 
-@queue_command.command()
+@queue_command.command("check")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--repair", is_flag=True, help="Cut the torn tail, set damaged bytes aside. The queue must be closed.")
@@ -164,7 +164,7 @@ def queue_check_command(path: str, repair: bool, as_json: bool) -> None:
     sys.exit(0 if report.is_whole else 1)
 
 
-@queue_command.command()
+@queue_command.command("replay")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--dead-letters", "from_dead_letters", is_flag=True, help="Bring the dead letters back into the queue.")
@@ -198,7 +198,7 @@ def queue_replay_command(
         click.echo(f"{replayed} dead letters are back in the queue, {kept} stay")
 
 
-@queue_command.command()
+@queue_command.command("drain")
 @click.argument("path", type=QUEUE)
 @_CONFIG
 @click.option("--to", "target", required=True, type=click.Path(dir_okay=False), help="The file to write.")

@@ -122,7 +122,7 @@ def _replay_arguments(letters: Path) -> str:
     return f"{letters.parent} --dead-letters" if is_beside else f"QUEUE --dead-letters --from {letters}"
 
 
-@click.command(cls=ExporterFlagsCommand)
+@click.command("relay", cls=ExporterFlagsCommand)
 @click.option("--to", type=click.Choice(_NAMES), help="What the destination speaks.")
 @click.option("--url", help="Where it is, as http://127.0.0.1:4318.")
 @click.option("--token-file", type=_FILE, help="A bearer token; amqp: the password.")

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 SAME_SIGNAL = 0.2  # seconds: some tools signal the process and then its group, which is one wish and not two
 
 
-@click.command(cls=ConfigFlagsCommand)
+@click.command("run", cls=ConfigFlagsCommand)
 @config_option
 @click.pass_context
 def run_command(ctx: click.Context, file: Path | None) -> None:

@@ -30,7 +30,7 @@ from penstock.errors import ConfigError
 from penstock.units import format_bytes
 
 
-@click.group()
+@click.group("spark")
 def spark_command() -> None:
     """The data pipeline on Spark: from segments to tables.
 
@@ -44,7 +44,7 @@ def spark_command() -> None:
     require_extra("spark", "pyspark", "pyarrow", "deltalake")
 
 
-@spark_command.command()
+@spark_command.command("run")
 @segments_option
 @tables_option
 @click.option("--checkpoint", help="Where Spark keeps its log [default: beside the segments, in .checkpoint].")
@@ -142,7 +142,7 @@ def spark_run_command(
         session.stop()
 
 
-@spark_command.command()
+@spark_command.command("backfill")
 @segments_option
 @tables_option
 @click.option("--from", "first", required=True, type=click.DateTime(["%Y-%m-%d"]), help="The first day (UTC).")
@@ -197,7 +197,7 @@ def spark_backfill_command(
     click.echo(f"{done.before:,} points before, {done.after:,} after")
 
 
-@spark_command.command()
+@spark_command.command("compact")
 @tables_option
 @click.option(
     "--vacuum", default=24, show_default=True, type=click.IntRange(1), help="Remove dead files this old, hours."
@@ -222,7 +222,7 @@ def spark_compact_command(file: Path | None, location: str | None, vacuum: int) 
     click.echo(f"{tables.vacuum(vacuum):,} files removed")
 
 
-@spark_command.command()
+@spark_command.command("expire")
 @tables_option
 @definitions_option
 @keep_option
@@ -284,7 +284,7 @@ def spark_tables_command(location: str | None, as_json: bool, file: Path | None)
         click.echo(f"{name:<7} {one.rows:>12,} {one.files:>7,} {size:>10}  {times[0]:<16}  {times[1]:<16}")
 
 
-@spark_command.command()
+@spark_command.command("archive")
 def spark_archive_command() -> None:
     """Make the class-data archive once, so that Java starts Spark in about half the time from then on.
 

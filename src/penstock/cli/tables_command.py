@@ -8,7 +8,7 @@ from penstock.cli.spark_options import tables_option
 from penstock.errors import ConfigError
 
 
-@click.group()
+@click.group("tables")
 def tables_command() -> None:
     """The tables by themselves: no Spark, no JVM.
 
@@ -22,7 +22,7 @@ def tables_command() -> None:
     require_extra("spark", "pyarrow", "deltalake")
 
 
-@tables_command.command()
+@tables_command.command("upgrade")
 @tables_option
 def tables_upgrade_command(file: Path | None, location: str | None) -> None:
     """Convert tables of the format before. Stop the job first.

@@ -4,9 +4,9 @@
                 some numpy calls however many messages there are, and a message of 6 fields takes 6 steps
     spans       texts and packed numbers stay where they are; a column of them is offsets into the request
 
-A valid request may contain encodings that almost none does: an unpacked array, a repeated field in two places. `scan_body_columns`
-does not read those. It marks such messages as non-canonical; protobuf itself then rewrites the request, and that is
-scanned again.
+A valid request may contain encodings that almost none does: an unpacked array, a repeated field in two places.
+`scan_body_columns` does not read those. It marks such messages as non-canonical; protobuf itself then rewrites the
+request, and that is scanned again.
 """
 
 from collections.abc import Mapping

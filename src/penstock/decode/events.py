@@ -18,9 +18,9 @@ import pyarrow as pa
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.otlp.attributes import otlp_attribute_text
 from penstock.decode.otlp.json_request import refuse_many_otlp_json_values
-from penstock.decode.outcome import PointRefusal, TooMany
+from penstock.decode.outcome import PointRefusal, RefusedStreams, TooMany
 from penstock.decode.rows import DecodedRows
-from penstock.decode.series import NO_STREAM, RefusedStreams, SeriesNamespace
+from penstock.decode.series import NO_STREAM, SeriesNamespace
 from penstock.decode.series_description import SeriesDescription
 from penstock.model.name import is_encodable_name, metric_name_fault
 from penstock.model.point import PointKind, entity_of

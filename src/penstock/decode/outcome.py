@@ -75,3 +75,11 @@ class DecodeAnswer:
 
 
 TAKEN = DecodeAnswer(DecodeStatus.TAKEN)
+
+
+class RefusedStreams(Exception):
+    """Raised for a point, or for all points of a stream, that cannot be taken; says why."""
+
+    def __init__(self, reason: PointRefusal, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason

@@ -33,9 +33,9 @@ from penstock.decode.config import IntakeConfig
 from penstock.decode.decode_context import DecodeContext
 from penstock.decode.message_spans import locate_messages_in_body, repeated_messages_in_bodies
 from penstock.decode.metric_news import MetricNews
-from penstock.decode.outcome import PointRefusal
+from penstock.decode.outcome import PointRefusal, RefusedStreams
 from penstock.decode.rows import DecodedNumbers, DecodedRows
-from penstock.decode.series import NO_STREAM, RefusedStreams, SeriesNamespace
+from penstock.decode.series import NO_STREAM, SeriesNamespace
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import SERIES, StreamOwners
 from penstock.model.name import metric_name_fault

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from penstock.decode.column_scan import Ints
 from penstock.decode.config import IntakeConfig
 from penstock.decode.metric_news import MetricNews
-from penstock.decode.outcome import PointRefusal
+from penstock.decode.outcome import PointRefusal, RefusedStreams
 from penstock.decode.rules import RuleBook
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import StreamOwners
@@ -35,14 +35,6 @@ _OVERFLOW_SHARE = 10  # of `max_streams`, as many cumulative streams more may be
 _LEAST_OVERFLOW = 10
 _MAX_DROPPED = 1000  # keys of a metric that a rule drops
 _MAX_SPELLINGS = 8  # of each series' labels, in another order or with attributes that are left out
-
-
-class RefusedStreams(Exception):
-    """Raised for a point, or for all points of a stream, that cannot be taken; says why."""
-
-    def __init__(self, reason: PointRefusal, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class SeriesNamespace:
@@ -290,7 +282,7 @@ class KnownSeries:
                 )
 
     def _check_quotas(self, described: SeriesDescription, entity: str, sender: str) -> None:
-        """Raises Refused if a new stream would take the places of others."""
+        """Raises RefusedStreams if a new stream would take the places of others."""
         config = self._config
         if entity == OVERFLOW and described.is_cumulative:
             if self._in_overflow >= max(_LEAST_OVERFLOW, config.max_streams // _OVERFLOW_SHARE):

@@ -101,7 +101,7 @@ class Chunk:
 def chunk_type(metric: str, kind: PointKind = PointKind.GAUGE) -> type[Chunk]:
     """The chunk class of `metric`: the same for the same name and kind, as long as it is referenced.
 
-    ValueError if the name has a NUL or half a character; `name.name_fault` checks the rest.
+    ValueError if the name has a NUL or half a character; `name.metric_name_fault` checks the rest.
     """
     made = {"metric": metric, "kind": kind, "__slots__": ()}
     return _types.setdefault((metric, kind), type(f"Chunk[{metric}]", (Chunk,), made))

@@ -37,10 +37,10 @@ ALL = Share()
 
 
 def _numbers(column: Any) -> NDArray[np.uint8]:
-    return np.concatenate([share_numbers_of(part.dictionary)[part.indices.to_numpy()] for part in column.chunks])
+    return np.concatenate([partial_share_numbers(part.dictionary)[part.indices.to_numpy()] for part in column.chunks])
 
 
-def share_numbers_of(texts: pa.StringArray) -> NDArray[np.uint8]:
+def partial_share_numbers(texts: pa.StringArray) -> NDArray[np.uint8]:
     """The number of each text; all at once, because one by one took as long as reading the segment."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]

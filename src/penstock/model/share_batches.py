@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.model.share import BY_ENTITY, BY_SERIES, Share, share_numbers_of
+from penstock.model.share import BY_ENTITY, BY_SERIES, Share, partial_share_numbers
 
 SHARES = 4  # for two or four tasks
 _MANY_ROWS = 1 << 16  # with fewer, filtering costs less than sorting
@@ -25,7 +25,7 @@ def partials_in_shares(partials: pa.Table) -> tuple[list[pa.RecordBatch], list[i
     if partials.num_rows < _MANY_ROWS or any(partials[text].null_count for text in BY_SERIES):
         return None
     entities, metrics = partials["entity"].combine_chunks(), partials["metric"].combine_chunks()
-    owners = share_numbers_of(entities.dictionary) % SHARES
+    owners = partial_share_numbers(entities.dictionary) % SHARES
     old = entities.indices.to_numpy()
     shares = owners[old]
     rows = np.bincount(shares, minlength=SHARES)

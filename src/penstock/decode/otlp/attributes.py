@@ -9,8 +9,7 @@ import json
 import struct
 from typing import Any
 
-from penstock.decode.outcome import PointRefusal
-from penstock.decode.series import RefusedStreams
+from penstock.decode.outcome import PointRefusal, RefusedStreams
 from penstock.protobuf import LENGTH, fields
 
 _KEY, _VALUE = 0x0A, 0x12  # of a KeyValue

@@ -43,8 +43,8 @@ from penstock.decode.otlp.walk import (
     otlp_data_of_metric,
     walk_otlp_metrics,
 )
-from penstock.decode.outcome import PointRefusal
-from penstock.decode.series import NO_STREAM, RefusedStreams, SeriesNamespace
+from penstock.decode.outcome import PointRefusal, RefusedStreams
+from penstock.decode.series import NO_STREAM, SeriesNamespace
 from penstock.decode.series_description import SeriesDescription
 from penstock.decode.stream_owners import otlp_request_of_parts
 from penstock.model.point import PointKind
