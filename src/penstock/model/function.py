@@ -67,6 +67,7 @@ class FunctionSpec:
     keeps_newest     only the newest part of a series matters
     keeps_records    the parameter's number of greatest records is kept beside each series
     has_percentiles  the parts are exponential buckets, which give a value at any rank
+    has_bounds       the parameters are bounds, and the parts lie between them
     """
 
     final: Final | None
@@ -82,6 +83,7 @@ class FunctionSpec:
     keeps_newest: bool = False
     keeps_records: bool = False
     has_percentiles: bool = False
+    has_bounds: bool = False
 
     @property
     def has_parts(self) -> bool:
@@ -200,6 +202,7 @@ FUNCTIONS: dict[str, FunctionSpec] = {
         keys={"bounds": True},
         read=lambda entry: tuple(map(float, entry["bounds"])),
         part=_histogram_part,
+        has_bounds=True,
     ),
     "latest": FunctionSpec(Final("max"), part=_latest_part, keeps_newest=True),
     "top_n": FunctionSpec(

@@ -165,6 +165,6 @@ def _stand_for(function: Function, indexes: Any) -> Any:
         return percentile_part_middles(pa.array(indexes), function.parameters[0]).to_numpy()
     if spec.counts_distinct:
         return float(1 << int(function.parameters[0]))
-    if function.name == "histogram":
+    if spec.has_bounds:
         return np.array([*function.parameters, np.inf])[indexes]
     return None
