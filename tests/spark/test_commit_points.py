@@ -30,7 +30,8 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tables]:
     server: PostgreSQL = request.getfixturevalue("server")
     yield open_tables(server.url)
     with psycopg.connect(server.url) as connection:
-        for name in (*SCHEMAS, "guard"):
+        connection.execute("drop schema if exists penstock cascade")
+        for name in (*SCHEMAS, "guard", "metrics"):
             connection.execute(f"drop table if exists penstock_{name} cascade")
 
 

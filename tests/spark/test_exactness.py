@@ -168,7 +168,8 @@ def test_it_holds_on_postgresql(tmp_path: Path) -> None:
         @given(lives)
         def check(life: tuple[int, list[tuple[Any, ...]]]) -> None:
             with psycopg.connect(server.url) as connection:
-                for name in (*SCHEMAS, "guard"):
+                connection.execute("drop schema if exists penstock cascade")
+                for name in (*SCHEMAS, "guard", "metrics"):
                     connection.execute(f"drop table if exists penstock_{name} cascade")
             lived(lambda _: server.url, *life)
 

@@ -52,7 +52,8 @@ def shared_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgr
 def postgres_server(shared_postgres: PostgreSQL) -> Iterator[PostgreSQL]:
     yield shared_postgres
     with psycopg.connect(shared_postgres.url) as connection:
-        for name in (*SCHEMAS, "guard"):
+        connection.execute("drop schema if exists penstock cascade")
+        for name in (*SCHEMAS, "guard", "metrics"):
             connection.execute(f"drop table if exists penstock_{name} cascade")
 
 

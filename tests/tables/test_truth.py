@@ -233,3 +233,16 @@ def test_postgresql_finds_labels_by_an_index_and_drops_whole_partitions(server: 
     assert tables.expire("minute", before) >= 1
     with psycopg.connect(server.url) as connection:
         assert connection.execute(named).fetchone() == (None,)
+
+
+@pytest.mark.server
+def test_tables_stay_out_of_the_schema_of_the_views_for_a_role_of_its_name(server: PostgreSQL) -> None:
+    assert "penstock:penstock@" in server.url
+    tables = open_tables(server.url)
+    tables.landing("views").close()
+    held = max(tables.held("minute", ["penstock/role/w"]).values(), default=-1)
+    point = ("avg", "north", START + timedelta(days=200 + held), 1.0, 0)
+    add(tables, "minute", partials_of([point]), TableBatch("role", {"w": held} if held >= 0 else {}, {"w": held + 1}))
+    with psycopg.connect(server.url) as connection:
+        found = connection.execute("select schemaname from pg_tables where tablename like 'penstock%' group by 1")
+        assert found.fetchall() == [("public",)]

@@ -36,7 +36,7 @@ from penstock.tables.port import TableBatch, TableCompaction, TableDescription
 from penstock.tables.postgres_landing import StagedLanding
 from penstock.tables.postgres_metrics import add_metrics, create_metrics, forget_metrics, read_metrics
 from penstock.tables.postgres_rows import TYPES, held_guards, postgres_rows_as_csv, table_from_postgres_rows
-from penstock.tables.postgres_views import VERSION, view_statements
+from penstock.tables.postgres_views import BESIDE_VIEWS, VERSION, view_statements
 from penstock.tables.table_rows import FORMAT, IDENTITY_OF, SCHEMAS, TOP_N, check_format, table_partials, table_records
 
 log = logging.getLogger(__name__)
@@ -288,6 +288,7 @@ class PostgresTables:
         """A connection; StoreUnavailable if it cannot be had, or is lost on the way."""
         try:
             with psycopg.connect(self._dsn, autocommit=True) as connection:
+                connection.execute(BESIDE_VIEWS)
                 yield connection
         except psycopg.OperationalError as error:
             raise StoreUnavailable(f"PostgreSQL at {self.location} failed: {error}") from error

@@ -22,6 +22,11 @@ from penstock.tables.postgres_rows import TYPES
 from penstock.tables.table_rows import TOP_N_ROWS, VALUES
 
 VERSION = 1  # of the statements below: where the views are of another, they are made anew
+# The schema of the views comes first for a role of the same name. Tables stay in the schema that they are in.
+BESIDE_VIEWS = """select set_config('search_path', string_agg(quote_ident(one), ', '), false)
+    from unnest(current_schemas(false)) as one
+    where one <> 'penstock' or to_regclass('penstock.penstock_guard') is not null
+    having count(*) > 0"""
 
 _FUNCTIONS = """
 create or replace function penstock_parameter(function text) returns double precision
