@@ -26,13 +26,15 @@ CLONE_NEWNS = 0x20000
 class CutDisk:
     """An ext4 of its own at `folder`. Skips, in CI fails, where none can be mounted."""
 
-    def __init__(self, image: Path, folder: Path, size: str = "512M") -> None:
+    def __init__(self, image: Path, folder: Path, size: str = "512M", *, is_private: bool = False) -> None:
+        """`is_private`: for this thread and processes that it starts alone; other threads do not see the disk."""
         self._image = image
         self.folder = folder
         self._is_mounted = False
         folder.mkdir()
         try:
-            _keep_mounts_to_ourselves()
+            if is_private:
+                _keep_mounts_to_ourselves()
             _run("truncate", "-s", size, str(image))
             _run("mkfs.ext4", "-q", "-E", "nodiscard", str(image))
             self._mount()

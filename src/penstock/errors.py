@@ -14,7 +14,8 @@
     ├── SegmentVanished        a segment that a batch must have is gone: the batch cannot be repeated exactly
     ├── StreamDataLost         offsets that a batch must have are gone from a stream
     ├── TableConflict          a batch that does not follow what a table holds: adding it would lose or repeat points
-    │   └── TableOvertaken     another job has added some of it: go on from what the table holds now
+    │   ├── TableOvertaken     another job has added some of it: go on from what the table holds now
+    │   └── TableBusy          other commits came first each time: try again later
     ├── TablesOutdated         tables of another format: they have to be converted first
     ├── RowsMissing            what tasks report is not what was read, or not where the driver sees it
     └── QueueError             what both holders can say

@@ -26,7 +26,7 @@ def test_the_demo_accounts_for_every_point_and_finds_the_one_that_is_missing(tmp
     assert ran.exit_code == 0, ran.output
     assert "Every point is accounted for" in ran.output
     assert f"--tables {folder}/tables --by service --since 2d --plot\n" in ran.output  # however narrow the terminal
-    assert {path.name for path in (folder / "tables").iterdir()} == {"minute", "hour", "day", "top_n"}
+    assert {path.name for path in (folder / "tables").iterdir()} == {"minute", "hour", "day", "top_n", "metrics"}
 
     # The same tables, but one point more is said to have been generated.
     tables = DeltaTables(folder / "tables")

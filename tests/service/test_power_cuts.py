@@ -127,7 +127,7 @@ class Machine:
 
 @pytest.fixture(params=["{}/tables", "parquet:{}/tables"], ids=["delta", "parquet"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
-    with CutDisk(tmp_path / "disk.img", tmp_path / "disk") as disk:
+    with CutDisk(tmp_path / "disk.img", tmp_path / "disk", is_private=True) as disk:
         made = Machine(tmp_path, disk, request.param)
         try:
             yield made

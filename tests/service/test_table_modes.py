@@ -1,5 +1,6 @@
 """Readers of the tables: modes of the files that the job and its folds have really made."""
 
+import os
 import stat
 import urllib.request
 from pathlib import Path
@@ -29,10 +30,10 @@ def test_tables_are_readable_as_the_setting_says_folds_included(
         url = f"http://127.0.0.1:{running.port}/v1/metrics"
         with urllib.request.urlopen(urllib.request.Request(url, orders(10), HEADERS)) as answer:
             assert answer.status == 200
-        wait_until(lambda: any("final-" in str(path) for path in tables.rglob("*.parquet")), 240)
-        paths = [path for path in (tables, *tables.rglob("*")) if not path.name.startswith(".")]
-        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in paths if path.exists()}
+        wait_until(lambda: any("/final-" in folder and files for folder, _, files in os.walk(tables)), 240)
         running.stop()
+        paths = [path for path in (tables, *tables.rglob("*")) if not path.name.startswith(".")]
+        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in paths}
 
     wrong = {
         str(path): oct(mode) for path, mode in modes.items() if mode != (of_folders if path.is_dir() else of_files)

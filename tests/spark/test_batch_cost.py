@@ -46,7 +46,7 @@ def test_a_batch_lists_the_folder_once_and_opens_only_new_segments(
     new = [edge.seal(points=5) for _ in range(3)]
     folder = SegmentSourceFolder(edge.folder)
     taken = folder.admit({}, up_to={"edge": {"last": 5 * 30 - 1, "segments": 30}})
-    listed, opened = counted(monkeypatch, os, "listdir"), counted(monkeypatch, segment_folder, "outline_of")
+    listed, opened = counted(monkeypatch, os, "listdir"), counted(monkeypatch, segment_folder, "outline_of_segment")
     for n in range(3):
         end = folder.admit(taken, files=1)
         assert [segment.name for segment in folder.between(taken, end)] == [new[n].name]

@@ -166,7 +166,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
 def emptied(server: PostgreSQL) -> Tables:
     with psycopg.connect(server.url) as connection:
         for name in (*SCHEMAS, "guard"):
-            connection.execute(f"drop table if exists penstock_{name}")
+            connection.execute(f"drop table if exists penstock_{name} cascade")
     return open_tables(server.url)
 
 

@@ -76,6 +76,12 @@ class ChildProcess:
         with self._lock:
             return self._process is not None and self._process.poll() == LATE
 
+    @property
+    def has_died(self) -> bool:
+        """Whether its process is not there, or has ended without having said how."""
+        with self._lock:
+            return self._process is None or self._process.poll() not in (None, 0, LATE)
+
     def ask(self, what: str, **more: Any) -> Any:
         """Its answer; OSError if it is not there or does not answer."""
         with self._lock:

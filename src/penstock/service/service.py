@@ -169,16 +169,17 @@ class Service:
         self._is_stopping = True
         self._definition_watch.close()
         self._trends.close()
-        late = [
-            f"{worker.name} had died: what its queue holds waits for the next start"
-            for worker in self._workers
-            if not worker.is_up
-        ]
+        died = {worker.name for worker in self._workers if not worker.is_up}
         for worker in self._workers:
             worker.stop()
+        late: list[str] = []
         if self._edge is not None and self._edge.state != "stopped":
             late += self._edge.close(deadline)
-        late += [f"{worker.name} was killed" for worker in self._workers if not worker.join(self._left(deadline))]
+        killed = {worker.name for worker in self._workers if not worker.join(self._left(deadline))}
+        late += [f"{name} was killed" for name in sorted(killed)]
+        # One that was started again a moment ago may end before it has opened its queue.
+        died |= {worker.name for worker in self._workers if worker.has_died} - killed
+        late += [f"{name} had died: what its queue holds waits for the next start" for name in sorted(died)]
         late += [f"{worker.name} was not done, see its messages" for worker in self._workers if worker.was_late]
         late += self._orphan_queues.close(deadline)
         if self._spark is not None:

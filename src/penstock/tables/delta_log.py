@@ -70,7 +70,7 @@ class DeltaLog:
         entries = [self._folder / f"{number:020}.json" for number in range(before + 1, version + 1)]
         sync_to_disk([*(path for path in entries if path.exists()), self._folder])
         self._synced = version
-        if version // CHECKPOINT_EVERY > before // CHECKPOINT_EVERY:
+        if version // CHECKPOINT_EVERY > max(before, 0) // CHECKPOINT_EVERY:
             table.create_checkpoint()
             sync_to_disk([*self._checkpoints(version), self._folder / "_last_checkpoint", self._folder])
             table.cleanup_metadata()

@@ -141,12 +141,12 @@ class ParquetTables:
         left = list(plan_folds(name, self.files(name), landing, datetime.now(UTC).date()))
         try:
             for fold, written in folded(name, tuple(left), run):
+                left.remove(fold)
                 check_landed_files(written)
                 with self._alone(name):
                     self._check_unchanged(name, fold)
                     self._publish(name, "final", written, self._versions(name), fold.replaced)
                 self.overflow.add(file.overflow for file in written)
-                left.remove(fold)
         except TableConflict:
             raise
         except Exception as error:
