@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import MissingRequirement
+import pytest
+
 from penstock.testing import wait_until
-from tests.conftest import missing
 
 SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 NO_LOG_FLUSH = 2
@@ -24,7 +24,7 @@ CLONE_NEWNS = 0x20000
 
 
 class CutDisk:
-    """An ext4 of its own at `folder`. Skips, in CI fails, where none can be mounted."""
+    """An ext4 of its own at `folder`. Skips where the kernel lets none be mounted."""
 
     def __init__(self, image: Path, folder: Path, size: str = "512M", *, is_private: bool = False) -> None:
         """`is_private`: for this thread and processes that it starts alone; other threads do not see the disk."""
@@ -40,7 +40,7 @@ class CutDisk:
             self._mount()
         except (OSError, subprocess.CalledProcessError) as error:
             reason = (getattr(error, "stderr", "") or str(error)).strip()
-            missing(MissingRequirement(f"a power cut needs a loop device and root: {reason}"))
+            pytest.skip(f"a power cut needs a loop device and root: {reason}")
 
     def cut(self) -> None:
         """Cut the power: from now on every write fails, and nothing more gets to the disk."""
