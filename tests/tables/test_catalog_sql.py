@@ -200,3 +200,21 @@ def test_statements_for_postgresql_make_its_views_anew(tmp_path: Path) -> None:
         connection.execute(catalog_sql("postgres", server.url).encode())
         found = connection.execute("select metric, count, p99 from penstock.minute").fetchall()
         assert found == [("percentile", 1, 3.0)]
+
+
+def test_a_place_without_tables_is_said(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "tables",
+        "sql",
+        "--engine",
+        "duckdb",
+        "--tables",
+        f"parquet:{tmp_path}",
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert ran.stdout.startswith("set variable")
+    assert f"there are no tables at {tmp_path} on this machine yet" in ran.stderr

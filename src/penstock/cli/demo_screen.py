@@ -157,7 +157,7 @@ def _account(outcome: demo.DemoOutcome) -> Panel:
         "The top-n table is that of the minute table.",
         f"{outcome.seconds:.0f} s in all; Spark was up after {outcome.spark_seconds:.0f} s.",
         "",
-        f"tables       {here}/tables/{{minute,hour,day,top_n}}",
+        f"tables       {here}/tables/{{minute,hour,day,top_n,metrics}}",
         "             (Delta: Spark, DuckDB, Polars and pandas read them)",
         f"segments     {here}/segments",
         f"queue        {here}/queue",

@@ -237,7 +237,7 @@ def spark_expire_command(
       penstock spark expire --tables tables
       penstock spark expire --tables tables --keep minute=3d --keep day=730d
     """
-    from penstock.tables.maintenance import expire_tables as expire_tables
+    from penstock.tables.maintenance import expire_tables
 
     seconds = lifetimes_by_options(keep, file)
     tables = tables_by_option(tables_location_by_options(location, file))

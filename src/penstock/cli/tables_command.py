@@ -35,7 +35,7 @@ def tables_upgrade_command(file: Path | None, location: str | None) -> None:
       penstock tables upgrade -c penstock.yaml
     """
     from penstock.cli.spark_options import tables_by_option, tables_location_by_options
-    from penstock.tables.upgrade import upgrade_tables as upgrade_tables
+    from penstock.tables.upgrade import upgrade_tables
 
     found = 0
     for name, points in upgrade_tables(tables_by_option(tables_location_by_options(location, file))):
@@ -44,10 +44,10 @@ def tables_upgrade_command(file: Path | None, location: str | None) -> None:
     click.echo("rows become final with the next fold" if found else "all tables have the format of this version")
 
 
-@tables_command.command()
+@tables_command.command("sql")
 @click.option("--engine", required=True, help="duckdb, postgres, spark, databricks or trino.")
 @tables_option
-def sql(engine: str, file: Path | None, location: str | None) -> None:
+def tables_sql_command(engine: str, file: Path | None, location: str | None) -> None:
     """Print the statements that make the views in an engine: penstock.minute, .hour, .day, .top_n, .metrics.
 
     DuckDB reads the files of Delta and Parquet tables without an extension. Spark, Databricks and Trino need their own
@@ -61,7 +61,14 @@ def sql(engine: str, file: Path | None, location: str | None) -> None:
     """
     from penstock.cli.spark_options import tables_location_by_options
     from penstock.tables.catalog_sql import ENGINES, catalog_sql
+    from penstock.tables.location import local_tables_folder
 
     if engine not in ENGINES:
         raise ConfigError(f"must be one of {', '.join(ENGINES)}, got {engine!r}", field="--engine")
-    click.echo(catalog_sql(engine, tables_location_by_options(location, file)))
+    place = tables_location_by_options(location, file)
+    click.echo(catalog_sql(engine, place))
+    if (
+        engine == "duckdb"
+        and not ((folder := local_tables_folder(place.removeprefix("parquet:"), "--tables")) / "minute").is_dir()
+    ):
+        click.echo(f"Warning: there are no tables at {folder} on this machine yet; DuckDB will find none.", err=True)
