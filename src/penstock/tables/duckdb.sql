@@ -8,6 +8,7 @@
 -- memory and leave nothing behind. `penstock tables sql --engine duckdb` prints this file for a place.
 
 attach if not exists ':memory:' as penstock;
+set disable_parquet_prefetching = true;  -- it fetches 1 MB for the labels of every row group, whatever they take
 
 -- 1. The files that hold a table now, as its Delta log says, or the guards of its Parquet folders. A reader of files
 -- takes a constant list that is not empty. So lists are variables, and `query` has a text for the case that there is none.
